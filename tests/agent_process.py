@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kubelend.core.errors import InvalidInput
-from kubelend.sources import documents
+from kubelend.sources import yaml_documents
 from kubelend.wire.objects import Kind, ResourceRequest
 from waiting import PATIENCE, wait_until
 
@@ -102,7 +102,7 @@ class Running:
     def find(self, kind: type[Kind], name: str) -> Kind | None:
         """None if it is not there, or being written."""
         try:
-            return documents.parse_object(self.path(kind, name).read_bytes(), kind)
+            return yaml_documents.parse_object(self.path(kind, name).read_bytes(), kind)
         except (FileNotFoundError, InvalidInput):
             return None
 

@@ -27,17 +27,17 @@ import brokers
 from callers import Json
 from certificates import Certificates
 from clocks import RunningClock
-from kubelend.agent import provisions
-from kubelend.agent.directions import FINISHED
+from kubelend.agent import holds as agent_holds
+from kubelend.agent.instructions import FINISHED
 from kubelend.agent.ports import BrokerCommunicator, LocalObjects
 from kubelend.apps import agent as app
-from kubelend.apps import simulated_cluster
+from kubelend.apps import agent_environment
 from kubelend.apps.agent_settings import AgentSettings
-from kubelend.broker import speakers
+from kubelend.broker import agent_sessions
 from kubelend.communicators import http
-from kubelend.communicators.options import IDLE_TIMEOUT, CommunicatorOptions
+from kubelend.communicators.factory import IDLE_TIMEOUT, CommunicatorOptions
 from kubelend.kits import tasks
-from kubelend.stores import opening
+from kubelend.stores import factory
 from kubelend.wire.objects import (
     Metadata,
     ProviderInstruction,
@@ -137,7 +137,7 @@ class Cluster:
         return {
             one.spec.reservation_name: one.spec.requester_cluster_id
             for one in await self.objects.list(ProviderInstruction)
-            if not provisions.is_instruction_finished(one)
+            if not agent_holds.is_instruction_finished(one)
         }
 
 
@@ -149,7 +149,7 @@ class Agent(Cluster):
     ) -> None:
         self.settings = settings
         self._silence = silence
-        self._around = simulated_cluster.simulated_environment(settings)
+        self._around = agent_environment.simulated_environment(settings)
         super().__init__(name, self._around.objects)
         self.wrap: Wrap = lambda inner: inner
         """Put around the way to the broker at the next start."""
@@ -242,11 +242,11 @@ async def scene(
     store = directory / "kubelend.db"
     running = brokers.running(
         certificates,
-        open_store=partial(opening.open_store, str(store)),
+        open_store=partial(factory.open_store, str(store)),
         clock=RunningClock(),
         **settings,
     )
-    with mock.patch.object(speakers, "RECONNECT_GRACE", grace):
+    with mock.patch.object(agent_sessions, "RECONNECT_GRACE", grace):
         async with running as broker, starting(certificates, directory) as start:
             yield Scene(broker, start, directory)
     brokers.audited(store)

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kubelend.lab.clusters import LocalCluster
-from kubelend.lab.servers import ApiServers
+from kubelend.envtest.servers import ApiServers, LocalCluster
 
 Json = dict[str, Any]
 

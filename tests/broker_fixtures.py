@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Late imports: most unit tests need none of these, and collect in half the time without.
 if TYPE_CHECKING:
     from certificates import Certificates
+
+
+# Late imports: most unit tests need none of these, and collect in half the time without.
 
 Request = pytest.FixtureRequest
 Offers = dict[str, tuple[str, str]]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kubelend.lab.clusters import LocalCluster
+from kubelend.envtest.servers import LocalCluster
 from waiting import PATIENCE, wait_until
 
 

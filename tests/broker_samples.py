@@ -11,7 +11,8 @@ from msgspec.structs import replace
 import make
 from kubelend.core import models
 from kubelend.core.lifecycle import Phase
-from kubelend.stores import kube_objects, kube_projection, records
+from kubelend.stores import batch
+from kubelend.stores.kubernetes import objects, projection
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import (
     RESERVATION_FINALIZER,
@@ -27,7 +28,7 @@ from kubelend.wire.broker_objects import (
 )
 from kubelend.wire.objects import Metadata
 
-OWN = {kube_objects.MANAGED_BY: kube_objects.MANAGED_BY_BROKER}
+OWN = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
 UID = "u-1"
 
 
@@ -40,7 +41,7 @@ def wish(name: str = "mine", *, cpu: str = "1", labels: Any = None, **spec: Any)
 
 def record(phase: str = "Reserved", **fields: Any) -> models.Reservation:
     """What the ledger makes of `wish()`."""
-    asked = make.request(key=kube_objects.request_key_for_uid(UID), requester="hub")
+    asked = make.request(key=objects.request_key_for_uid(UID), requester="hub")
     if phase in {"Reserved", "Active"}:
         times = {"reserved_at": make.T0, "expires_at": make.T0 + make.HOUR}
         fields = {"target": "lender", **times, **fields}
@@ -53,10 +54,10 @@ def record(phase: str = "Reserved", **fields: Any) -> models.Reservation:
 
 def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
     """The object as the store has written it, and the generation noted."""
-    spec = kube_projection.reservation_spec(found)
+    spec = projection.reservation_spec(found)
     status = {
         name: value
-        for name, value in kube_projection.reservation_status(found).items()
+        for name, value in projection.reservation_status(found).items()
         if value is not None
     }
     made = Reservation(
@@ -79,7 +80,7 @@ def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
 
 def kept(found: models.Reservation | models.Cluster) -> StoredRecord:
     """The store alone looks at the checksum."""
-    _, _, text = records.encode_record(found)
+    _, _, text = batch.encode_record(found)
     return StoredRecord(5, "sealed", text.decode())
 
 
@@ -118,5 +119,5 @@ def advertisement(
 def shown(found: models.Cluster, *, is_own: bool = True) -> ClusterAdvertisement:
     """The object as the store has written it."""
     made = advertisement(found.id, labels=OWN if is_own else {})
-    spec = msgspec.convert(kube_projection.cluster_spec(found), ClusterAdvertisementSpec)
+    spec = msgspec.convert(projection.cluster_spec(found), ClusterAdvertisementSpec)
     return replace(made, spec=spec, status=ClusterAdvertisementStatus(record=kept(found)))

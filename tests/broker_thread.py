@@ -18,7 +18,7 @@ import structlog
 
 import logging_state
 from brokers import LOOPBACK, until
-from kubelend.apps import broker as app
+from kubelend.apps import broker
 from kubelend.apps.settings import BrokerSettings
 from kubelend.kits import tasks
 from waiting import PATIENCE
@@ -84,7 +84,7 @@ def _run(
 async def _serve(
     settings: BrokerSettings, ready: Future[dict[str, int]], stop: asyncio.Event
 ) -> None:
-    async with app.open_broker(settings) as process:
+    async with broker.open_broker(settings) as process:
         roots = asyncio.create_task(tasks.run_all(process.root_tasks()))
         await until(lambda: process.broker.unready is None)
         ready.set_result(process.ports)

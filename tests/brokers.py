@@ -25,21 +25,20 @@ from prometheus_client import parser
 from callers import Caller
 from certificates import Certificates
 from clocks import Clock
-from kubelend.apps import audits
 from kubelend.apps import broker as app
+from kubelend.apps.certificates import CertificateManager
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
-from kubelend.apps.trust import CertificateManager
-from kubelend.broker.leadership import SINGLE_REPLICA
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import Leadership, OpenStore, Store
+from kubelend.broker.ports import SINGLE_REPLICA, Leadership, OpenStore, Store
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
+from kubelend.stores import audit
 from kubelend.stores.memory import MemoryStore
 from waiting import PATIENCE
-from waiting import until as until  # noqa: PLC0414  for `brokers.until`
+from waiting import until as until
 
 ANY_PORT = Address("127.0.0.1", 0)
 
@@ -242,7 +241,7 @@ async def child(
 
 def audited(path: Path) -> Ledger:
     """The ledger in a store that no broker uses now; all its invariants hold, and its journal agrees."""
-    ledger, violations, _ = audits.audit_store(str(path))
+    ledger, violations, _ = audit.audit_store(str(path))
     assert violations == []
     return ledger
 

@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
-from kubelend.core.roles import Role
-from kubelend.pki import files, profiles
+from kubelend.core.lifecycle import Role
+from kubelend.pki import files, identity
 from kubelend.pki.authority import LEAF_LIFETIME, Authority
+from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm
-from kubelend.pki.profiles import Profile
 
 DAY = timedelta(days=1)
 
@@ -31,30 +31,30 @@ class Certificates:
 
     def server(self, *names: str, directory: str = "broker") -> Path:
         """The broker's, for localhost, 127.0.0.1 and `names`."""
-        return self.write(directory, profiles.server_profile(names=names))
+        return self.write(directory, identity.server_profile(names=names))
 
     def cluster(self, name: str) -> Path:
-        return self.write(f"cluster-{name}", profiles.client_profile(name))
+        return self.write(f"cluster-{name}", identity.client_profile(name))
 
     def admin(self, name: str) -> Path:
-        return self.write(f"admin-{name}", profiles.client_profile(name, Role.ADMIN))
+        return self.write(f"admin-{name}", identity.client_profile(name, Role.ADMIN))
 
     def viewer(self, name: str) -> Path:
-        return self.write(f"viewer-{name}", profiles.client_profile(name, Role.VIEWER))
+        return self.write(f"viewer-{name}", identity.client_profile(name, Role.VIEWER))
 
     def expired(self, name: str) -> Path:
         """A cluster's, which ended yesterday."""
-        profile = profiles.client_profile(name)
+        profile = identity.client_profile(name)
         return self.write(f"expired-{name}", profile, at=self.now - 2 * DAY, lifetime=DAY)
 
     def early(self, name: str) -> Path:
         """A cluster's, which begins tomorrow."""
-        return self.write(f"early-{name}", profiles.client_profile(name), at=self.now + DAY)
+        return self.write(f"early-{name}", identity.client_profile(name), at=self.now + DAY)
 
     def stranger(self, name: str) -> Path:
         """A cluster's, signed by another authority of the same name; itself it trusts ours."""
         other = Authority.create("test-ca", now=self.now)
-        credentials = other.issue(profiles.client_profile(name), now=self.now)
+        credentials = other.issue(identity.client_profile(name), now=self.now)
         directory = self.root / quote(f"stranger-{name}", safe="")
         ours = files.Credentials(credentials.certificate, credentials.key, self.authority.trusted)
         files.save_credentials(directory, ours, overwrite=True)

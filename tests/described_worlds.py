@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kubelend.sources import descriptions
-from kubelend.sources.worlds import SimulatedCluster
+from kubelend.sources import simulation_spec
+from kubelend.sources.simulation import SimulatedCluster
 
 SECOND = 1_000_000
 """In microseconds, as a world counts."""
 
 
 def world(text: str) -> SimulatedCluster:
-    return SimulatedCluster(descriptions.parse_simulation_spec(text, "x.yaml"))
+    return SimulatedCluster(simulation_spec.parse_simulation_spec(text, "x.yaml"))
 
 
 def events(found: SimulatedCluster) -> Iterator[tuple[float, Any]]:

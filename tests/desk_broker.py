@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import make
 import virtual_time
-from kubelend.broker import instructions
+from kubelend.broker import streams
 from kubelend.core.errors import BrokerUnreachable, KubelendError
 from kubelend.core.events import RetentionExpired
 from kubelend.core.lifecycle import FINAL
@@ -111,8 +111,7 @@ class DeskBroker:
         answer = [
             conversion.from_reservation(found)
             for found in self.desk.ledger.reservations.values()
-            if ClusterId(self.cluster) in instructions.clusters_of(found)
-            and found.phase not in FINAL
+            if ClusterId(self.cluster) in streams.clusters_of(found) and found.phase not in FINAL
         ]
         await self._called("instructions")  # what it says is as old as the call
         return answer

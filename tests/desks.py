@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from certificates import Certificates
-from kubelend.core.roles import Role
-from kubelend.pki import files, profiles, requests
+from kubelend.core.lifecycle import Role
+from kubelend.pki import csr, files, identity
 from kubelend.pki.authority import LEAF_LIFETIME, Authority
-from kubelend.wire.certificate_bodies import IssuedCertificate
+from kubelend.wire.admin_bodies import IssuedCertificate
 
 
 class Desk:
@@ -32,8 +32,8 @@ class Desk:
 
     async def ask(self, request: str) -> IssuedCertificate:
         self.asked.append(request)
-        profile = profiles.client_profile(self.name, self.role)
-        key = requests.check_csr(request).public_key
+        profile = identity.client_profile(self.name, self.role)
+        key = csr.check_csr(request).public_key
         certificate = self.authority.sign(profile, key, self.lifetime, now=self.now)
         return IssuedCertificate(
             files.to_pem([certificate, *self.authority.chain]).decode(),
@@ -48,4 +48,4 @@ def due(certificates: Certificates, name: str = "a", left: float = 0.1) -> Path:
     """A cluster's directory whose certificate has only this part of its life left."""
     life = timedelta(days=100)
     begun = certificates.now - life * (1 - left)
-    return certificates.write(f"due-{name}", profiles.client_profile(name), at=begun, lifetime=life)
+    return certificates.write(f"due-{name}", identity.client_profile(name), at=begun, lifetime=life)

@@ -13,14 +13,14 @@ from datetime import timedelta
 
 from config_maps import CONFIG_MAPS, ConfigMap
 from kubelend.kits.backoff import Backoff
-from kubelend.kube import watching
-from kubelend.kube.answers import UndecodableObject
+from kubelend.kube import informer
 from kubelend.kube.client import Client
-from kubelend.kube.watching import Deleted, Listed
+from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.informer import Deleted, Listed
 from waiting import until
 
 QUICK = Backoff(
-    retries=watching.UNLIMITED_RETRIES,
+    retries=informer.UNLIMITED_RETRIES,
     first=timedelta(milliseconds=20),
     longest=timedelta(milliseconds=200),
 )
@@ -42,7 +42,7 @@ class Follower:
         self.problems.append(problem)
 
     async def run(self, client: Client, namespace: str) -> None:
-        changes = watching.list_and_watch(
+        changes = informer.list_and_watch(
             client, CONFIG_MAPS, namespace, report=self.report, backoff=QUICK
         )
         async with contextlib.aclosing(changes):

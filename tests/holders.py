@@ -15,9 +15,9 @@ import tls_peers
 from certificates import Certificates
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import backoff
-from kubelend.pki import files, profiles
+from kubelend.pki import files, identity
 from kubelend.pki.files import Credentials
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 
 SOON = timedelta(milliseconds=5)
 LATER = timedelta(hours=1)
@@ -39,7 +39,7 @@ class Holder:
 
     def issue(self) -> Credentials:
         """A new certificate of the same authority, nowhere yet."""
-        profile = profiles.client_profile(self.name)
+        profile = identity.client_profile(self.name)
         return self.certificates.authority.issue(profile, now=self.certificates.now)
 
     def renew(self) -> None:

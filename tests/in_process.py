@@ -7,28 +7,20 @@ so that a caller cannot tell it from HTTP: it sees the same classes, the same wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
 
-from kubelend.broker import instructions, parties
-from kubelend.broker.feeds import Subscription
-from kubelend.broker.instructions import Instruction
-from kubelend.broker.service import Broker
-from kubelend.broker.views import PageRequest, StreamStart
+from kubelend.broker import authorization, streams
+from kubelend.broker.service import Broker, PageRequest, StreamStart
+from kubelend.broker.streams import Instruction, Subscription
 from kubelend.broker.writer import CURRENT_ACTOR
-from kubelend.communicators import endings
+from kubelend.communicators import factory
 from kubelend.core import durations
+from kubelend.core.audit_log import Actor
 from kubelend.core.errors import (
     BrokerUnreachable,
     InvalidInput,
@@ -36,10 +28,8 @@ from kubelend.core.errors import (
     LimitExceeded,
     NotReady,
 )
-from kubelend.core.journal import Actor
-from kubelend.core.lifecycle import FINAL, Reason
+from kubelend.core.lifecycle import FINAL, Reason, Role
 from kubelend.core.models import ClusterId, Reservation, ReservationId
-from kubelend.core.roles import Role
 from kubelend.wire import bodies, conversion, problems, route
 from kubelend.wire.conversion import RequestLimits
 
@@ -77,7 +67,7 @@ class InProcessCommunicator:
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         async with self._call():
             body = _sent(advertisement)
-            parties.check_cluster_id(body.cluster_id, self._cluster)
+            authorization.check_cluster_id(body.cluster_id, self._cluster)
             offer = conversion.to_advertisement(body, self._cluster, self._broker.clock())
             view, holds = await self._broker.advertise(offer)
             answer = conversion.published_advertisement(body, view.cluster, view.reserved)
@@ -96,14 +86,14 @@ class InProcessCommunicator:
     async def activate(self, reservation: str) -> bodies.Reservation:
         async with self._call():
             found = await self._owned(reservation)
-            return _body(await self._broker.activate(parties.unfinished(found)))
+            return _body(await self._broker.activate(authorization.unfinished(found)))
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         async with self._call():
             body = _sent(bodies.RenewRequest(duration))
             found = await self._owned(reservation)
             longer = conversion.bounded_duration(body.duration, self._terms) if duration else None
-            return _body(await self._broker.renew(parties.unfinished(found), longer))
+            return _body(await self._broker.renew(authorization.unfinished(found), longer))
 
     async def release(self, reservation: str) -> bodies.Reservation:
         async with self._call():
@@ -113,7 +103,9 @@ class InProcessCommunicator:
     async def find(self, reservation: str) -> bodies.Reservation:
         async with self._call():
             return _body(
-                await parties.visible_to(self._broker, ReservationId(reservation), self._cluster)
+                await authorization.visible_to(
+                    self._broker, ReservationId(reservation), self._cluster
+                )
             )
 
     async def instructions(self) -> list[bodies.Reservation]:
@@ -132,7 +124,7 @@ class InProcessCommunicator:
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:
         if self._is_closed:
-            raise endings.closed_error()
+            raise factory.closed_error()
         with _wired():
             async with self._broker.stream(self._cluster, self._last_event) as opening:
                 if not opening.resumed:
@@ -147,7 +139,7 @@ class InProcessCommunicator:
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
         async with self._call():
             return _body(
-                await parties.acknowledge_hold(
+                await authorization.acknowledge_hold(
                     self._broker, ReservationId(reservation), self._cluster
                 )
             )
@@ -156,7 +148,7 @@ class InProcessCommunicator:
         async with self._call():
             why = _sent(bodies.RefuseRequest(reason)).reason
             return _body(
-                await parties.refuse_hold(
+                await authorization.refuse_hold(
                     self._broker, ReservationId(reservation), self._cluster, why
                 )
             )
@@ -176,7 +168,7 @@ class InProcessCommunicator:
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
         if self._is_closed:
-            raise endings.closed_error()
+            raise factory.closed_error()
         before = CURRENT_ACTOR.set(Actor(self._cluster, Role.CLUSTER, ""))
         try:
             with _wired():
@@ -190,11 +182,11 @@ class InProcessCommunicator:
 
     def _ended(self) -> BrokerUnreachable:
         if self._is_closed:
-            return endings.closed_error()
+            return factory.closed_error()
         return BrokerUnreachable("the broker ended the stream")
 
     async def _owned(self, reservation: str) -> Reservation:
-        return await parties.owned_by(self._broker, ReservationId(reservation), self._cluster)
+        return await authorization.owned_by(self._broker, ReservationId(reservation), self._cluster)
 
     def _is_own(self, found: Reservation) -> bool:
         return found.phase not in FINAL and self._cluster in (found.requester, found.target)
@@ -215,12 +207,12 @@ class InProcessCommunicator:
 
     def _instructions(self, news: Iterable[Reservation]) -> Iterator[Instruction]:
         for found in news:
-            yield from instructions.instructions_for(self._cluster, found)
+            yield from streams.instructions_for(self._cluster, found)
 
     async def _signed(self, instruction: Instruction) -> bodies.Instruction:
         found = instruction.reservation
         grant = await self._granting(found, self._cluster) if self._granting else None
-        return _sent(parties.instruction_body(instruction, grant or ""))
+        return _sent(authorization.instruction_body(instruction, grant or ""))
 
 
 def _body(found: Reservation) -> bodies.Reservation:

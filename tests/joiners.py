@@ -15,13 +15,13 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 import make
-from kubelend.agent import directions
+from kubelend.agent import instructions
+from kubelend.agent.health import ComponentHealth
 from kubelend.agent.peering import PeeringReconciler
 from kubelend.agent.ports import Peer, Readiness
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import KubelendError
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies
 from kubelend.wire.objects import ReservationInstruction, ReservationInstructionStatus, with_status
 from scripted_communicator import ScriptedCommunicator
@@ -124,7 +124,7 @@ class Rig:
     ) -> str:
         """What the requester writes for a reservation, as the broker's word comes; gives its key."""
         self.tell(name, target, phase, is_acknowledged=is_acknowledged)
-        wanted = directions.reservation_instruction(self.known(name), "default")
+        wanted = instructions.reservation_instruction(self.known(name), "default")
         found = await self.objects.find(ReservationInstruction, wanted.key)
         await self.objects.apply(wanted if found is None else replace(found, spec=wanted.spec))
         await settled()
@@ -143,7 +143,7 @@ class Rig:
     async def finish(self, key: str) -> None:
         """What the requester writes at the end."""
         found = await self.found(key)
-        status = directions.finished_instruction_status(found.status, None, now())
+        status = instructions.finished_instruction_status(found.status, None, now())
         await self.objects.set_status(with_status(found, status, now()))
         await settled()
 

@@ -20,9 +20,9 @@ import kube_objects
 from clocks import Clock
 from kubelend.agent.ports import LocalObjects
 from kubelend.kits import clock
-from kubelend.sources.files import FileObjects
-from kubelend.sources.kube_objects import KubernetesObjects
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.file_objects import FileObjects
+from kubelend.sources.kubernetes_objects import KubernetesObjects
+from kubelend.sources.memory_objects import MemoryObjects
 
 KINDS = ("memory", "files", pytest.param("kubernetes", marks=pytest.mark.kube))
 

@@ -15,8 +15,8 @@ import msgspec
 
 import agent_process
 from kubelend.core.errors import UnexpectedAnswer
+from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import resources
-from kubelend.lab.clusters import LocalCluster
 from kubelend.wire.objects import Kind
 from waiting import PATIENCE
 

@@ -23,14 +23,14 @@ import make
 from clocks import Clock
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, BrokerRules
-from kubelend.controllers.office import ControllerManager
+from kubelend.controllers.manager import ControllerManager
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
+from kubelend.envtest.servers import LocalCluster
 from kubelend.kits import tasks
-from kubelend.kube import access, resources
+from kubelend.kube import config, resources
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import LocalCluster
-from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.stores.kubernetes.store import KubernetesStore
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.objects import Object
@@ -222,7 +222,7 @@ def json(content: bytes) -> Json:
 @contextlib.asynccontextmanager
 async def opened(cluster: LocalCluster, namespace: str) -> AsyncIterator[Objects]:
     """The objects alone, while no broker is there."""
-    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
+    found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
     async with Client.open(found) as client:
         yield Objects(client, namespace)
 
@@ -246,7 +246,7 @@ async def running(
 
     `meanwhile` happens after the store was read, and before the objects are seen.
     """
-    found, clock = access.config_from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
+    found, clock = config.config_from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
     service = Broker(
         lambda: KubernetesStore.open(found, namespace), clock, rules or BrokerRules(), Metrics()
     )
@@ -271,7 +271,7 @@ async def running(
     await asyncio.to_thread(_audit, found, namespace)
 
 
-def _audit(found: access.KubeConfig, namespace: str) -> None:
+def _audit(found: config.KubeConfig, namespace: str) -> None:
     store = KubernetesStore.open_readonly(found, namespace)
     try:
         assert audit.invariant_violations(Ledger.restore(store.load())) == []

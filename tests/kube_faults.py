@@ -32,12 +32,12 @@ from kube_broker import Objects
 from kubelend.core import audit
 from kubelend.core.errors import AlreadyExists, Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
+from kubelend.envtest.servers import LocalCluster
 from kubelend.kits.backoff import NO_RETRIES
-from kubelend.kube import access, resources
+from kubelend.kube import config, resources
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import LocalCluster
-from kubelend.stores.kubernetes import KubernetesStore
-from kubelend.transports.http_client import BrokerClient
+from kubelend.stores.kubernetes.store import KubernetesStore
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from waiting import PATIENCE, until
@@ -289,7 +289,7 @@ class Load:
 
     def _audit(self, promised: set[str]) -> None:
         namespace = self.objects.namespace
-        found = access.config_from_kubeconfig(self._cluster.admin_kubeconfig)
+        found = config.config_from_kubeconfig(self._cluster.admin_kubeconfig)
         with closing(KubernetesStore.open_readonly(found, namespace)) as store:
             ledger = Ledger.restore(store.load())
         assert audit.invariant_violations(ledger) == []
@@ -319,7 +319,7 @@ async def loading(
     cluster: LocalCluster, namespace: str, urls: list[str], certificates: Certificates
 ) -> AsyncIterator[Load]:
     """Borrowers of brokers that run, over the way to the API server that nobody breaks."""
-    async with Client.open(access.config_from_kubeconfig(cluster.admin_kubeconfig)) as client:
+    async with Client.open(config.config_from_kubeconfig(cluster.admin_kubeconfig)) as client:
         load = Load(cluster, Objects(client, namespace), urls, certificates)
         async with load.stack:
             yield load
@@ -367,7 +367,7 @@ async def starting(
 ) -> AsyncIterator[Home]:
     """Perhaps not ready. `kubeconfig`: another way to the same API server."""
     way = kubeconfig or cluster.admin_kubeconfig
-    found = access.config_from_kubeconfig(way)
+    found = config.config_from_kubeconfig(way)
     async with brokers.listening(
         certificates,
         open_store=lambda: KubernetesStore.open(found, namespace),

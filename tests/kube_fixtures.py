@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def kube_assets():
     """The programs. Without them tests are skipped, or fail where they are required, as in CI."""
-    from kubelend.lab import assets
+    from kubelend.envtest import assets
 
     if missing := _missing():
         refuse = pytest.fail if _is_required() else pytest.skip
@@ -50,11 +50,11 @@ class Servers:
         self._failures = []
 
     def lab(self):
-        from kubelend.lab import servers
+        from kubelend.envtest import servers as envtest_servers
 
         if self._lab is None:
             with self._counting_failures():
-                self._lab = self._stack.enter_context(servers.run_api_servers(self._assets))
+                self._lab = self._stack.enter_context(envtest_servers.run_api_servers(self._assets))
         return self._lab
 
     def kube(self):
@@ -146,10 +146,10 @@ def namespace(kube, request):
 @pytest.fixture
 async def kube_client(kube):
     """The administrator's."""
-    from kubelend.kube import access
+    from kubelend.kube import config
     from kubelend.kube.client import Client
 
-    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         yield client
 
 
@@ -161,7 +161,7 @@ def _needs_assets(item):
 
 def _missing():
     from kubelend.core.errors import InvalidSettings
-    from kubelend.lab import assets
+    from kubelend.envtest import assets
 
     try:
         assets.locate_assets()
@@ -175,9 +175,9 @@ def _is_required():
 
 
 def _install(cluster):
-    from kubelend.lab import manifests
+    from kubelend.envtest import servers as envtest_servers
 
-    manifests.install_crds(cluster)
+    envtest_servers.install_crds(cluster)
 
 
 def _namespace_name(test):

@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 
 from kubelend.agent.ports import Snapshot
-from kubelend.core import nodes as core_nodes
-from kubelend.core import requests
+from kubelend.core import pod_requests
 from kubelend.core.errors import AlreadyExists
-from kubelend.kube import access, resources
+from kubelend.envtest.servers import LocalCluster
+from kubelend.kube import config, resources
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
-from kubelend.lab.clusters import LocalCluster
 from kubelend.wire import objects
 
 Json = dict[str, Any]
@@ -26,7 +25,7 @@ Json = dict[str, Any]
 async def opened(cluster: LocalCluster, user: str = "") -> AsyncIterator[Client]:
     """A client of the administrator, or of somebody else."""
     kubeconfig = cluster.kubeconfig_for(user) if user else cluster.admin_kubeconfig
-    async with Client.open(access.config_from_kubeconfig(kubeconfig)) as client:
+    async with Client.open(config.config_from_kubeconfig(kubeconfig)) as client:
         yield client
 
 
@@ -138,10 +137,13 @@ class Machines:
         """What is there, by a list and without any selection."""
         nodes = json.loads(await self._client.raw("GET", "/api/v1/nodes"))["items"]
         pods = json.loads(await self._client.raw("GET", "/api/v1/pods"))["items"]
-        read = [requests.project_pod(msgspec.convert(one, requests.KubernetesPod)) for one in pods]
+        read = [
+            pod_requests.project_pod(msgspec.convert(one, pod_requests.KubernetesPod))
+            for one in pods
+        ]
         return Snapshot(
             [
-                core_nodes.project_node(msgspec.convert(one, core_nodes.KubernetesNode))
+                pod_requests.project_node(msgspec.convert(one, pod_requests.KubernetesNode))
                 for one in nodes
             ],
             [pod for pod in read if not pod.is_finished],

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kubelend.lab.clusters import LocalCluster
+from kubelend.envtest.servers import LocalCluster
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "agent.md"
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from kubelend.broker.ports import Store
 from kubelend.core.errors import Unavailable
 from kubelend.core.models import ReservationId
-from kubelend.kube import access
-from kubelend.kube.access import KubeConfig
+from kubelend.envtest.servers import LocalCluster
+from kubelend.kube import config
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import LocalCluster
-from kubelend.stores.kubernetes import ClientFactory, KubernetesStore
+from kubelend.kube.config import KubeConfig
+from kubelend.stores.kubernetes.store import ClientFactory, KubernetesStore
 from shelves import ARCHIVE_FOR, new_namespace
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ class Place:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.namespace = new_namespace(cluster)
-        self.access: KubeConfig = access.config_from_kubeconfig(cluster.admin_kubeconfig)
+        self.access: KubeConfig = config.config_from_kubeconfig(cluster.admin_kubeconfig)
         self.url = f"kubernetes://{cluster.admin_kubeconfig}?namespace={self.namespace}"
 
     def open(self, connect: ClientFactory = Client.open) -> KubernetesStore:

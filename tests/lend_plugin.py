@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import yaml
 
-from kubelend.lab import accounts
-from kubelend.lab.assets import Assets
+from kubelend.envtest import credentials
+from kubelend.envtest.assets import Assets
 from waiting import PATIENCE
 
 
@@ -90,7 +90,7 @@ def hired(
         account = f"--serviceaccount={namespace}:{name}"
         kubectl("create", "rolebinding", role, where, f"--role={role}", account)
     token = kubectl("create", "token", name, where).strip()
-    path = accounts.write_token_kubeconfig(
+    path = credentials.write_token_kubeconfig(
         administrator, administrator.with_name(f"{name}.kubeconfig"), name, token
     )
     content = yaml.safe_load(path.read_text())

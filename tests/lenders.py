@@ -13,18 +13,17 @@ from msgspec.structs import replace
 import make
 import virtual_time
 from desk_broker import DeskBroker
-from kubelend.agent.promises import HoldTable
-from kubelend.agent.providing import ProviderConfig, ProviderReconciler
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.holds import HoldTable
+from kubelend.agent.provider import ProviderConfig, ProviderReconciler
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.models import ReservationId
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
+from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire.objects import Kind, ProviderInstruction
 
 EIGHT = "cpu=8,memory=8Gi"

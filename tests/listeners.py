@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import make
 from desk_broker import DeskBroker
-from kubelend.agent import listening
-from kubelend.agent.listening import InstructionListener
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent import stream
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.agent.stream import InstructionListener
 from kubelend.core.models import ReservationId
 from virtual_time import now, settled, stopped
 
@@ -21,7 +21,7 @@ class Rig:
     """A cluster `me`, whose listener hears what the desk decides once it is told."""
 
     def __init__(
-        self, *, poll_every: timedelta = listening.POLL_INTERVAL, chance: float = 0.0
+        self, *, poll_every: timedelta = stream.POLL_INTERVAL, chance: float = 0.0
     ) -> None:
         self.broker = DeskBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
         self.reservations, self.standing = (

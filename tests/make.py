@@ -16,16 +16,16 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import states
-from kubelend.core import commands, limiting, prices, quotas, silence
+from kubelend.core import commands, failover, prices, quotas
 from kubelend.core import resources as amounts
 from kubelend.core.commands import Command, Result
 from kubelend.core.decision import NoFit
-from kubelend.core.events import Archived, Change, ClusterDeleted, Event, RecordDeleted
+from kubelend.core.events import Archived, Change, ClusterDeleted, Event, RecordDeleted, WorkingSet
+from kubelend.core.failover import ProviderMonitor
 from kubelend.core.filters import PlacementQuery
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
-from kubelend.core.limits import Limits, Quota
 from kubelend.core.members import Member, Token
 from kubelend.core.models import (
     REGION_LABEL,
@@ -33,15 +33,15 @@ from kubelend.core.models import (
     Cluster,
     ClusterId,
     Constraints,
+    Limits,
+    Quota,
     Request,
     RequestKey,
     Reservation,
     ReservationId,
 )
 from kubelend.core.prices import Prices
-from kubelend.core.records import WorkingSet
 from kubelend.core.resources import Resources
-from kubelend.core.silence import ProviderMonitor
 
 T0 = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NO_TIME = timedelta()
@@ -296,16 +296,16 @@ class Desk:
     def limit(self, name: str, wanted: LendingPolicy | None = None, **fields) -> None:
         """Set a policy for a provider; `fields` are those of `policy`."""
         wanted = wanted or policy(**fields)
-        self.run(limiting.set_policy(self.ledger, ClusterId(name), wanted, self.now))
+        self.run(commands.set_policy(self.ledger, ClusterId(name), wanted, self.now))
 
     def allot(self, name: str, wanted: Quota | str = "", **fields) -> None:
         """Set a quota for a requester; `fields` are those of `quota`."""
         wanted = wanted if isinstance(wanted, Quota) else quota(wanted, **fields)
-        self.run(limiting.set_quota(self.ledger, ClusterId(name), wanted, self.now))
+        self.run(commands.set_quota(self.ledger, ClusterId(name), wanted, self.now))
 
     def lift(self, name: str) -> None:
         """Let no quota hold for a requester any more."""
-        self.run(limiting.clear_quota(self.ledger, ClusterId(name), self.now))
+        self.run(commands.clear_quota(self.ledger, ClusterId(name), self.now))
 
     def expire(self, retention: timedelta = RETENTION) -> None:
         self.run(commands.expire_reservations(self.ledger, retention, self.now))
@@ -316,7 +316,7 @@ class Desk:
 
     def leave(self, vigil: ProviderMonitor) -> list[Cluster]:
         """Look once for providers that fell silent; gives those that are given up."""
-        return self.run(silence.fail_over(self.ledger, vigil, self.now))
+        return self.run(failover.fail_over(self.ledger, vigil, self.now))
 
     def listen(self, vigil: ProviderMonitor, duration: timedelta) -> list[Cluster]:
         """Let time pass for a broker that looks around all the while."""

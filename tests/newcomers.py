@@ -25,10 +25,10 @@ import brokers
 from callers import Answer
 from certificates import Certificates
 from clocks import Clock
-from kubelend.core.roles import Role
-from kubelend.pki import keys, requests
+from kubelend.core.lifecycle import Role
+from kubelend.pki import csr, keys
 from kubelend.pki.keys import Algorithm
-from kubelend.wire import enrolment
+from kubelend.wire import routes
 from waiting import PATIENCE
 
 
@@ -74,7 +74,7 @@ class Newcomer:
         self.name = name
         self.role = role
         self.key = keys.generate(algorithm)
-        self.request = requests.make_csr(name, role, self.key)
+        self.request = csr.make_csr(name, role, self.key)
 
     async def ask(
         self, broker: brokers.Running, token: Any, *, source: str = "127.0.0.1", **fields: Any
@@ -118,7 +118,7 @@ async def call(
     ):
         answer = Answer(response.status, response.headers, await response.read())
     if answer.status >= 400:
-        assert answer.problem.code in {kind.code for kind in enrolment.ENROLMENT_ERRORS}, answer
+        assert answer.problem.code in {kind.code for kind in routes.ENROLMENT_ERRORS}, answer
     return answer
 
 

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import make
+from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.broker.service import Broker
-from kubelend.broker.speakers import AgentSessions
 from kubelend.communicators import factory
-from kubelend.communicators.options import CommunicatorOptions
-from kubelend.controllers.mailbox_pen import Dependencies, SignGrant
-from kubelend.controllers.mailboxes import ClusterNamespaces
+from kubelend.communicators.factory import CommunicatorOptions
+from kubelend.controllers.cluster_namespaces.manager import ClusterNamespaces
+from kubelend.controllers.cluster_namespaces.writer import Dependencies, SignGrant
 from kubelend.core.errors import UnexpectedAnswer
-from kubelend.kube import access
+from kubelend.envtest.servers import LocalCluster
+from kubelend.kube import config
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import LocalCluster
-from kubelend.wire import mailbox_manifests, mailboxes
+from kubelend.wire import cluster_namespaces
 from kubelend.wire.conversion import RequestLimits
 
 TERMS = RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
@@ -58,7 +58,7 @@ class PostOffice:
     def create(self, cluster: str, *, labelled: bool = True) -> str:
         """Gives its namespace. Without the label it is as one that is going to be a mailbox."""
         name = f"mail-{secrets.token_hex(4)}"
-        for document in mailbox_manifests.cluster_namespace_manifests(cluster, name):
+        for document in cluster_namespaces.cluster_namespace_manifests(cluster, name):
             if not labelled:
                 document["metadata"].pop("labels", None)
             _post(self.kube, document)
@@ -70,14 +70,14 @@ class PostOffice:
         path = f"/api/v1/namespaces/{namespace}"
         found = json.loads(self.kube.call("GET", path))
         labels = found["metadata"].setdefault("labels", {})
-        labels.pop(mailboxes.CLUSTER_LABEL, None)
+        labels.pop(cluster_namespaces.CLUSTER_LABEL, None)
         if cluster:
-            labels[mailboxes.CLUSTER_LABEL] = cluster
+            labels[cluster_namespaces.CLUSTER_LABEL] = cluster
         self.kube.call("PUT", path, json.dumps(found).encode())
 
     def kubeconfig(self, namespace: str) -> Path:
         """Of the account whose mailbox it is."""
-        return self.kube.kubeconfig_of_account(mailbox_manifests.AGENT_ACCOUNT, namespace)
+        return self.kube.kubeconfig_of_account(cluster_namespaces.AGENT_ACCOUNT, namespace)
 
     async def open(self, namespace: str, instance: str = "one", **options: Any) -> Any:
         """The conversation of the cluster whose mailbox it is."""
@@ -95,7 +95,7 @@ class PostOffice:
         connect: Any = Client.open,
         granting: SignGrant | None = None,
     ) -> AsyncIterator[ClusterNamespaces]:
-        found = access.config_from_kubeconfig(self.kube.kubeconfig_for(BROKER))
+        found = config.config_from_kubeconfig(self.kube.kubeconfig_for(BROKER))
         async with connect(found) as client:
             speaking = speakers or AgentSessions(broker.clock, make.MINUTE)
             means = Dependencies(client, broker, TERMS, speaking, granting)
@@ -119,7 +119,7 @@ class PostOffice:
             "apiVersion": f"{group}/v1",
             "kind": "ClusterRole",
             "metadata": {"name": BROKER},
-            "rules": mailbox_manifests.policy_rules(mailbox_manifests.BROKER_RULES),
+            "rules": cluster_namespaces.policy_rules(cluster_namespaces.BROKER_RULES),
         }
         binding = {
             "apiVersion": f"{group}/v1",

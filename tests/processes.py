@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kubelend.apps.launching import SETTINGS_VARIABLE
+from kubelend.apps.agent_launcher import SETTINGS_VARIABLE
 from waiting import PATIENCE
 
 

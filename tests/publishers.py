@@ -8,16 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import make
-from kubelend.agent.advertising import AdvertisementConfig
+from kubelend.agent.advertisement import AdvertisementConfig
+from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import Clock, LocalObjects
-from kubelend.agent.publishing import Publisher
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.publisher import Publisher
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.core.inventory import Inventory
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
-from kubelend.sources.memory import MemoryObjects
+from kubelend.core.pod_requests import Node, Pod
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire.objects import Advertisement
 from scripted_communicator import ScriptedCommunicator
 from virtual_time import now, settled, stopped

@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 from kubelend.core.filters import PlacementQuery
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import LendingPolicy
+from kubelend.core.lifecycle import Rejection
 from kubelend.core.models import Cluster, ClusterId, Request, Reservation
-from kubelend.core.refusals import Rejection
 from kubelend.core.resources import Resources
 
 Free = dict[ClusterId, Resources]

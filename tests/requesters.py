@@ -18,16 +18,16 @@ from msgspec.structs import replace
 
 import make
 from desk_broker import DeskBroker
+from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import LocalObjects
-from kubelend.agent.requesting import ResourceRequestReconciler
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.requester import ResourceRequestReconciler
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core import durations, explanations
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies, conversion
 from kubelend.wire.objects import (
     Kind,

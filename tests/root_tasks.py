@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from kubelend.controllers.looking import ReconcileQueue
+from kubelend.controllers.reconciler import ReconcileQueue
 
 
 @contextlib.asynccontextmanager

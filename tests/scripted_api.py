@@ -20,8 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kubelend.kube.access import KubeConfig
-from kubelend.kube.held import DataOrFile
+from kubelend.kube.config import DataOrFile, KubeConfig
 
 Script = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Answer = web.StreamResponse | Script

@@ -14,9 +14,9 @@ from kubelend.broker import ports
 from kubelend.core.events import Change
 from kubelend.core.models import Cluster as Record
 from kubelend.core.models import ClusterId, Reservation, ReservationId
-from kubelend.kube import access
-from kubelend.lab.clusters import LocalCluster
-from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.envtest.servers import LocalCluster
+from kubelend.kube import config
+from kubelend.stores.kubernetes.store import KubernetesStore
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
 
@@ -35,7 +35,7 @@ def in_a_file(directory: Path) -> Callable[[], ports.Store]:
 
 def in_kubernetes(cluster: LocalCluster) -> Callable[[], ports.Store]:
     namespace = new_namespace(cluster)
-    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
+    found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
     return lambda: KubernetesStore.open(found, namespace, archive_for=ARCHIVE_FOR)
 
 

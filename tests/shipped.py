@@ -17,8 +17,8 @@ from pathlib import Path
 
 import charts
 from charts import KUSTOMIZE, Json
-from kubelend.lab import assets
-from kubelend.lab.clusters import LocalCluster
+from kubelend.envtest import assets
+from kubelend.envtest.servers import LocalCluster
 
 HOME = "kubelend"
 """The namespace of all of it."""

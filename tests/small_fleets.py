@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import make
-from kubelend.core import policies
+from kubelend.core import scoring
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId, Request
 from kubelend.core.resources import Resources
@@ -62,6 +62,6 @@ def requests(draw: st.DrawFn) -> Request:
         labels=draw(st.sampled_from([{}, {}, {}, {"zone": "x"}, {"zone": "y", "ssd": "no"}])),
         max_price=draw(st.sampled_from([None, None, None, "0", "0.05", "0.2"])),
         currency=draw(st.sampled_from(["USD", "EUR"])),
-        policy=draw(st.sampled_from(sorted(policies.SCORING_POLICIES))),
+        policy=draw(st.sampled_from(sorted(scoring.SCORING_POLICIES))),
         weights=draw(st.sampled_from([{}, {}, {"price": 1.0}])),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from cryptography import x509
 
 from kubelend.core.errors import InvalidIdentity
-from kubelend.pki import identities
+from kubelend.pki import identity
 from waiting import PATIENCE
 
 
@@ -118,7 +118,7 @@ def _serve_one(listener: socket.socket, context: ssl.SSLContext, seen: Handshake
     raw.settimeout(10)
     try:
         with context.wrap_socket(raw, server_side=True) as connection:
-            seen.caller = identities.caller_from_peercert(connection.getpeercert() or {}).name
+            seen.caller = identity.caller_from_peercert(connection.getpeercert() or {}).name
             connection.recv(100)
             connection.sendall(b"welcome\n")
             connection.unwrap().close()
@@ -152,7 +152,7 @@ def _call(
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ssl.SSLError, ConnectionError):
         while await reader.readline():
-            caller = identities.caller_from_peercert(writer.get_extra_info("peercert"))
+            caller = identity.caller_from_peercert(writer.get_extra_info("peercert"))
             writer.write(f"{caller.name}\n".encode())
             await writer.drain()
     writer.close()

@@ -6,10 +6,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import brokers
-from kubelend.core.events import Change
-from kubelend.core.journal import AuditLine, ChainHead
+from kubelend.core.audit_log import AuditLine, ChainHead
+from kubelend.core.events import Change, WorkingSet
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import WorkingSet
 from kubelend.stores.memory import MemoryStore
 from waiting import PATIENCE
 

@@ -15,19 +15,17 @@ import kube_objects
 import make
 from kube_objects import Machines
 from kubelend.agent.ports import ClusterSource, NodeDeleted, PodDeleted, Snapshot
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
-from kubelend.sources import descriptions
+from kubelend.core.pod_requests import Node, Pod
+from kubelend.sources import simulation_spec
 from kubelend.sources.kubernetes import KubernetesSource
-from kubelend.sources.simulated import SimulatedSource
-from kubelend.sources.worlds import SimulatedCluster
+from kubelend.sources.simulation import SimulatedCluster, SimulatedSource
 from waiting import PATIENCE
 
 
 class SimulatedStage:
     """Its time passes by `stir` alone."""
 
-    DESCRIPTION = descriptions.parse_simulation_spec(
+    DESCRIPTION = simulation_spec.parse_simulation_spec(
         """
         seed: 5
         nodes: [{count: 3, capacity: {cpu: 2, memory: 4Gi}, labels: {zone: a}}]

@@ -10,9 +10,8 @@ import pytest
 import make
 from in_process import InProcessCommunicator
 from kubelend.communicators import factory
-from kubelend.communicators.delayed import DelayMiddleware
-from kubelend.communicators.measured import MetricsMiddleware
-from kubelend.communicators.options import CommunicatorOptions
+from kubelend.communicators.factory import CommunicatorOptions
+from kubelend.communicators.middleware import DelayMiddleware, MetricsMiddleware
 from kubelend.core.errors import (
     BrokerUnreachable,
     Forbidden,

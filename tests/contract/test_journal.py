@@ -3,15 +3,14 @@
 import pytest
 
 import make
-from kubelend.core import journal
+from kubelend.core import audit_log
+from kubelend.core.audit_log import CHAIN_START, Actor, AuditEntry
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, AuditLogTruncated, RecordDeleted
-from kubelend.core.journal import CHAIN_START, Actor, AuditEntry
 from kubelend.core.lending import LendingPolicy
-from kubelend.core.limits import Limits, Quota
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Certificate, Member, MembershipStatus, Token, TokenId
-from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.roles import Role
+from kubelend.core.models import ClusterId, Limits, Quota, ReservationId
 from shelves import KINDS, Shelf
 
 MEMBER = Member(
@@ -57,21 +56,21 @@ def documents(shelf):
 
 def subjects(shelf, after=0, limit=100):
     return [
-        journal.decode_line(line).subject for line in shelf.reopened().audit_lines(after, limit)
+        audit_log.decode_line(line).subject for line in shelf.reopened().audit_lines(after, limit)
     ]
 
 
 def cut(shelf, number):
     (last,) = shelf.store.audit_lines(number - 1, 1)
     shelf.commit(
-        AuditLogTruncated(number), journal.truncation_entry(last, make.T0, make.T0), revision=1
+        AuditLogTruncated(number), audit_log.truncation_entry(last, make.T0, make.T0), revision=1
     )
 
 
 def is_whole(shelf):
     store = shelf.reopened()
     start, end = store.audit_log_bounds()
-    return not list(journal.verify_chain(store.audit_lines(0, 1000), start, end))
+    return not list(audit_log.verify_chain(store.audit_lines(0, 1000), start, end))
 
 
 def test_members_tokens_and_limits_are_kept_whole(shelf):
@@ -131,7 +130,7 @@ def test_refused_commit_tells_nothing(shelf):
 def test_cut_leaves_where_the_chain_stood(shelf):
     shelf.commit(*entries("1", "2", "3", "4"), revision=1)
     cut(shelf, 3)
-    assert [journal.decode_line(line).number for line in shelf.reopened().audit_lines(0, 9)] == [
+    assert [audit_log.decode_line(line).number for line in shelf.reopened().audit_lines(0, 9)] == [
         4,
         5,
     ]
@@ -140,7 +139,7 @@ def test_cut_leaves_where_the_chain_stood(shelf):
     assert is_whole(shelf)
     cut(shelf, 5)
     shelf.commit(*entries("7"), revision=1)
-    assert [journal.decode_line(line).number for line in shelf.reopened().audit_lines(0, 9)] == [
+    assert [audit_log.decode_line(line).number for line in shelf.reopened().audit_lines(0, 9)] == [
         6,
         7,
     ]

@@ -12,7 +12,7 @@ import agent_process
 import broker_process
 import brokers
 import newcomers
-from kubelend.pki import profiles
+from kubelend.pki import identity
 from kubelend.transports import tls
 from kubelend.wire.objects import (
     Advertisement,
@@ -161,7 +161,7 @@ def test_a_certificate_that_is_due_is_renewed_while_it_runs(certificates, tmp_pa
         # Now that the broker is there: all that is left of it is the agent's.
         directory = certificates.write(
             "due",
-            profiles.client_profile("due"),
+            identity.client_profile("due"),
             at=datetime.now(UTC) - SPENT,
             lifetime=SPENT + LEFT,
         )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import openssl
-from kubelend.pki import files, profiles, rotation
+from kubelend.pki import authority as pki_authority
+from kubelend.pki import files, identity
 from kubelend.pki.authority import Authority
 from kubelend.pki.passphrases import Passphrase
 from waiting import PATIENCE
@@ -59,7 +60,7 @@ def written(directory):
 def check_usable(directory, trusted):
     """Who trusts what was trusted before follows whatever is issued now, and the other way round."""
     authority = Authority.load(directory)
-    issued = authority.issue(profiles.client_profile("a"), now=NOW)
+    issued = authority.issue(identity.client_profile("a"), now=NOW)
     out = directory.parent / "issued"
     files.save_credentials(out, issued, overwrite=True)
     (out / "before.crt").write_bytes(files.to_pem(trusted))
@@ -76,11 +77,11 @@ def test_a_rotation_killed_anywhere_leaves_an_authority_and_can_be_done_again(di
     check_usable(directory, old.trusted)
 
     if not Authority.load(directory).is_rotating:
-        rotation.rotate_authority(directory, now=NOW)
+        pki_authority.rotate_authority(directory, now=NOW)
     rotated = Authority.load(directory)
     check_usable(directory, old.trusted)
     assert rotated.trusted == (rotated.certificate, old.certificate)
-    rotation.finish_rotation(directory)
+    pki_authority.finish_rotation(directory)
     assert Authority.load(directory).trusted == (rotated.certificate,)
     assert written(directory) == {"ca.crt", "ca.key", "dropped.crt"}
 
@@ -89,7 +90,7 @@ def test_a_rotation_killed_anywhere_leaves_an_authority_and_can_be_done_again(di
 @pytest.mark.parametrize("step", range(7))
 def test_an_end_killed_anywhere_leaves_an_authority_and_can_be_done_again(directory, step):
     old = Authority.load(directory)
-    new = rotation.rotate_authority(directory, now=NOW)
+    new = pki_authority.rotate_authority(directory, now=NOW)
     finish = ("ca", "rotate", "--finish", "--yes", "--ca", directory)
     assert killed_before(step, *finish)
     check_usable(directory, [new.certificate])

@@ -9,7 +9,7 @@ import broker_thread
 from certificates import Certificates
 from desks import due
 from kubelend.cli import main
-from kubelend.pki import files, identities
+from kubelend.pki import files, identity
 from kubelend.transports import tls
 from tls_peers import serial_in
 
@@ -66,7 +66,7 @@ def test_after_a_call_that_worked_a_certificate_near_its_end_is_renewed_once(
     assert nothing == "No reservations found."
     found = files.load_credentials(directory)
     assert found.certificate.serial_number != old
-    assert identities.caller_from_certificate(found.certificate).name == "a"
+    assert identity.caller_from_certificate(found.certificate).name == "a"
     assert found.authorities == certificates.authority.trusted
     again = kubelend(issuing, directory, "get reservations -o name")
     assert again == (0, "", "No reservations found.")
@@ -128,7 +128,7 @@ def test_by_hand_it_is_renewed_when_it_is_time_or_when_forced(issuing, directory
 def test_people_renew_too(issuing, certificates, kubelend, role):
     directory = getattr(certificates, role)("paula")
     assert kubelend(issuing, directory, "certificate renew --force")[0] == 0
-    found = identities.caller_from_certificate(tls.own_certificate(directory))
+    found = identity.caller_from_certificate(tls.own_certificate(directory))
     assert (found.name, found.role) == ("paula", role)
 
 

@@ -15,7 +15,7 @@ import yaml
 import broker_thread
 from certificates import Certificates
 from kubelend.cli import main
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from waiting import PATIENCE
 

@@ -8,7 +8,7 @@ import pytest
 import kubelend
 from certificates import Certificates
 from kubelend.core.errors import Forbidden, KeyReused, NoCapacity, NotFound, WrongPhase
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 
 AMOUNTS = bodies.Quantities("2", "2Gi")

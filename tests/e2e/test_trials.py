@@ -6,15 +6,15 @@ import signal
 import pytest
 
 import processes
-from kubelend.apps import trials
 from kubelend.core.errors import Unavailable
-from kubelend.core.roles import Role
-from kubelend.transports.http_client import BrokerClient
+from kubelend.core.lifecycle import Role
+from kubelend.envtest import processes as envtest_processes
+from kubelend.transports.client import BrokerClient
 
 
 @pytest.fixture
 def trial(tmp_path):
-    return trials.TemporaryDeployment(tmp_path)
+    return envtest_processes.TemporaryDeployment(tmp_path)
 
 
 def test_a_trial_broker_answers_whoever_has_a_certificate_of_the_trial(trial):
@@ -51,13 +51,13 @@ def test_settings_of_the_person_do_not_reach_the_trial(trial, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["terminated", "hung up"])
 def test_the_directory_is_removed_when_the_process_is_told_to_end(number):
-    with pytest.raises(KeyboardInterrupt), trials.temporary_deployment() as trial:
+    with pytest.raises(KeyboardInterrupt), envtest_processes.temporary_deployment() as trial:
         signal.raise_signal(number)
     assert not trial.directory.exists()
 
 
 def test_the_handlers_of_signals_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    with trials.temporary_deployment():
+    with envtest_processes.temporary_deployment():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before

@@ -13,8 +13,8 @@ from pathlib import Path
 import make
 from kubelend.core import commands
 from kubelend.core.errors import KubelendError
+from kubelend.core.events import WorkingSet
 from kubelend.core.models import ReservationId
-from kubelend.core.records import WorkingSet
 from kubelend.stores.sqlite import SqliteStore
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import agents
-from kubelend.communicators.wrapping import Middleware
+from kubelend.communicators.middleware import Middleware
 from kubelend.core.errors import KubelendError
 from kubelend.wire import bodies
 from waiting import until_resolved

@@ -12,7 +12,7 @@ import agent_process
 import agents
 import brokers
 from kubelend.kits import clock
-from kubelend.sources.files import FileObjects
+from kubelend.sources.file_objects import FileObjects
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings(agents.LEFT_SOCKETS)]
 

@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 import agents
-from kubelend.communicators.wrapping import Middleware
+from kubelend.communicators.middleware import Middleware
 from kubelend.wire.objects import ProviderInstruction, ResourceRequest
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import agents
 import tcp_cuts
-from kubelend.agent import listening
-from kubelend.broker import speakers
-from kubelend.communicators.wrapping import Middleware
+from kubelend.agent import stream
+from kubelend.broker import agent_sessions
+from kubelend.communicators.middleware import Middleware
 from kubelend.core.errors import IdentityInUse
 from kubelend.wire.objects import (
     Advertisement,
@@ -91,7 +91,7 @@ async def refused(agent, times):
 
 async def test_second_agent_says_why_it_cannot_and_does_nothing(scene, monkeypatch):
     # It may ask what there is, as everybody may, and the answer must be no reason to act.
-    monkeypatch.setattr(listening, "PERMANENT_ERROR_INTERVAL", timedelta(milliseconds=200))
+    monkeypatch.setattr(stream, "PERMANENT_ERROR_INTERVAL", timedelta(milliseconds=200))
     other = await scene.start("other", scene.broker.port)
     one = await scene.start("one", scene.broker.port, **OFTEN)
     await lent_and_borrowed(one, other)
@@ -113,7 +113,7 @@ async def test_second_agent_says_why_it_cannot_and_does_nothing(scene, monkeypat
 
 async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, monkeypatch):
     """As during the update of a deployment: both see what users do, and one acts."""
-    monkeypatch.setattr(listening, "PERMANENT_ERROR_INTERVAL", timedelta(milliseconds=200))
+    monkeypatch.setattr(stream, "PERMANENT_ERROR_INTERVAL", timedelta(milliseconds=200))
     other = await scene.start("other", scene.broker.port)
     one = await scene.start("one", scene.broker.port, **OFTEN)
     async with second(one, objects=one.objects) as two:
@@ -135,7 +135,7 @@ async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, 
 async def test_second_agent_takes_over_quickly_when_the_first_ends(certificates, tmp_path):
     slow: dict[str, Any] = {"advertisement_requeue_interval": timedelta(minutes=4)}
     async with agents.scene(
-        certificates, tmp_path, grace=speakers.RECONNECT_GRACE, agent_timeout=agents.HOUR
+        certificates, tmp_path, grace=agent_sessions.RECONNECT_GRACE, agent_timeout=agents.HOUR
     ) as (
         broker,
         start,

@@ -9,7 +9,7 @@ import pytest
 import brokers
 import make
 from callers import wish
-from kubelend.stores import opening
+from kubelend.stores import factory
 
 CLUSTERS = ("a", "b", "c")
 CALLERS = 10
@@ -20,7 +20,7 @@ async def broker(request, start, tmp_path):
     if request.param == "memory":
         return await start()
     path = str(tmp_path / "kubelend.db")
-    return await start(open_store=partial(opening.open_store, path))
+    return await start(open_store=partial(factory.open_store, path))
 
 
 async def ask_at_once(broker, wishes):
@@ -122,7 +122,7 @@ async def is_placed(caller, found):
 async def test_everything_at_once_leaves_a_ledger_without_a_fault(start, tmp_path):
     """Advertising, borrowing, giving back, refusing, cordoning and draining, with nobody in order."""
     path = tmp_path / "kubelend.db"
-    broker = await start(open_store=partial(opening.open_store, str(path)))
+    broker = await start(open_store=partial(factory.open_store, str(path)))
     dice = random.Random()
     admin = broker.admin()
     names = [f"c{number}" for number in range(6)]

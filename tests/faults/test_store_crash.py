@@ -15,8 +15,8 @@ import make
 from faults import committing
 from kubelend.core import audit
 from kubelend.core.errors import StoreFailed
+from kubelend.core.events import WorkingSet
 from kubelend.core.ledger import Ledger
-from kubelend.core.records import WorkingSet
 from kubelend.stores.sqlite import SqliteStore
 
 

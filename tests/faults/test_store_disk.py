@@ -8,7 +8,7 @@ import make
 from disks import mounted
 from kubelend.core.errors import StoreFailed
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.stores import databases
+from kubelend.stores import sqlite_file
 from kubelend.stores.sqlite import SqliteStore
 
 
@@ -87,7 +87,7 @@ def test_new_store_on_a_full_disk_is_refused_and_can_be_made_later(disk):
 
 def test_file_at_its_limit_loses_nothing_and_goes_on_beyond_it(tmp_path):
     """The same without a disk of its own: SQLite itself says that it is full."""
-    database = databases.open_writer(tmp_path / "store.db")
+    database = sqlite_file.open_writer(tmp_path / "store.db")
     database.connection.execute("PRAGMA max_page_count = 200")
     with closing(SqliteStore(database)) as store:
         taken, revision, problem = commit_until_full(store)

@@ -11,7 +11,7 @@ import brokers
 from callers import wish
 from disks import mounted
 from kubelend.core.errors import StoreFailed
-from kubelend.stores import opening
+from kubelend.stores import factory
 
 pytestmark = pytest.mark.broker(fails=True, offers={"a": ("40", "80Gi")})
 
@@ -136,7 +136,7 @@ def disk(tmp_path):
 
 async def test_full_disk_stops_the_broker_and_space_starts_it_again(start, disk):
     path = disk / "kubelend.db"
-    broker = await start(open_store=partial(opening.open_store, str(path)))
+    broker = await start(open_store=partial(factory.open_store, str(path)))
     r = broker.cluster("r")
     await broker.cluster("a").advertise("1000", "1000Gi")
     answered = []

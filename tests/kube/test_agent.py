@@ -12,7 +12,7 @@ import kube_objects
 import kube_roles
 from kube_objects import Machines
 from kubelend.core.errors import UnexpectedAnswer
-from kubelend.lab import manifests
+from kubelend.envtest import servers
 from kubelend.wire.objects import (
     Advertisement,
     ProviderInstruction,
@@ -66,7 +66,7 @@ def pair(lab):
     """Two clusters that know our kinds."""
     found = lab.start(*(f"{name}-{secrets.token_hex(4)}" for name in ("rome", "bonn")))
     for cluster in found:
-        manifests.apply_manifests(cluster, sorted(DEFINITIONS.glob("*.yaml")))
+        servers.apply_manifests(cluster, sorted(DEFINITIONS.glob("*.yaml")))
         for namespace in ("team", LENDING):
             cluster.kubectl("create", "namespace", namespace)
     yield found
@@ -198,7 +198,7 @@ def test_missing_definitions_are_told_and_waited_for(lab, start):
         with start("bare", bare) as agent:
             agent.wait_for(lambda: "apply the CRDs" in agent.get("/readyz")[1])
             assert agent.get("/readyz")[0] == 503
-            manifests.apply_manifests(bare, sorted(DEFINITIONS.glob("*.yaml")))
+            servers.apply_manifests(bare, sorted(DEFINITIONS.glob("*.yaml")))
             agent.wait_until_ready()
             agent.shows(Advertisement, "cluster-advertisement", has("Active"))
     finally:

@@ -14,7 +14,7 @@ import kube_roles
 from kubelend.agent.ports import Listed
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.kube import resources
-from kubelend.sources.kube_objects import KubernetesObjects
+from kubelend.sources.kubernetes_objects import KubernetesObjects
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 import kube_objects
 import kube_roles
 from kube_objects import READY, Machines
-from kubelend.agent.collecting import Collector
+from kubelend.agent.collector import Collector
+from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import PodDeleted, Snapshot
-from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import Forbidden
 from kubelend.core.inventory import Inventory
-from kubelend.core.pods import Pod
+from kubelend.core.pod_requests import Pod
 from kubelend.core.resources import Resources
 from kubelend.sources.kubernetes import KubernetesSource
 from waiting import until, until_resolved

@@ -7,11 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from kubelend.broker.leadership import SingleReplica
-from kubelend.controllers.badges import PODS, LeaderLabel, OwnPod
-from kubelend.kube import access
-from kubelend.kube.access import KubeConfig
+from kubelend.broker.ports import SingleReplica
+from kubelend.controllers.leader_label import PODS, LeaderLabel, OwnPod
+from kubelend.kube import config
 from kubelend.kube.client import Client
+from kubelend.kube.config import KubeConfig
 from waiting import until
 
 
@@ -65,7 +65,7 @@ async def test_a_label_that_somebody_took_off_is_put_on_again(kube_client, pod):
 
 
 async def test_without_the_right_it_goes_on_and_tries_again(kube, kube_client, pod):
-    async with Client.open(access.config_from_kubeconfig(kube.kubeconfig_for("nobody"))) as client:
+    async with Client.open(config.config_from_kubeconfig(kube.kubeconfig_for("nobody"))) as client:
         badge = LeaderLabel(client, pod, Vote())
         await badge.apply()
         assert "kubelend.io/role" not in await labels(kube_client, pod)
@@ -97,7 +97,7 @@ async def test_broker_that_stops_takes_its_label_off(kube_client, pod):
 
 async def test_label_that_cannot_be_taken_off_keeps_nobody_from_stopping(kube, pod):
     async with Client.open(
-        access.config_from_kubeconfig(kube.kubeconfig_for("nobody-else"))
+        config.config_from_kubeconfig(kube.kubeconfig_for("nobody-else"))
     ) as client:
         badge = LeaderLabel(client, pod, Vote())
         with capture_logs() as logs:

@@ -14,8 +14,8 @@ import kube_faults
 import tcp_cuts
 from kube_faults import BY_OBJECT, eventually
 from kubelend.core.errors import Gone
+from kubelend.envtest import servers
 from kubelend.kube import resources
-from kubelend.lab import manifests
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from shelves import new_namespace
 
@@ -28,7 +28,7 @@ RESERVATIONS = resources.resource_for(Reservation)
 def own(lab):
     """A cluster whose API server may be stopped."""
     [cluster] = lab.start("broker-faults")
-    manifests.install_crds(cluster)
+    servers.install_crds(cluster)
     yield cluster
     cluster.kill()
 

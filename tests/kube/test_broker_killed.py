@@ -15,7 +15,7 @@ import yaml
 import broker_process
 import kube_faults
 from kube_faults import CPUS, LIVE, eventually
-from kubelend.lab import ports
+from kubelend.envtest import assets
 from kubelend.wire.broker_objects import Reservation
 
 pytestmark = pytest.mark.timeout(240)
@@ -37,7 +37,7 @@ async def test_broker_killed_at_any_moment_leaves_one_lock_or_none(
     kube, namespace, certificates, tmp_path
 ):
     """Started anew at the same address each time, and with the same name: so it has not to wait."""
-    port, dice = ports.free_port(), random.Random(7)
+    port, dice = assets.free_port(), random.Random(7)
     options = (*flags(kube, namespace, "only"), f"--http-port={port}")
 
     def running():

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import brokers
-from kubelend.kube import access
-from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.kube import config
+from kubelend.stores.kubernetes.store import KubernetesStore
 from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -108,7 +108,7 @@ def test_missing_rights_are_told_by_the_probe(kube, namespace, tmp_path):
 
 
 async def test_both_interfaces_are_served_at_once(kube, namespace, certificates):
-    found = access.config_from_kubeconfig(kube.admin_kubeconfig)
+    found = config.config_from_kubeconfig(kube.admin_kubeconfig)
     async with brokers.running(
         certificates,
         open_store=lambda: KubernetesStore.open(found, namespace),

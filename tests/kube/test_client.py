@@ -17,10 +17,10 @@ from kubelend.core.errors import (
     NotFound,
     Unauthenticated,
 )
-from kubelend.kube import access
+from kubelend.kube import config
 from kubelend.kube.client import PAGE_SIZE, Client
+from kubelend.kube.config import DataOrFile
 from kubelend.kube.exec_plugins import VERSIONS, ExecPlugin
-from kubelend.kube.held import DataOrFile
 from kubelend.kube.resources import Resource
 from waiting import until
 
@@ -203,15 +203,15 @@ async def test_list_is_of_those_that_were_chosen(kube_client, namespace):
 
 
 async def test_stranger_may_nothing(kube, namespace):
-    own = access.config_from_kubeconfig(kube.kubeconfig_for("mallory"))
+    own = config.config_from_kubeconfig(kube.kubeconfig_for("mallory"))
     async with Client.open(own) as client:
         with pytest.raises(Forbidden, match='User "mallory" cannot list resource "configmaps"'):
             await client.list(CONFIG_MAPS, namespace)
 
 
 async def test_token_that_is_none_is_not_believed(kube):
-    known = access.config_from_kubeconfig(kube.admin_kubeconfig)
-    own = access.KubeConfig(
+    known = config.config_from_kubeconfig(kube.admin_kubeconfig)
+    own = config.KubeConfig(
         server=known.server, authorities=known.authorities, token=DataOrFile(b"hunter2")
     )
     async with Client.open(own) as client:
@@ -223,7 +223,7 @@ async def test_token_that_is_none_is_not_believed(kube):
 def account_of(kube, namespace, name):
     """A service account's access, by a token in the kubeconfig."""
     kube.kubectl("create", "serviceaccount", name, f"--namespace={namespace}")
-    return access.config_from_kubeconfig(kube.kubeconfig_of_account(name, namespace))
+    return config.config_from_kubeconfig(kube.kubeconfig_of_account(name, namespace))
 
 
 async def who(client):
@@ -258,14 +258,14 @@ async def test_account_is_known_by_what_a_plugin_says(kube, namespace):
 async def test_user_is_known_by_a_certificate_that_is_replaced(kube, tmp_path):
     path = tmp_path / "config"
     path.write_bytes(kube.kubeconfig_for("alice").read_bytes())
-    async with Client.open(access.config_from_kubeconfig(path)) as client:
+    async with Client.open(config.config_from_kubeconfig(path)) as client:
         assert await who(client) == "alice"
         path.write_bytes(kube.kubeconfig_for("bob").read_bytes())
         assert await who(client) == "bob"
 
 
 async def test_administrator_may_act_for_somebody(kube):
-    own = access.config_from_kubeconfig(kube.admin_kubeconfig)
+    own = config.config_from_kubeconfig(kube.admin_kubeconfig)
     for_jane = msgspec.structs.replace(
         own, impersonation=(("Impersonate-User", "jane"),), origin=None
     )

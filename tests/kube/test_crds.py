@@ -9,8 +9,8 @@ import yaml
 
 import object_samples
 from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.envtest import servers
 from kubelend.kube import resources
-from kubelend.lab import manifests
 from kubelend.wire import broker_objects, crds
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ REQUEST = "resource-request.yaml"
 @pytest.fixture
 def rules(kube):
     """For tests of rules that older servers do not know."""
-    if kube.assets.version < manifests.CEL_SINCE:
+    if kube.assets.version < servers.CEL_SINCE:
         pytest.skip(f"a server of version {kube.assets.version} has no rules")
 
 
@@ -70,7 +70,7 @@ def test_applying_the_files_again_changes_nothing(kube, rules):
 @pytest.mark.timeout(120)
 def test_definitions_without_rules_refuse_what_their_patterns_can(lab, tmp_path):
     [cluster] = lab.start("without-rules")
-    made = manifests.apply_manifests(
+    made = servers.apply_manifests(
         cluster, [saved(crds.crd_documents(cel=False), tmp_path / "crds")]
     )
     assert len(made) == len(crds.ALL_KINDS)

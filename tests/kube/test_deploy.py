@@ -11,7 +11,7 @@ import charts
 import foreign_kinds
 from charts import KUSTOMIZE
 from kubelend.cli import app, options
-from kubelend.lab import manifests
+from kubelend.envtest import servers
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.kube]
 
@@ -145,7 +145,7 @@ def cluster(lab):
     path = cluster.directory / "foreign.json"
     items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
     path.write_text(json.dumps(items))
-    manifests.apply_manifests(cluster, [path])
+    servers.apply_manifests(cluster, [path])
     yield cluster
     cluster.kill()
 

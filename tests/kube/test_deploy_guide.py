@@ -12,7 +12,7 @@ import pytest
 
 import charts
 import foreign_kinds
-from kubelend.lab import manifests
+from kubelend.envtest import servers
 from waiting import PATIENCE
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.kube]
@@ -36,7 +36,7 @@ def cluster(lab):
     path = cluster.directory / "foreign.json"
     items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
     path.write_text(json.dumps(items))
-    manifests.apply_manifests(cluster, [path])
+    servers.apply_manifests(cluster, [path])
     yield cluster
     cluster.kill()
 

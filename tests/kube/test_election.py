@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 
 import make
-from kubelend.controllers.election import LEASES, LeaderElection, LeaseIdentity, LeaseTimings
 from kubelend.core.errors import Forbidden
-from kubelend.kube import access
+from kubelend.kube import config
 from kubelend.kube.client import Client
+from kubelend.kube.leader_election import LEASES, LeaderElection, LeaseIdentity, LeaseTimings
 from waiting import PATIENCE, until
 
 TIMES = LeaseTimings(timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2))
@@ -159,7 +159,7 @@ async def test_won_returns_when_the_lease_is_taken(candidate):
 
 
 async def test_without_the_right_to_it_nobody_leads_until_it_is_given(candidate, kube, namespace):
-    stranger = access.config_from_kubeconfig(kube.kubeconfig_for("stranger"))
+    stranger = config.config_from_kubeconfig(kube.kubeconfig_for("stranger"))
     async with Client.open(stranger) as client:
         quick = LeaseTimings(
             timedelta(seconds=15), timedelta(seconds=10), timedelta(milliseconds=50)

@@ -6,9 +6,9 @@ import secrets
 import pytest
 
 import lend_plugin
+from kubelend.envtest import servers
 from kubelend.kube import resources
-from kubelend.lab import manifests
-from kubelend.wire import crds, mailboxes
+from kubelend.wire import cluster_namespaces, crds
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import ResourceRequest
 
@@ -35,7 +35,7 @@ def define(cluster, *kinds):
     paths = [cluster.directory / f"{kind.plural}.json" for kind in kinds]
     for kind, path in zip(kinds, paths, strict=True):
         path.write_text(json.dumps(crds.crd(kind)))
-    manifests.apply_manifests(cluster, paths)
+    servers.apply_manifests(cluster, paths)
 
 
 def make(cluster, namespace, **labels):
@@ -101,7 +101,7 @@ def test_where_both_kinds_are_the_brokers_namespace_is_the_brokers(bare, operato
 
 def test_who_borrows_in_a_mailbox_is_the_cluster_whose_it_is(bare, operator):
     define(bare, ClusterAdvertisement, Reservation)
-    make(bare, "mail-7", **{mailboxes.CLUSTER_LABEL: "rome"})
+    make(bare, "mail-7", **{cluster_namespaces.CLUSTER_LABEL: "rome"})
     make(bare, "team")
     for namespace in ("mail-7", "team"):
         wish = {

@@ -8,7 +8,7 @@ import pytest
 import kube_fixtures
 import processes
 from kubelend.core.errors import InvalidSettings, Unavailable, UnexpectedAnswer
-from kubelend.lab import assets, servers
+from kubelend.envtest import assets, servers
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import processes
-from kubelend.lab import hosts, walk
+from kubelend.lab import hosts, walkthrough
 from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -128,7 +128,7 @@ def test_request_is_walked_through_every_step(site):
     steps = [re.sub(r" +[\d.]+ m?s$", "", line) for line in out.splitlines()]
     [request] = set(re.findall(r"test-\w+", out))
     assert steps == [
-        f"agent-cluster-1: ResourceRequest {request} created: {walk.CPU} CPU, {walk.MEMORY}",
+        f"agent-cluster-1: ResourceRequest {request} created: {walkthrough.CPU} CPU, {walkthrough.MEMORY}",
         "agent-cluster-1: finalizer set by the agent",
         f"broker-cluster: {name} is Reserved",
         "agent-cluster-1: ReservationInstruction created",

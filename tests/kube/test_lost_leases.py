@@ -17,14 +17,14 @@ import kube_broker
 import kube_faults
 import make
 from kube_faults import BY_REST, CPUS, eventually
-from kubelend.controllers.election import LEASES
 from kubelend.core.errors import Unavailable
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
 from kubelend.kits.backoff import NO_RETRIES
-from kubelend.kube import access
-from kubelend.stores.kubernetes import KubernetesStore
-from kubelend.transports.http_client import BrokerClient
+from kubelend.kube import config
+from kubelend.kube.leader_election import LEASES
+from kubelend.stores.kubernetes.store import KubernetesStore
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from waiting import PATIENCE
@@ -121,7 +121,7 @@ async def test_broker_that_does_not_know_its_successor_deletes_nothing_of_it(kub
         reserved_at=make.T0,
         expires_at=make.T0 + make.HOUR,
     )
-    found = access.config_from_kubeconfig(kube.admin_kubeconfig)
+    found = config.config_from_kubeconfig(kube.admin_kubeconfig)
     with capture_logs() as logs:
         async with kube_broker.running(kube, namespace) as older:
 

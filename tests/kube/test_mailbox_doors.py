@@ -11,9 +11,9 @@ import make
 from kube_stores import connecting
 from kubelend.core import audit
 from kubelend.core.errors import Gone
-from kubelend.kube import access, resources
+from kubelend.kube import config, resources
 from kubelend.kube.client import Client
-from kubelend.wire import bodies, mailboxes
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata
 from waiting import PATIENCE, until
@@ -27,7 +27,7 @@ RESERVATIONS = resources.resource_for(Reservation)
 
 @pytest.fixture
 async def admin(kube):
-    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         yield client
 
 
@@ -228,7 +228,7 @@ async def test_mailbox_that_was_closed_while_nobody_looked_is_let_go(office, bro
     async with office.attended(broker.service):
         async with talking(office, rome) as talk:
             found = await talk.request(WISH, "k")
-        name = mailboxes.request_object_name("k")
+        name = cluster_namespaces.request_object_name("k")
         assert is_held(await admin.find(RESERVATIONS, name, rome))
     office.label(rome, "")
     foreign = Metadata("foreign", rome, finalizers=(RESERVATION_FINALIZER,))
@@ -247,7 +247,7 @@ async def test_mailbox_of_another_cluster_now_shows_nothing_of_the_one_before(
         async with talking(office, mail) as talk:
             found = await talk.request(WISH, "k")
         office.label(mail, "bonn")
-        name = mailboxes.request_object_name("k")
+        name = cluster_namespaces.request_object_name("k")
         await until_it(admin, name, mail, lambda one: one is None)
         async with talking(office, mail) as talk:
             [held] = await talk.instructions()

@@ -7,9 +7,9 @@ import pytest
 import make
 from callers import wish
 from kubelend.core.errors import IdentityInUse, KeyReused, StoreFailed
-from kubelend.kube import access, resources
+from kubelend.kube import config, resources
 from kubelend.kube.client import Client
-from kubelend.wire import bodies, mailboxes
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import AgentRequest, Metadata
 from troubled import TroubledStore
@@ -31,7 +31,7 @@ def rome(office):
 @pytest.fixture
 async def account(office, rome):
     """What the cluster's account may do in its mailbox, by hand."""
-    async with Client.open(access.config_from_kubeconfig(office.kubeconfig(rome))) as client:
+    async with Client.open(config.config_from_kubeconfig(office.kubeconfig(rome))) as client:
         yield client
 
 
@@ -50,7 +50,7 @@ async def phase(broker, reservation):
 def question(name, namespace, amounts=SOME, **metadata):
     asked = AgentRequest(f"q-{name}", "reserve", agent="one")
     known = Metadata(
-        name, namespace, annotations={mailboxes.IDEMPOTENCY_ANNOTATION: KEY}, **metadata
+        name, namespace, annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: KEY}, **metadata
     )
     return Reservation(known, ReservationSpec(amounts, duration="3h", request=asked))
 
@@ -93,7 +93,7 @@ async def test_refused_question_of_a_second_agent_leaves_the_first_ones_reservat
         async with opened(office, rome, "second") as second:
             with pytest.raises(IdentityInUse):
                 await second.request(bodies.ReservationRequest(SOME, duration="3h"), KEY)
-        name = mailboxes.request_object_name(KEY)
+        name = cluster_namespaces.request_object_name(KEY)
         assert await refusal(account, name, rome) == "IdentityInUse"
         if by_hand:
             await account.delete(RESERVATIONS, name, rome)
@@ -127,7 +127,7 @@ async def test_agent_that_takes_its_refused_question_away_leaves_the_reservation
         assert [one.id for one in await agent.instructions()] == [reservation]
         with pytest.raises(KeyReused):
             await agent.request(bodies.ReservationRequest(MORE, duration="3h"), KEY)
-        await is_gone(account, mailboxes.request_object_name(KEY), rome)
+        await is_gone(account, cluster_namespaces.request_object_name(KEY), rome)
         assert await phase(broker, reservation) == "Reserved"
 
 

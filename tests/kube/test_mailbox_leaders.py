@@ -10,13 +10,13 @@ import pytest
 
 import broker_process
 import kube_broker
-from kubelend.communicators import kube_asking
+from kubelend.communicators import kubernetes_calls
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
-from kubelend.kube import access
+from kubelend.kube import config
 from kubelend.kube.client import Client
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import Reservation
 from post_offices import PostOffice
@@ -35,9 +35,9 @@ PATIENT = timedelta(seconds=60)
 
 WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
 SLOTS: tuple[Any, ...] = (
-    kube_asking.RESERVATION_SLOT,
-    kube_asking.INSTRUCTION_SLOT,
-    kube_asking.SESSION_SLOT,
+    kubernetes_calls.RESERVATION_SLOT,
+    kubernetes_calls.INSTRUCTION_SLOT,
+    kubernetes_calls.SESSION_SLOT,
 )
 CPUS = 8
 
@@ -121,7 +121,7 @@ async def test_rest_objects_and_mailboxes_are_served_by_one_process(
 
 async def open_questions(kube, office):
     """How many were asked in mailboxes and have no answer."""
-    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         listed = [
             (slot, found)
             for slot in SLOTS

@@ -11,9 +11,9 @@ import pytest
 import broker_process
 import make
 from kube_stores import connecting
-from kubelend.controllers import mailbox_sessions
+from kubelend.controllers.cluster_namespaces import reconciler
 from kubelend.core.models import ClusterId
-from kubelend.kube import access, resources
+from kubelend.kube import config, resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import ClusterSession, Reservation, ReservationSpec
@@ -38,7 +38,7 @@ async def account(office):
     async with contextlib.AsyncExitStack() as stack:
 
         async def account(namespace):
-            found = access.config_from_kubeconfig(office.kubeconfig(namespace))
+            found = config.config_from_kubeconfig(office.kubeconfig(namespace))
             return await stack.enter_async_context(Client.open(found))
 
         yield account
@@ -150,7 +150,7 @@ async def listening(agent):
 
 
 async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, account, monkeypatch):
-    monkeypatch.setattr(mailbox_sessions, "SESSION_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(reconciler, "SESSION_CHECK_SECONDS", 0.05)
     rome, feeds = office.create("rome"), broker.service.feeds
     client = await account(rome)
 
@@ -179,7 +179,7 @@ async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, acco
 
 
 async def test_session_of_an_agent_that_says_something_goes_on(office, broker, monkeypatch):
-    monkeypatch.setattr(mailbox_sessions, "SESSION_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(reconciler, "SESSION_CHECK_SECONDS", 0.05)
     rome, feeds = office.create("rome"), broker.service.feeds
     async with office.attended(broker.service):
         agent = await office.open(rome)

@@ -9,22 +9,12 @@ import pytest
 import make
 from kube_stores import connecting
 from kubelend.core import audit
-from kubelend.core.errors import (
-    BrokerUnreachable,
-    Forbidden,
-    IdentityInUse,
-    NotFound,
-    Unavailable,
-)
+from kubelend.core.errors import BrokerUnreachable, Forbidden, IdentityInUse, NotFound, Unavailable
 from kubelend.core.models import ClusterId
-from kubelend.kube import access, resources
+from kubelend.kube import config, resources
 from kubelend.kube.client import Client
-from kubelend.wire import bodies, mailboxes
-from kubelend.wire.broker_objects import (
-    ClusterSession,
-    Reservation,
-    ReservationSpec,
-)
+from kubelend.wire import bodies, cluster_namespaces
+from kubelend.wire.broker_objects import ClusterSession, Reservation, ReservationSpec
 from kubelend.wire.objects import AgentRequest, Metadata, ProviderInstruction
 from waiting import until
 
@@ -76,7 +66,7 @@ def ledger(broker):
 
 
 def by_account(office, namespace):
-    return Client.open(access.config_from_kubeconfig(office.kubeconfig(namespace)))
+    return Client.open(config.config_from_kubeconfig(office.kubeconfig(namespace)))
 
 
 async def seen(client, resource, name, namespace, wanted):
@@ -98,7 +88,7 @@ async def seen(client, resource, name, namespace, wanted):
 async def test_account_cannot_write_what_it_is_told_to_hold(office, attended, lent):
     _, bonn, requester, _ = lent
     found = await requester.request(WISH, "k")
-    name = mailboxes.instruction_object_name(found.id)
+    name = cluster_namespaces.instruction_object_name(found.id)
     async with by_account(office, bonn) as client:
         assert await seen(client, INSTRUCTIONS, name, bonn, lambda _: True)
         with pytest.raises(Forbidden):
@@ -137,13 +127,13 @@ async def test_question_about_another_clusters_reservation_finds_nothing(office,
     async with by_account(office, paris) as client:
         await client.create(RESERVATIONS, Reservation(Metadata(found.id, paris), forged))
         told = await seen(client, RESERVATIONS, found.id, paris, lambda one: one.status.response)
-    assert type(mailboxes.error_from_response(told.status.response)) is NotFound
+    assert type(cluster_namespaces.error_from_response(told.status.response)) is NotFound
     assert (await requester.find(found.id)).status.phase == "Reserved"
 
 
 async def test_unlabelled_namespace_is_nobodys_mailbox(office, attended, talk, namespace, kube):
     alone = ClusterSession(Metadata("session", namespace))
-    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         await client.create(resources.resource_for(ClusterSession), alone)
         wish = Reservation(Metadata("w", namespace), ReservationSpec(SOME))
         await client.create(RESERVATIONS, wish)
@@ -230,7 +220,7 @@ async def test_person_applies_uses_and_deletes_a_reservation(
         assert (held.requester_id, held.requested_resources.cpu) == ("rome", "500m")
         assert await requester.instructions() == [held]
         condition = {"type": "RequesterActive", "status": "True"}
-        async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as admin:
+        async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as admin:
             change = {"status": {"conditions": [condition]}}
             await admin.patch(RESERVATIONS, "wish", rome, change, subresource="status")
         await seen(client, RESERVATIONS, "wish", rome, lambda one: one.status.phase == "Active")

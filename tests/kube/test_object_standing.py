@@ -8,11 +8,12 @@ import kube_broker
 import make
 from kube_broker import quiet, told
 from kubelend.broker.service import BrokerRules
-from kubelend.controllers import ghosts, marks
-from kubelend.controllers.happenings import EventRecorder
-from kubelend.core import revocation
+from kubelend.controllers import labels as controllers_labels
+from kubelend.controllers import reconciler
+from kubelend.controllers.events import EventRecorder
+from kubelend.core import enrolment
+from kubelend.core.lifecycle import Role
 from kubelend.core.models import ClusterId
-from kubelend.core.roles import Role
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
@@ -23,7 +24,7 @@ OWN = {"broker.fluidos.eu/managed-by": "broker"}
 
 async def revoke(broker, cluster):
     def command(ledger, now):
-        return revocation.revoke_member(
+        return enrolment.revoke_member(
             ledger, Role.CLUSTER, cluster, now=now, reason="stolen", by="admin", release=True
         )
 
@@ -100,11 +101,13 @@ async def test_ghost_that_has_become_somebodys_is_not_deleted(kube, namespace):
         seen: Any = await objects.find(Reservation, "mine")
         await objects.edit(Reservation, "mine", {"metadata": {"labels": None}})
         teller = EventRecorder(objects.client, lambda: make.T0)
-        assert not await ghosts.delete_orphan(
-            objects.client, marks.RESERVATION_RESOURCE, seen, teller
+        assert not await reconciler.delete_orphan(
+            objects.client, controllers_labels.RESERVATION_RESOURCE, seen, teller
         )
         found: Any = await objects.find(Reservation, "mine")
-        assert await ghosts.delete_orphan(objects.client, marks.RESERVATION_RESOURCE, found, teller)
+        assert await reconciler.delete_orphan(
+            objects.client, controllers_labels.RESERVATION_RESOURCE, found, teller
+        )
         assert await objects.find(Reservation, "mine") is None
 
 

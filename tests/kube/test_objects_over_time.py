@@ -10,8 +10,8 @@ import kube_broker
 import make
 from clocks import Clock
 from kubelend.broker.service import BrokerRules
-from kubelend.controllers import refusals
-from kubelend.controllers.suspicions import DRIFT_DEADLINE
+from kubelend.controllers import labels
+from kubelend.controllers.reconciler import DRIFT_DEADLINE
 from kubelend.core.models import ReservationId
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from waiting import until
@@ -72,7 +72,7 @@ async def test_refused_wish_goes_if_its_time_was_over_while_no_broker_ran(kube, 
 async def test_refusal_can_be_read_however_short_the_retention_is(kube, namespace):
     rules = BrokerRules(retention=0 * make.SECOND)
     async with kube_broker.running(kube, namespace, rules=rules) as broker:
-        await refused_one_after_the_other(broker, refusals.MIN_REJECTION_RETENTION)
+        await refused_one_after_the_other(broker, labels.MIN_REJECTION_RETENTION)
 
 
 # -- gone while nobody was watching

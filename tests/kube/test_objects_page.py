@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import transcripts
-from kubelend.apps.programs import SupervisedProcess
-from kubelend.lab import ports
-from kubelend.lab.assets import KubernetesVersion
+from kubelend.envtest import assets
+from kubelend.envtest.assets import KubernetesVersion
+from kubelend.envtest.processes import SupervisedProcess
 from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def outcome(cluster, step):
 @contextlib.contextmanager
 def broker_of(cluster, directory):
     """As a person starts it."""
-    program, port = Path(sys.executable).with_name("kubelend"), ports.free_port()
+    program, port = Path(sys.executable).with_name("kubelend"), assets.free_port()
     flags = (
         "--broker-interface=kubernetes",
         f"--kubeconfig={cluster.admin_kubeconfig}",

@@ -8,13 +8,17 @@ import pytest
 import make
 from kube_stores import Place
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, ClusterDeleted, RecordDeleted
+from kubelend.core.events import (
+    Archived,
+    ClusterDeleted,
+    CommittedChanges,
+    RecordDeleted,
+    WorkingSet,
+)
 from kubelend.core.ledger import Ledger
-from kubelend.core.limits import Limits
-from kubelend.core.models import ClusterId
-from kubelend.core.records import CommittedChanges, WorkingSet
-from kubelend.stores.kube_head import MAX_OBJECT_BYTES
-from kubelend.stores.kube_replica import KubernetesReplica
+from kubelend.core.models import ClusterId, Limits
+from kubelend.stores.kubernetes.head import MAX_OBJECT_BYTES
+from kubelend.stores.kubernetes.store import KubernetesReplica
 from waiting import PATIENCE
 
 
@@ -136,7 +140,7 @@ async def test_a_server_that_is_away_is_said_and_not_waited_for(clusters):
 
 
 async def test_a_head_that_is_deleted_is_said(place, store, kube_client):
-    from kubelend.stores.kube_objects import HEAD_NAME, LEDGER_RECORDS
+    from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS
 
     async with following(place) as heard:
         await heard()

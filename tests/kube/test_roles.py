@@ -12,8 +12,8 @@ import kube_agents
 import kube_objects
 import shipped
 from kubelend.core.errors import UnexpectedAnswer
-from kubelend.lab import manifests
-from kubelend.wire import mailbox_manifests
+from kubelend.envtest import servers
+from kubelend.wire import cluster_namespaces
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
     Advertisement,
@@ -34,7 +34,7 @@ MAILBOX = "cluster-bonn"
 ACCOUNTS = [
     ("hub", f"{HOME}/kubelend-broker"),
     ("hub", f"{HOME}/kubelend-agent"),
-    ("hub", f"{MAILBOX}/{mailbox_manifests.AGENT_ACCOUNT}"),
+    ("hub", f"{MAILBOX}/{cluster_namespaces.AGENT_ACCOUNT}"),
     ("lender", f"{HOME}/kubelend-agent"),
 ]
 
@@ -106,7 +106,7 @@ def root(tmp_path_factory):
 def hub(lab):
     """Where the brokers are, the borrower's agent, and the lender's mailbox."""
     with installed(lab, "hub", "broker", "agent") as cluster:
-        shipped.apply(cluster, mailbox_manifests.cluster_namespace_manifests("bonn", MAILBOX))
+        shipped.apply(cluster, cluster_namespaces.cluster_namespace_manifests("bonn", MAILBOX))
         asyncio.run(add_pods(cluster))
         yield cluster
 
@@ -124,7 +124,7 @@ def installed(lab, name, *parts):
     try:
         for namespace in (HOME, "team"):
             cluster.kubectl("create", "namespace", namespace)
-        manifests.install_crds(cluster)
+        servers.install_crds(cluster)
         shipped.install(cluster, *parts)
         asyncio.run(add_node(cluster))
         yield cluster
@@ -177,7 +177,7 @@ def agent(name, cluster, directory, *flags):
 @pytest.fixture(scope="module")
 def bonn(brokers, hub, lender, root):
     """Knows the API server of the brokers' cluster, and not the brokers."""
-    kubeconfig = hub.kubeconfig_of_account(mailbox_manifests.AGENT_ACCOUNT, MAILBOX)
+    kubeconfig = hub.kubeconfig_of_account(cluster_namespaces.AGENT_ACCOUNT, MAILBOX)
     flags = (
         *shipped.flags(
             "agent-by-mailbox", "--broker-kubeconfig", "--broker-namespace", "--cluster-id"
@@ -308,7 +308,7 @@ def unused(roles, used):
 def roles(part):
     if part == "mailbox":
         return charts.of_kind(
-            mailbox_manifests.cluster_namespace_manifests("bonn", MAILBOX), "Role"
+            cluster_namespaces.cluster_namespace_manifests("bonn", MAILBOX), "Role"
         )
     return shipped.roles(part)
 
@@ -318,7 +318,7 @@ def roles(part):
     [
         ("broker", f"{HOME}/kubelend-broker"),
         ("agent", f"{HOME}/kubelend-agent"),
-        ("mailbox", f"{MAILBOX}/{mailbox_manifests.AGENT_ACCOUNT}"),
+        ("mailbox", f"{MAILBOX}/{cluster_namespaces.AGENT_ACCOUNT}"),
     ],
 )
 def test_nothing_is_granted_that_nobody_uses(life, hub, lender, part, account):

@@ -19,8 +19,8 @@ import tcp_cuts
 from kube_stores import Gate, Place, told
 from kubelend.core.errors import StoreFailed
 from kubelend.kube.client import Client
-from kubelend.stores.kube_objects import HEAD_NAME, LEDGER_RECORDS
-from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS
+from kubelend.stores.kubernetes.store import KubernetesStore
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,7 +7,7 @@ import pytest
 
 import make
 from kubelend.cli import main
-from kubelend.stores.kube_objects import STORED_RESERVATIONS
+from kubelend.stores.kubernetes.objects import STORED_RESERVATIONS
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 import broker_process
 from kubelend.kube import resources
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies, broker_objects
 
 REQUEST = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")

@@ -13,10 +13,14 @@ from kubelend.core.events import Archived
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
-from kubelend.kube import access, resources
-from kubelend.stores import kube_objects
-from kubelend.stores.kube_objects import LEDGER_RECORDS, STORED_ADVERTISEMENTS, STORED_RESERVATIONS
-from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.kube import config, resources
+from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes.objects import (
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+    STORED_RESERVATIONS,
+)
+from kubelend.stores.kubernetes.store import KubernetesStore
 from kubelend.wire import broker_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 from kubelend.wire.objects import Metadata
@@ -113,7 +117,7 @@ def test_object_that_somebody_else_made_keeps_its_own_words(place, store):
     path = WHOLE.path(place.namespace)
     place.run(lambda client: client.raw("POST", path, body))
     assert [found.id for found in store.load().reservations] == ["rsv-1"]
-    key = kube_objects.request_key_for_uid(find(place, WHOLE, "mine").metadata.uid)
+    key = objects.request_key_for_uid(find(place, WHOLE, "mine").metadata.uid)
     store.commit([replace(HELD, id="mine", request=replace(HELD.request, key=key))], 2)
     found = find(place, WHOLE, "mine")
     assert (found.spec.requested_resources.cpu, found.spec.priority) == ("0.5", 3)
@@ -135,7 +139,7 @@ def test_name_that_was_seen_as_a_wish_before_is_judged_by_what_has_it_now(place,
     store.load()
     place.run(lambda client: client.delete(WHOLE, "mine", place.namespace))
     place.run(lambda client: client.raw("POST", path, body))
-    key = kube_objects.request_key_for_uid(find(place, WHOLE, "mine").metadata.uid)
+    key = objects.request_key_for_uid(find(place, WHOLE, "mine").metadata.uid)
     store.commit([replace(HELD, id="mine", request=replace(HELD.request, key=key))], 2)
     assert find(place, WHOLE, "mine").status.phase == "Reserved"
 
@@ -247,10 +251,10 @@ def test_advertisement_without_a_status_is_told_of_if_it_ever_had_one(
     place, store, amounts, warnings
 ):
     """One that a broker made before it was stopped has lost nothing."""
-    labels = {kube_objects.MANAGED_BY: kube_objects.MANAGED_BY_BROKER}
+    labels = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
     spec = find(place, STORED_ADVERTISEMENTS, "a-adv").spec
     spec = {**spec, "clusterID": "b", "resources": {**spec["resources"], **amounts}}
-    blank = kube_objects.StoredObject(Metadata("b-adv", place.namespace, labels=labels), spec)
+    blank = objects.StoredObject(Metadata("b-adv", place.namespace, labels=labels), spec)
     place.run(lambda client: client.create(STORED_ADVERTISEMENTS, blank))
     with closing(place.open()) as again, capture_logs() as logged:
         assert [found.id for found in again.load().clusters] == ["a"]
@@ -296,7 +300,7 @@ def test_namespace_that_is_not_there_is_told(place):
 def test_server_without_the_definitions_is_told(lab):
     [cluster] = lab.start("bare")
     try:
-        found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
+        found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
         with pytest.raises(StoreFailed, match="kubectl apply -f deploy/crds"):
             KubernetesStore.open(found, "default")
         with pytest.raises(StoreFailed, match="kubectl apply -f deploy/crds"):
@@ -306,7 +310,7 @@ def test_server_without_the_definitions_is_told(lab):
 
 
 def test_account_without_rights_is_told(kube, place):
-    stranger = access.config_from_kubeconfig(kube.kubeconfig_for("stranger"))
+    stranger = config.config_from_kubeconfig(kube.kubeconfig_for("stranger"))
     with pytest.raises(StoreFailed, match=r"cannot .* Role"):
         KubernetesStore.open(stranger, place.namespace)
 

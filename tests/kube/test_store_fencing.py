@@ -9,14 +9,17 @@ from msgspec.structs import replace
 import kube_stores
 import make
 from kube_stores import Gate, told
+from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, ClusterDeleted, RecordDeleted
-from kubelend.core.journal import Actor, AuditEntry
-from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.lifecycle import Phase, Reason, Role
 from kubelend.core.members import Token, TokenId
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.roles import Role
-from kubelend.stores.kube_objects import LEDGER_RECORDS, STORED_ADVERTISEMENTS, STORED_RESERVATIONS
+from kubelend.stores.kubernetes.objects import (
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+    STORED_RESERVATIONS,
+)
 
 NAMES = ["rsv-1", "rsv-2", "rsv-3"]
 TOKEN = Token(TokenId("abc"), "d1", Role.VIEWER, make.T0, "alice", make.T0, 5)

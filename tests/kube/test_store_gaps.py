@@ -9,16 +9,14 @@ from msgspec.structs import replace
 import kube_stores
 import make
 from kube_stores import Fate, Place, told
-from kubelend.core import journal
+from kubelend.core import audit_log
+from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, AuditLogTruncated, ClusterDeleted, RecordDeleted
-from kubelend.core.journal import Actor, AuditEntry
-from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.limits import Limits, Quota
+from kubelend.core.lifecycle import Phase, Reason, Role
 from kubelend.core.members import Member, MembershipStatus, Token, TokenId
-from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.roles import Role
-from kubelend.stores import kube_head
+from kubelend.core.models import ClusterId, Limits, Quota, ReservationId
+from kubelend.stores.kubernetes import head
 from kubelend.stores.memory import MemoryStore
 from shelves import ARCHIVE_FOR
 
@@ -40,8 +38,8 @@ def finished(name, at=make.T0):
 
 def cutting(number):
     """The line that tells of a cut names the digest of the last line that goes."""
-    *_, last = journal.chain_entries(entries(number), journal.CHAIN_START)
-    return [AuditLogTruncated(number), journal.truncation_entry(last, make.T0, make.T0)]
+    *_, last = audit_log.chain_entries(entries(number), audit_log.CHAIN_START)
+    return [AuditLogTruncated(number), audit_log.truncation_entry(last, make.T0, make.T0)]
 
 
 MEMBER = Member(Role.CLUSTER, "berlin", MembershipStatus.ACCEPTED, make.T0)
@@ -144,7 +142,7 @@ def test_commit_that_is_stopped_anywhere_is_kept_whole_or_not_at_all(kube, fate,
 
 @pytest.mark.timeout(120)
 def test_commit_too_large_for_one_object_is_kept_whole_or_not_at_all(kube, fate, monkeypatch):
-    monkeypatch.setattr(kube_head, "MAX_OBJECT_BYTES", 2000)
+    monkeypatch.setattr(head, "MAX_OBJECT_BYTES", 2000)
     changes = [*COMMITS["creates"], *COMMITS["moves"], finished("rsv-2")]
     assert check_gaps(kube, fate, BASE, changes) > 8
 

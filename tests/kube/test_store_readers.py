@@ -13,17 +13,15 @@ import pytest
 
 import make
 from kube_stores import Place
-from kubelend.core import journal
+from kubelend.core import audit_log
+from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import Gone, StoreFailed
-from kubelend.core.events import AuditLogTruncated, Change
-from kubelend.core.journal import Actor, AuditEntry
+from kubelend.core.events import AuditLogTruncated, Change, WorkingSet
 from kubelend.core.lifecycle import Phase
-from kubelend.core.records import WorkingSet
 from kubelend.kube.client import Client
-from kubelend.stores import kube_head
-from kubelend.stores.kube_objects import LEDGER_RECORDS
-from kubelend.stores.kube_replica import KubernetesReplica
-from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.stores.kubernetes import head
+from kubelend.stores.kubernetes.objects import LEDGER_RECORDS
+from kubelend.stores.kubernetes.store import KubernetesReplica, KubernetesStore
 from waiting import PATIENCE
 
 WIDTH = 5
@@ -96,12 +94,12 @@ def reading(place: Place, happen: Callable[[bool], None]) -> KubernetesStore:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "room", [kube_head.MAX_OBJECT_BYTES, 1000], ids=["in the head", "beside the head"]
+    "room", [head.MAX_OBJECT_BYTES, 1000], ids=["in the head", "beside the head"]
 )
 def test_reader_sees_one_commit_whole_though_the_broker_writes_before_each_of_its_calls(
     place, monkeypatch, room
 ):
-    monkeypatch.setattr(kube_head, "MAX_OBJECT_BYTES", room)
+    monkeypatch.setattr(head, "MAX_OBJECT_BYTES", room)
     with closing(place.open()) as store:
         busy = Busy(store)
         with closing(reading(place, lambda _: busy.commit())) as reader:
@@ -185,7 +183,7 @@ def cut(store: KubernetesStore) -> None:
     """Two blocks off, as the broker does with what is old."""
     (last,) = store.audit_lines(1099, 1)
     store.commit(
-        [AuditLogTruncated(last.number), journal.truncation_entry(last, make.T0, make.T0)], 3
+        [AuditLogTruncated(last.number), audit_log.truncation_entry(last, make.T0, make.T0)], 3
     )
     assert store.audit_log_bounds()[0].number == 1100
 
@@ -196,7 +194,7 @@ def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalle
         first = reader.lines(start.number, 100)
         cut(journalled)
         rest = reader.lines(first[-1].number, LINES)
-        assert list(journal.verify_chain([*first, *rest], start, end)) == []
+        assert list(audit_log.verify_chain([*first, *rest], start, end)) == []
     with closing(place.look()) as reader:
         assert reader.lines(0, 1)[0].number == 1101
 

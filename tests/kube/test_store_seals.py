@@ -7,11 +7,16 @@ import pytest
 
 import kube_broker
 from kube_broker import quiet
-from kubelend.kube import access
+from kubelend.kube import config
 from kubelend.kube.client import Client
-from kubelend.stores import kube_head, kube_seals
-from kubelend.stores.kube_objects import HEAD_NAME, LEDGER_RECORDS, STORED_ADVERTISEMENTS
-from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.stores.kubernetes import head as kubernetes_head
+from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes.objects import (
+    HEAD_NAME,
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+)
+from kubelend.stores.kubernetes.store import KubernetesStore
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
@@ -43,7 +48,7 @@ async def test_spoilt_seal_is_mended_once(kube, broker, kind, record, name, chan
     await broker.edit(kind, name, {"status": {"record": change}}, "status")
     key = await seal_key(broker.client, broker.namespace)
     mended = await broker.shows(
-        kind, name, lambda found: kube_seals.verify(key, record, name, found.status.record)
+        kind, name, lambda found: objects.verify(key, record, name, found.status.record)
     )
     assert mended.status.record.data == before.data
     await quiet(broker)
@@ -54,9 +59,9 @@ async def test_spoilt_seal_is_mended_once(kube, broker, kind, record, name, chan
 
 async def test_seals_of_a_store_that_was_begun_anew_are_judged_by_its_own_key(kube, namespace):
     """By an office that has known another one."""
-    from kubelend.stores.kube_inspecting import RecordVerifier
+    from kubelend.controllers.reconciler import RecordVerifier
 
-    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         inspector = RecordVerifier(client, namespace)
         for _ in range(2):
             async with kube_broker.running(kube, namespace) as broker:
@@ -72,10 +77,10 @@ async def test_seals_of_a_store_that_was_begun_anew_are_judged_by_its_own_key(ku
 async def seal_key(client: Client, namespace: str) -> str:
     head = await client.find(LEDGER_RECORDS, HEAD_NAME, namespace)
     assert head is not None
-    return kube_head.state_from_object(head).key
+    return kubernetes_head.state_from_object(head).key
 
 
 def check_that_another_can_start(cluster, namespace):
-    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
+    found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
     with closing(KubernetesStore.open_readonly(found, namespace)) as store:
         assert len(store.load().reservations) == 1

@@ -13,7 +13,7 @@ from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.kube.client import Client
-from kubelend.stores.kube_objects import (
+from kubelend.stores.kubernetes.objects import (
     MANAGED_BY,
     MANAGED_BY_BROKER,
     STORED_RESERVATIONS,

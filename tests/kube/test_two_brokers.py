@@ -12,8 +12,8 @@ from kubelend.core import audit
 from kubelend.core.errors import Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
 from kubelend.kits.backoff import Backoff
-from kubelend.stores.kubernetes import KubernetesStore
-from kubelend.transports.http_client import BrokerClient
+from kubelend.stores.kubernetes.store import KubernetesStore
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from waiting import PATIENCE, until
 

@@ -17,7 +17,7 @@ import followers
 import tcp_cuts
 from config_maps import CONFIG_MAPS
 from kubelend.core.errors import Gone
-from kubelend.kube import access
+from kubelend.kube import config
 from kubelend.kube.client import Client
 
 pytestmark = pytest.mark.timeout(180)
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def own(cluster, port=0):
     """The administrator's access; over another port if one is given."""
-    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
+    found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
     if not port:
         return found
     return msgspec.structs.replace(found, server=f"https://127.0.0.1:{port}", origin=None)
@@ -198,7 +198,7 @@ def let_read(cluster, user, namespace):
 async def test_rights_that_come_later_are_waited_for(kube, kube_client, namespace):
     await make(kube_client, namespace, "a")
     user = f"late-{namespace}"
-    late = access.config_from_kubeconfig(kube.kubeconfig_for(user))
+    late = config.config_from_kubeconfig(kube.kubeconfig_for(user))
     async with Client.open(late) as client:
         follower = followers.Follower()
         task = asyncio.create_task(follower.run(client, namespace))

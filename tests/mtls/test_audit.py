@@ -6,7 +6,7 @@ import pytest
 import brokers
 import make
 from callers import offer, wish
-from kubelend.core import journal
+from kubelend.core import audit_log
 from kubelend.stores.memory import MemoryStore
 
 
@@ -135,7 +135,7 @@ async def test_digests_are_those_of_the_chain(certificates):
         digests = [line["digest"] for line in await log(broker)]
     lines = stored.audit_lines(0, 10)
     assert digests == [line.digest.hex() for line in reversed(lines)]
-    assert list(journal.verify_chain(lines, *stored.audit_log_bounds())) == []
+    assert list(audit_log.verify_chain(lines, *stored.audit_log_bounds())) == []
 
 
 async def test_every_route_that_changes_something_tells_its_caller(broker):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 import tls_peers
-from kubelend.pki import files, profiles, rotation
+from kubelend.pki import authority, files, identity
 from kubelend.pki.authority import Authority
 from kubelend.transports import tls
 
@@ -36,14 +36,14 @@ def directories(tmp_path_factory):
     root = tmp_path_factory.mktemp("rotation")
     old = Authority.create("kubelend", now=NOW - DAY)
     old.save(root / "ca")
-    new = rotation.rotate_authority(root / "ca", now=NOW)
+    new = authority.rotate_authority(root / "ca", now=NOW)
     signers = {"old": old, "new": Authority.load(root / "ca")}
     bundles = {"old": [old.certificate], "both": new.trusted, "new": [new.certificate]}
     for (leaf, trusts), end in itertools.product(SIDES, ["server", "client"]):
         profile = (
-            profiles.server_profile()
+            identity.server_profile()
             if end == "server"
-            else profiles.client_profile("agent-cluster-1")
+            else identity.client_profile("agent-cluster-1")
         )
         directory = root / f"{end}-{leaf}-{trusts}"
         files.save_credentials(directory, signers[leaf].issue(profile, now=NOW))
@@ -90,8 +90,8 @@ def test_a_cross_certificate_that_has_ended_harms_nobody_who_trusts_the_new(tmp_
     new = old.successor(now=NOW - 2 * DAY)
     assert new.chain[0].not_valid_after_utc < NOW
     for name, profile in [
-        ("server", profiles.server_profile()),
-        ("client", profiles.client_profile("a")),
+        ("server", identity.server_profile()),
+        ("client", identity.client_profile("a")),
     ]:
         files.save_credentials(tmp_path / name, new.issue(profile, now=NOW))
     seen = tls_peers.shake_hands(
@@ -108,8 +108,8 @@ def test_a_client_that_trusts_only_the_root_verifies_a_server_below_an_intermedi
     intermediate = Authority.load(tmp_path / "ca")
     assert intermediate.certificate == below.chain[0]
     for name, profile in [
-        ("server", profiles.server_profile()),
-        ("client", profiles.client_profile("a")),
+        ("server", identity.server_profile()),
+        ("client", identity.client_profile("a")),
     ]:
         files.save_credentials(tmp_path / name, intermediate.issue(profile, now=NOW))
         (tmp_path / name / "ca.crt").write_bytes(files.to_pem([root.certificate]))

@@ -11,7 +11,7 @@ import tls_peers
 from certificates import Certificates
 from holders import LATER, SOON, Holder
 from kubelend.core.errors import BrokerUnreachable, Forbidden
-from kubelend.kits.generations import AtomicDirectory
+from kubelend.kits.files import AtomicDirectory
 from kubelend.pki import files
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, hang_up, problem

@@ -10,7 +10,7 @@ import pytest
 import brokers
 from certificates import Certificates
 from holders import LATER, Holder
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, events
 from waiting import PATIENCE

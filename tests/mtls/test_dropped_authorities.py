@@ -12,8 +12,8 @@ import newcomers
 import tls_peers
 from callers import Caller
 from certificates import Certificates
-from kubelend.core.roles import Role
-from kubelend.pki import files, profiles, rotation
+from kubelend.core.lifecycle import Role
+from kubelend.pki import authority, files, identity
 from kubelend.pki.authority import Authority
 from kubelend.pki.passphrases import Passphrase
 from mtls_headers import passed_on
@@ -41,12 +41,12 @@ def started(own, server, tmp_path, **settings):
 
 
 def rotate(tmp_path, **parameters):
-    return rotation.rotate_authority(tmp_path / "authority", now=datetime.now(UTC), **parameters)
+    return authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC), **parameters)
 
 
 def new_admin(tmp_path, name="alice"):
     """Somebody whom the new authority vouches for."""
-    profile = profiles.client_profile(name, Role.ADMIN)
+    profile = identity.client_profile(name, Role.ADMIN)
     credentials = Authority.load(tmp_path / "authority").issue(profile, now=datetime.now(UTC))
     files.save_credentials(tmp_path / f"new-{name}", credentials)
     return tmp_path / f"new-{name}"
@@ -71,7 +71,7 @@ async def test_rotation_that_was_finished_while_the_broker_was_down_is_finished_
     own, server, tmp_path, log
 ):
     await rotated_by_the_broker(own, server, tmp_path)
-    rotation.finish_rotation(tmp_path / "authority")
+    authority.finish_rotation(tmp_path / "authority")
     async with started(own, server, tmp_path) as broker:
         assert await tls_peers.name_of(broker.port, broker.cluster("berlin").context) == ""
         await brokers.until(
@@ -87,7 +87,7 @@ async def test_files_that_the_broker_may_not_write_bring_no_dropped_authority_ba
     own, server, tmp_path
 ):
     await rotated_by_the_broker(own, server, tmp_path)
-    rotation.finish_rotation(tmp_path / "authority")
+    authority.finish_rotation(tmp_path / "authority")
     mounted = tmp_path / "mounted"
     mounted.mkdir()
     for name in ("tls.crt", "tls.key", "ca.crt"):
@@ -110,7 +110,7 @@ async def broker(own, server, tmp_path):
 
 
 async def finish(broker, tmp_path):
-    rotation.finish_rotation(tmp_path / "authority")
+    authority.finish_rotation(tmp_path / "authority")
     await broker.trust.refresh()
 
 
@@ -174,7 +174,7 @@ async def test_holder_below_an_intermediate_is_told_to_connect_again(own, server
         tmp_path / "c",
         replace(
             replace(below, trusted=own.authority.trusted).issue(
-                profiles.client_profile("c"), now=own.now
+                identity.client_profile("c"), now=own.now
             ),
             chain=below.chain,
         ),
@@ -195,7 +195,7 @@ async def test_holder_below_an_intermediate_is_told_to_connect_again(own, server
 async def test_proxy_of_the_dropped_authority_is_refused_and_passes_nobody_on(
     broker, own, tmp_path
 ):
-    path = own.write("edge", profiles.client_profile("edge", Role.PROXY))
+    path = own.write("edge", identity.client_profile("edge", Role.PROXY))
     newcomer, answer = await renew(broker.cluster("berlin"))
     new = passed_on(newcomer.save(answer, tmp_path / "berlin"))
     proxy = broker.holder(path, "edge")
@@ -232,7 +232,7 @@ async def test_nothing_is_signed_while_the_key_on_disk_cannot_be_read(own, serve
         assert "the CA on disk cannot be loaded" in answer.problem.error
         token = await newcomers.token(broker, name="paris")
         assert (await Newcomer("paris").ask(broker, token)).status == 503
-        rotation.finish_rotation(tmp_path / "authority", Passphrase("new"))
+        authority.finish_rotation(tmp_path / "authority", Passphrase("new"))
         await broker.trust.refresh()  # whom to believe can be read without the key
         assert (await broker.cluster("berlin").get("version")).refusal == (403, "Revoked")
         assert new.certificate not in files.load_certificates(server / "ca.crt")

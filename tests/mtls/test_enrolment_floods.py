@@ -13,7 +13,7 @@ import brokers
 import make
 import newcomers
 from kubelend.api import enrolment
-from kubelend.transports.admission import ConnectionLimits
+from kubelend.transports.listener import ConnectionLimits
 from newcomers import Newcomer
 from troubled import TroubledStore
 from waiting import PATIENCE

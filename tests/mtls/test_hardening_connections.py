@@ -17,9 +17,9 @@ import bare
 import brokers
 import make
 from bare import GET, answer_of, connected, end_of, others_are_served
-from kubelend.core.roles import Role
-from kubelend.pki import profiles
-from kubelend.transports import http_server
+from kubelend.core.lifecycle import Role
+from kubelend.pki import identity
+from kubelend.transports import server
 from waiting import PATIENCE
 
 
@@ -172,7 +172,7 @@ async def test_person_and_cluster_of_one_name_have_connections_of_their_own(star
 @pytest.mark.parametrize("trusted", [True, False])
 async def test_only_a_trusted_proxy_has_as_many_as_it_likes(start, certificates, trusted):
     broker = await start(max_connections_per_caller=2, trust_proxies=trusted)
-    directory = certificates.write("proxy-edge", profiles.client_profile("edge", Role.PROXY))
+    directory = certificates.write("proxy-edge", identity.client_profile("edge", Role.PROXY))
     proxy = broker.holder(directory, "edge")
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(6):
@@ -305,9 +305,9 @@ async def test_running_out_of_files_neither_spins_nor_stops_the_server():
     async def answer(_):
         return web.Response(text="served")
 
-    limits = http_server.ServerLimits()
+    limits = server.ServerLimits()
     watch = Noted()
-    async with http_server.serve_http(answer, "127.0.0.1", 0, limits, observer=watch) as port:
+    async with server.serve_http(answer, "127.0.0.1", 0, limits, observer=watch) as port:
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         with no_files_left():
             spent, began = time.process_time(), time.monotonic()
@@ -323,7 +323,7 @@ async def test_running_out_of_files_neither_spins_nor_stops_the_server():
             connection.close()
 
 
-class Noted(http_server.NullObserver):
+class Noted(server.NullObserver):
     def __init__(self):
         self.limits = []
 

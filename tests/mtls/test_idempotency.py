@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import make
 from callers import wish
-from kubelend.stores import kube_objects
+from kubelend.stores.kubernetes import objects
 
 NUMBERS = itertools.count()
 
@@ -109,9 +109,7 @@ async def test_key_is_known_until_its_reservation_is_archived(start):
     "key",
     [
         *("k" * 256, "a\u00a0b", "\u202e", "é"),
-        kube_objects.request_key_for_uid(
-            "0b7c"
-        ),  # under which the ledger knows what an object asks for
+        objects.request_key_for_uid("0b7c"),  # under which the ledger knows what an object asks for
     ],
     ids=ascii,
 )

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from callers import offer, wish
-from kubelend.pki.profiles import BROKER_NAME, Profile
+from kubelend.pki.identity import BROKER_NAME, Profile
 
 ODD_NAMES = [
     "Team A/Cluster_1",

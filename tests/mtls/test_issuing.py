@@ -13,8 +13,8 @@ import openssl
 import tls_peers
 from certificates import Certificates
 from clocks import Clock
-from kubelend.core.roles import Role
-from kubelend.pki import files, pins, profiles, rotation
+from kubelend.core.lifecycle import Role
+from kubelend.pki import authority, files, identity, tokens
 from kubelend.pki.authority import Authority
 from kubelend.pki.keys import Algorithm
 from kubelend.pki.passphrases import Passphrase
@@ -66,7 +66,7 @@ async def test_openssl_agrees_on_who_it_is_and_what_it_is_for(
 async def test_nothing_that_a_request_adds_is_in_the_certificate(broker, tmp_path):
     """It may ask to be an authority, for other names, for ever: of a request only the key counts."""
     berlin, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
-    builder = x509.CertificateSigningRequestBuilder(profiles.client_profile("berlin").subject)
+    builder = x509.CertificateSigningRequestBuilder(identity.client_profile("berlin").subject)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
     builder = builder.add_extension(names, critical=False)
@@ -165,7 +165,7 @@ async def test_rotation_of_the_authority_is_taken_up_without_a_restart_and_refus
 ):
     before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
     await before.advertise()
-    new = rotation.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
+    new = authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
     await rotating.trust.refresh()
     await before.hang_up()
     await before.advertise()  # it has a certificate of the old one, and trusts only that
@@ -183,7 +183,7 @@ async def test_after_a_rotation_the_broker_shows_a_certificate_of_the_new_author
     rotating, own, server, tmp_path
 ):
     old = tls_peers.serial_in(server)
-    new = rotation.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
+    new = authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
     await rotating.trust.refresh()
     assert tls_peers.serial_in(server) != old
     shown = x509.load_pem_x509_certificates((server / "tls.crt").read_bytes())
@@ -192,18 +192,18 @@ async def test_after_a_rotation_the_broker_shows_a_certificate_of_the_new_author
         own.authority.certificate.subject,
     ]
     answer = await rotating.admin().post("tokens", {})
-    assert answer.json["caHash"] == pins.ca_pin(new.certificate)
+    assert answer.json["caHash"] == tokens.ca_pin(new.certificate)
 
 
 async def test_finished_rotation_refuses_what_the_old_authority_signed(
     rotating, own, server, tmp_path
 ):
     before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
-    rotation.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
+    authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
     await rotating.trust.refresh()
     newcomer, answer = await renew(before, "berlin")
     after = rotating.holder(newcomer.save(answer, tmp_path / "after"), "berlin")
-    rotation.finish_rotation(tmp_path / "authority")
+    authority.finish_rotation(tmp_path / "authority")
     await rotating.trust.refresh()
     assert await tls_peers.name_of(rotating.port, before.context) == ""
     await after.advertise()
@@ -218,19 +218,19 @@ async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, tmp_p
         (mounted / name).symlink_to(data / name)
     async with newcomers.enrolling(own, tmp_path, http_cert_path=mounted) as broker:
         serial = tls_peers.serial_in(mounted)
-        rotation.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
+        authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
         for _ in range(2):
             await broker.trust.refresh()
         assert tls_peers.serial_in(mounted) == serial
         answer = await broker.admin().post("tokens", {"name": "berlin"})
-        assert answer.json["caHash"] == pins.ca_pin(own.authority.certificate)
+        assert answer.json["caHash"] == tokens.ca_pin(own.authority.certificate)
         await joined(broker, tmp_path / "paris", "paris")
     assert log.text.count("is managed externally") == 1
 
 
 async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
     server = own.write(
-        "short", profiles.server_profile(names=["broker.example.org"]), lifetime=timedelta(hours=1)
+        "short", identity.server_profile(names=["broker.example.org"]), lifetime=timedelta(hours=1)
     )
     clock = Clock(datetime.now(UTC))
     async with newcomers.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
@@ -261,7 +261,7 @@ async def test_certificate_of_another_authority_is_never_renewed_here(own, certi
         broker.certificates = certificates
         token = await newcomers.token(broker, name="berlin")
         answer = await broker.admin().post("tokens", {})
-        assert answer.json["caHash"] == pins.ca_pin(certificates.authority.certificate)
+        assert answer.json["caHash"] == tokens.ca_pin(certificates.authority.certificate)
         directory = await Newcomer("berlin").join(broker, token, tmp_path / "berlin")
         assert certificate_in(directory).issuer == own.authority.certificate.subject
         await broker.holder(directory, "berlin").advertise()

@@ -9,8 +9,8 @@ from cryptography import x509
 
 import brokers
 import newcomers
-from kubelend.core.roles import Role
-from kubelend.pki import identities
+from kubelend.core.lifecycle import Role
+from kubelend.pki import identity
 from newcomers import Newcomer
 from troubled import TroubledStore, outage
 
@@ -43,7 +43,7 @@ async def test_bound_token_gives_a_certificate_with_which_the_cluster_lends_and_
         "alice",
     )
     assert member["certificate"]["serial"] == f"{issued.serial_number:x}"
-    assert identities.caller_from_certificate(issued) == identities.Caller("berlin")
+    assert identity.caller_from_certificate(issued) == identity.Caller("berlin")
 
 
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.ADMIN])

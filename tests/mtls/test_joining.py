@@ -14,8 +14,8 @@ from msgspec.structs import replace
 import brokers
 import newcomers
 from certificates import Certificates
-from kubelend.apps import joining
-from kubelend.apps.joining import JoinParameters
+from kubelend.apps import join
+from kubelend.apps.join import JoinParameters
 from kubelend.core.errors import (
     BrokerUnreachable,
     InvalidInput,
@@ -24,12 +24,12 @@ from kubelend.core.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from kubelend.core.roles import Role
+from kubelend.core.lifecycle import Role
 from kubelend.kits.backoff import Backoff
-from kubelend.pki import files, keys, pins, profiles
+from kubelend.pki import files, identity, keys, tokens
+from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm
-from kubelend.pki.profiles import Profile
-from kubelend.wire.membership_bodies import JoinPending
+from kubelend.wire.admin_bodies import JoinPending
 from waiting import PATIENCE
 
 SOON = timedelta(seconds=PATIENCE)
@@ -40,7 +40,7 @@ async def broker(certificates, tmp_path, monkeypatch):
     quick = Backoff(
         retries=2**31, first=timedelta(milliseconds=5), longest=timedelta(milliseconds=9)
     )
-    monkeypatch.setattr(joining, "APPROVAL_BACKOFF", quick)
+    monkeypatch.setattr(join, "APPROVAL_BACKOFF", quick)
     async with newcomers.enrolling(certificates, tmp_path) as broker:
         yield broker
 
@@ -51,14 +51,14 @@ def url_of(broker):
 
 async def invitation(broker, name="berlin", role=Role.CLUSTER, *, bound=True, url=""):
     token = await newcomers.token(broker, role=role.value, **({"name": name} if bound else {}))
-    pin = pins.ca_pin(broker.certificates.authority.certificate)
+    pin = tokens.ca_pin(broker.certificates.authority.certificate)
     return JoinParameters(url or url_of(broker), token, pin, name, role)
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
 async def test_joined_cluster_has_three_files_and_is_served(broker, tmp_path, algorithm):
     directory = tmp_path / "certs" / "berlin"
-    welcome = await joining.join_broker(
+    welcome = await join.join_broker(
         await invitation(broker), directory, wait=SOON, algorithm=algorithm
     )
     assert welcome.port == broker.port
@@ -73,7 +73,7 @@ async def test_waiting_one_is_told_once_and_goes_on_when_it_is_accepted(broker, 
     told: list[JoinPending] = []
     wanted = await invitation(broker, bound=False)
     waiting = asyncio.create_task(
-        joining.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=told.append)
+        join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=told.append)
     )
     await brokers.until(lambda: bool(told))
     await broker.admin().post("members", "cluster", "berlin", "accept", {"key": told[0].key})
@@ -85,11 +85,11 @@ async def test_waiting_one_is_told_once_and_goes_on_when_it_is_accepted(broker, 
 async def test_who_gives_up_waiting_goes_on_later_with_the_same_key(broker, tmp_path):
     wanted, directory = await invitation(broker, bound=False), tmp_path / "berlin"
     with pytest.raises(Unavailable, match="berlin has not been accepted yet; ask an admin"):
-        await joining.join_broker(wanted, directory, wait=timedelta(milliseconds=50))
+        await join.join_broker(wanted, directory, wait=timedelta(milliseconds=50))
     key = (directory / "tls.key").read_bytes()
     assert sorted(path.name for path in directory.iterdir()) == ["tls.key"]
     await broker.admin().post("members", "cluster", "berlin", "accept")
-    await joining.join_broker(wanted, directory, wait=SOON)
+    await join.join_broker(wanted, directory, wait=SOON)
     assert (directory / "tls.key").read_bytes() == key
 
 
@@ -97,7 +97,7 @@ async def test_rejected_one_hears_so(broker, tmp_path):
     told: list[JoinPending] = []
     wanted = await invitation(broker, bound=False)
     waiting = asyncio.create_task(
-        joining.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=told.append)
+        join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=told.append)
     )
     await brokers.until(lambda: bool(told))
     await broker.admin().post("members", "cluster", "berlin", "reject")
@@ -107,10 +107,10 @@ async def test_rejected_one_hears_so(broker, tmp_path):
 
 async def test_certificate_that_is_there_is_not_replaced(broker, tmp_path):
     directory = tmp_path / "berlin"
-    await joining.join_broker(await invitation(broker), directory, wait=SOON)
+    await join.join_broker(await invitation(broker), directory, wait=SOON)
     before = (directory / "tls.crt").read_bytes()
     with pytest.raises(InvalidSettings, match="already exists"):
-        await joining.join_broker(await invitation(broker, "paris"), directory, wait=SOON)
+        await join.join_broker(await invitation(broker, "paris"), directory, wait=SOON)
     assert (directory / "tls.crt").read_bytes() == before
 
 
@@ -129,7 +129,7 @@ async def test_files_of_another_authority_are_left_alone(broker, other, tmp_path
     fill(directory, other)
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     with pytest.raises(InvalidSettings, match="contains files of another CA"):
-        await joining.join_broker(await invitation(broker), directory, wait=SOON)
+        await join.join_broker(await invitation(broker), directory, wait=SOON)
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
 
 
@@ -140,7 +140,7 @@ async def test_authorities_that_an_earlier_try_left_are_no_hindrance(
     directory.mkdir()
     left = [*other.authority.trusted, *certificates.authority.trusted]
     (directory / "ca.crt").write_bytes(files.to_pem(left))
-    await joining.join_broker(await invitation(broker), directory, wait=SOON)
+    await join.join_broker(await invitation(broker), directory, wait=SOON)
     assert files.load_credentials(directory).authorities == certificates.authority.trusted
 
 
@@ -150,7 +150,7 @@ async def test_key_that_others_can_read_gets_no_certificate(broker, tmp_path):
     (directory / "tls.key").write_bytes(keys.to_pem(keys.generate(Algorithm.P256)))
     (directory / "tls.key").chmod(0o644)
     with pytest.raises(InvalidSettings, match="other users can access it"):
-        await joining.join_broker(await invitation(broker), directory, wait=SOON)
+        await join.join_broker(await invitation(broker), directory, wait=SOON)
 
 
 @pytest.mark.parametrize(
@@ -166,19 +166,19 @@ async def test_key_that_others_can_read_gets_no_certificate(broker, tmp_path):
 async def test_refusals_are_raised_as_what_they_are(broker, tmp_path, change, error):
     wanted = replace(await invitation(broker), **change)
     with pytest.raises(error):
-        await joining.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+        await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
 
 
 async def test_an_address_where_no_broker_is_says_so(broker, tmp_path):
     for port, text in ((1, "connection refused"), (broker.port, "closed the connection")):
         wanted = await invitation(broker, url=f"https://localhost:{port}")
         with pytest.raises(BrokerUnreachable, match=text):
-            await joining.join_broker(wanted, tmp_path / str(port), wait=SOON)
+            await join.join_broker(wanted, tmp_path / str(port), wait=SOON)
 
 
 def test_an_invitation_prints_without_its_token():
     wanted = JoinParameters(
-        "https://b:8444", "kl1.a.secret", pins.parse_ca_pin("sha256:" + "0" * 64), "x"
+        "https://b:8444", "kl1.a.secret", tokens.parse_ca_pin("sha256:" + "0" * 64), "x"
     )
     assert "secret" not in repr(wanted)
 
@@ -222,9 +222,9 @@ async def test_another_authority_is_told_nothing(broker, other, tmp_path):
     impostor = Impostor(other, files.to_pem(other.authority.trusted))
     async with impostor.listening() as url:
         wanted = await invitation(broker, url=url)
-        shown = pins.ca_pin(other.authority.certificate)
+        shown = tokens.ca_pin(other.authority.certificate)
         with pytest.raises(InvalidInput) as refused:
-            await joining.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+            await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
     assert refused.value.message == (
         f"the broker at {url} presents a CA with hash {shown}, not {wanted.pin};"
         " the token was not sent"
@@ -243,20 +243,20 @@ async def test_who_shows_our_authority_without_its_certificate_is_told_nothing(
     async with impostor.listening() as url:
         wanted = await invitation(broker, url=url)
         with pytest.raises(BrokerUnreachable, match="is not signed by the CA with that hash"):
-            await joining.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+            await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
     assert impostor.handshakes == 1
     assert b"kl1" not in impostor.heard
 
 
 ELSEWHERE = Profile(
-    profiles.server_profile().subject,
+    identity.server_profile().subject,
     ExtendedKeyUsageOID.SERVER_AUTH,
     (x509.DNSName("elsewhere.example.org"),),
 )
 
 
 @pytest.mark.parametrize(
-    "profile", [profiles.client_profile("localhost"), ELSEWHERE], ids=["cluster", "host"]
+    "profile", [identity.client_profile("localhost"), ELSEWHERE], ids=["cluster", "host"]
 )
 async def test_other_certificate_of_our_authority_is_told_nothing(
     broker, certificates, tmp_path, profile
@@ -267,7 +267,7 @@ async def test_other_certificate_of_our_authority_is_told_nothing(
     impostor.context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     async with impostor.listening() as url:
         with pytest.raises(BrokerUnreachable):
-            await joining.join_broker(
+            await join.join_broker(
                 await invitation(broker, url=url), tmp_path / "berlin", wait=SOON
             )
     assert b"kl1" not in impostor.heard
@@ -278,4 +278,4 @@ async def test_answers_without_end_are_not_read(broker, certificates, tmp_path):
     async with impostor.listening() as url:
         wanted = await invitation(broker, url=url)
         with pytest.raises(UnexpectedAnswer, match="presents no CA certificate"):
-            await joining.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+            await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 import brokers
 from callers import offer
 from clocks import Clock
-from kubelend.core.roles import Role
-from kubelend.pki import profiles
+from kubelend.core.lifecycle import Role
+from kubelend.pki import identity
 from mtls_headers import HEADER, passed_on
 
 
@@ -37,7 +37,7 @@ async def version(caller, headers):
 
 def proxy_of(broker, certificates):
     return broker.holder(
-        certificates.write("proxy", profiles.client_profile("envoy", Role.PROXY)), "envoy"
+        certificates.write("proxy", identity.client_profile("envoy", Role.PROXY)), "envoy"
     )
 
 
@@ -86,7 +86,7 @@ async def test_what_is_no_certificate_is_refused(behind, certificates, header):
 
 async def test_a_proxy_cannot_pass_on_another_proxy_nor_the_broker(behind, certificates):
     proxy = proxy_of(behind, certificates)
-    other = certificates.write("other", profiles.client_profile("nginx", Role.PROXY))
+    other = certificates.write("other", identity.client_profile("nginx", Role.PROXY))
     for directory in (other, certificates.server()):
         answer = await version(proxy, passed_on(directory))
         assert answer.refusal == (403, "InvalidIdentity")
@@ -96,7 +96,7 @@ async def test_what_is_made_for_servers_or_for_signing_is_passed_on_for_nobody(
     behind, certificates
 ):
     """Also where its name would be a cluster's: TLS here would not have let it in either."""
-    for_servers = replace(profiles.client_profile("a"), usage=ExtendedKeyUsageOID.SERVER_AUTH)
+    for_servers = replace(identity.client_profile("a"), usage=ExtendedKeyUsageOID.SERVER_AUTH)
     directory = certificates.write("for-servers", for_servers)
     for file in ("tls.crt", "ca.crt"):
         answer = await version(proxy_of(behind, certificates), passed_on(directory, file))

@@ -9,9 +9,9 @@ import make
 from callers import Stream, address
 from kubelend.api import instructions
 from kubelend.core.events import MemberChanged
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, MembershipStatus
-from kubelend.core.roles import Role
-from kubelend.pki import profiles
+from kubelend.pki import identity
 from mtls_headers import passed_on
 from waiting import PATIENCE
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.broker(since_now=True, trust_proxies=True)
 @pytest.fixture
 def edge(broker, certificates):
     return broker.holder(
-        certificates.write("proxy-edge", profiles.client_profile("edge", Role.PROXY)), "edge"
+        certificates.write("proxy-edge", identity.client_profile("edge", Role.PROXY)), "edge"
     )
 
 
@@ -75,7 +75,7 @@ async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
     broker, certificates, monkeypatch
 ):
     monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
-    profile = profiles.client_profile("brief", Role.PROXY)
+    profile = identity.client_profile("brief", Role.PROXY)
     brief = certificates.write("brief", profile, lifetime=make.HOUR)
     async with streaming(broker.holder(brief, "brief"), certificates, "berlin") as stream:
         broker.clock.pass_time(2 * make.HOUR)

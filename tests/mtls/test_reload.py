@@ -15,7 +15,7 @@ import tls_peers
 from callers import Caller
 from certificates import Certificates
 from kubelend.pki import files
-from kubelend.pki.profiles import BROKER_NAME, Profile
+from kubelend.pki.identity import BROKER_NAME, Profile
 
 SOON = make.SECOND / 100
 

@@ -12,20 +12,11 @@ from certificates import Certificates
 from desks import due
 from kubelend.apps import renewal
 from kubelend.core.errors import Forbidden, Revoked
-from kubelend.core.roles import Role
+from kubelend.core.lifecycle import Role
 from kubelend.kits import backoff
-from kubelend.pki import (
-    chains,
-    files,
-    identities,
-    keys,
-    lifetimes,
-    profiles,
-    requests,
-    rotation,
-)
+from kubelend.pki import authority, csr, files, identity, keys, x509
 from kubelend.transports import tls
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from waiting import PATIENCE
 
 TIMEOUT = timedelta(seconds=PATIENCE)
@@ -90,28 +81,28 @@ async def test_a_client_that_lives_on_calls_with_its_new_certificate(scene):
         assert await scene.renewer(client, directory).renew_if_due(now()) is None
     new = files.load_credentials(directory)
     assert new.certificate == renewed.certificate != old
-    assert identities.caller_from_certificate(
-        new.certificate
-    ) == identities.caller_from_certificate(old)
-    assert chains.is_issued_by(new.certificate, scene.certificates.authority.certificate)
+    assert identity.caller_from_certificate(new.certificate) == identity.caller_from_certificate(
+        old
+    )
+    assert x509.is_issued_by(new.certificate, scene.certificates.authority.certificate)
 
 
 async def test_who_was_not_let_in_here_gets_no_longer_life_however_often_it_renews(scene):
     hour = timedelta(hours=1)
-    profile = profiles.client_profile("temp", Role.ADMIN)
+    profile = identity.client_profile("temp", Role.ADMIN)
     made = scene.certificates.write("temp", profile, at=now(), lifetime=hour)
     directory = shutil.copytree(made, scene.root / "live-temp")
     for _ in range(2):
         credentials = await scene.renew(directory)
-        assert lifetimes.lifetime_of(credentials.certificate) == hour
+        assert x509.lifetime_of(credentials.certificate) == hour
     async with scene.client(scene.certificates.admin("alice")) as admin:
         await admin.members.approve(Role.ADMIN, "temp")
     credentials = await scene.renew(directory)
-    assert lifetimes.lifetime_of(credentials.certificate) == timedelta(days=365)
+    assert x509.lifetime_of(credentials.certificate) == timedelta(days=365)
 
 
 async def test_nobody_renews_in_another_name(scene):
-    request = requests.make_csr("root", Role.ADMIN, keys.generate(keys.Algorithm.P256))
+    request = csr.make_csr("root", Role.ADMIN, keys.generate(keys.Algorithm.P256))
     async with scene.client(scene.holder()) as client:
         with pytest.raises(Forbidden, match="not for cluster 'a'"):
             await client.certificates.renew(request)
@@ -131,11 +122,11 @@ async def test_many_renewers_of_one_directory_make_one_certificate(scene):
 async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have_moved(scene):
     directory, other = scene.holder("a"), scene.holder("b")
     first = scene.certificates.authority.certificate
-    successor = rotation.rotate_authority(scene.root / "ca", now=now())
+    successor = authority.rotate_authority(scene.root / "ca", now=now())
 
     async def is_followed(each):
         found = await scene.renew(each)
-        return chains.is_issued_by(found.certificate, successor.certificate)
+        return x509.is_issued_by(found.certificate, successor.certificate)
 
     await brokers.until(lambda: is_followed(directory))
     moved = files.load_credentials(directory)
@@ -144,7 +135,7 @@ async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have
         await client.version()
 
     assert await is_followed(other)
-    finished, dropped = rotation.finish_rotation(scene.root / "ca")
+    finished, dropped = authority.finish_rotation(scene.root / "ca")
     assert dropped == (first,)
 
     async def is_alone():

@@ -5,14 +5,14 @@ import contextlib
 
 import pytest
 
-from kubelend.agent.listening import InstructionListener
-from kubelend.agent.requesting import ResourceRequestReconciler
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.requester import ResourceRequestReconciler
+from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.agent.stream import InstructionListener
 from kubelend.communicators import factory
-from kubelend.communicators.options import CommunicatorOptions
+from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.kits.clock import utc_now
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies
 from kubelend.wire.objects import (
     Metadata,

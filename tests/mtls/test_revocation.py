@@ -13,8 +13,8 @@ import newcomers
 from callers import wish
 from clocks import Clock
 from kubelend.api import instructions
-from kubelend.core.roles import Role
-from kubelend.pki import files, profiles
+from kubelend.core.lifecycle import Role
+from kubelend.pki import files, identity
 from kubelend.stores.sqlite import SqliteStore
 from mtls_headers import passed_on
 from newcomers import Newcomer
@@ -135,7 +135,7 @@ async def test_behind_a_proxy_the_revoked_one_is_refused_and_others_share_the_co
     await joined(broker, tmp_path)
     await joined(broker, tmp_path, "paris")
     proxy = broker.holder(
-        certificates.write("edge", profiles.client_profile("envoy", Role.PROXY)), "envoy"
+        certificates.write("edge", identity.client_profile("envoy", Role.PROXY)), "envoy"
     )
     headers = {name: passed_on(tmp_path / name) for name in ("berlin", "paris")}
     assert (await proxy.call("GET", "version", headers=headers["berlin"])).status == 200
@@ -252,7 +252,7 @@ async def test_removed_one_that_was_revoked_is_refused_for_good(broker, certific
     """With a certificate from elsewhere that the broker never saw, and that outlives all others."""
     berlin = await joined(broker, tmp_path)
     lifetime = timedelta(days=3000)
-    profile = profiles.client_profile("berlin")
+    profile = identity.client_profile("berlin")
     longer = certificates.write("longer", profile, at=datetime.now(UTC), lifetime=lifetime)
     await revoke(broker)
     answer = await broker.admin().delete("members", "cluster", "berlin")
@@ -268,7 +268,7 @@ async def test_longer_certificate_from_elsewhere_that_was_renewed_is_not_forgott
     broker, certificates
 ):
     lifetime = timedelta(days=3000)
-    profile = profiles.client_profile("rome")
+    profile = identity.client_profile("rome")
     path = certificates.write("long", profile, at=datetime.now(UTC), lifetime=lifetime)
     rome = broker.holder(path, "rome")
     answer = await rome.post("certificates", {"request": Newcomer("rome").request})

@@ -19,8 +19,8 @@ import newcomers
 import roles
 from callers import offer, wish
 from kubelend.cli import generate
-from kubelend.core.roles import Role
-from kubelend.pki import profiles
+from kubelend.core.lifecycle import Role
+from kubelend.pki import identity
 from kubelend.wire import openapi, routes
 from kubelend.wire.route import EVENT_STREAM
 from newcomers import Newcomer
@@ -62,14 +62,14 @@ NO_STATE = {"version", "openapi", "grant_keys", "audit_log"}
 def proxy(broker):
     """Trusted, but it passes on no certificate."""
     return broker.holder(
-        broker.certificates.write("proxy", profiles.client_profile("envoy", Role.PROXY))
+        broker.certificates.write("proxy", identity.client_profile("envoy", Role.PROXY))
     )
 
 
 def namesake_of_the_broker(broker):
     """The broker's own name, in a certificate that is good for clients."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, profiles.BROKER_NAME)])
-    profile = profiles.Profile(name, ExtendedKeyUsageOID.CLIENT_AUTH)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.BROKER_NAME)])
+    profile = identity.Profile(name, ExtendedKeyUsageOID.CLIENT_AUTH)
     return broker.holder(broker.certificates.write("namesake", profile))
 
 

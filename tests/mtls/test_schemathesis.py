@@ -29,7 +29,7 @@ import newcomers
 import roles
 from callers import Answer, check_documented, offer, wish
 from kubelend.core import durations
-from kubelend.wire import openapi, routes, texts
+from kubelend.wire import openapi, routes, validation
 from kubelend.wire.route import EVENT_STREAM
 from newcomers import Newcomer
 from waiting import PATIENCE
@@ -164,7 +164,7 @@ def session(directory):
 
 
 def is_name(value):
-    return isinstance(value, str) and len(value) <= 253 and texts.is_plain(value)
+    return isinstance(value, str) and len(value) <= 253 and validation.is_plain(value)
 
 
 def is_unsayable(response):

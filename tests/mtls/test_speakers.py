@@ -13,10 +13,10 @@ import brokers
 import make
 from callers import Caller, offer, wish
 from clocks import Clock
-from kubelend.api import speaking
-from kubelend.broker.speakers import RECONNECT_GRACE
-from kubelend.core.roles import Role
-from kubelend.pki import profiles
+from kubelend.api import request
+from kubelend.broker.agent_sessions import RECONNECT_GRACE
+from kubelend.core.lifecycle import Role
+from kubelend.pki import identity
 from kubelend.wire.route import AGENT_HEADER
 from mtls_headers import passed_on
 from waiting import PATIENCE
@@ -84,7 +84,7 @@ async def test_second_agent_is_refused_with_a_clear_reason(agent):
 
 
 def test_what_an_agent_does_in_its_clusters_name():
-    assert sorted(speaking.SESSION_ROUTES) == [
+    assert sorted(request.SESSION_ROUTES) == [
         "acknowledge",
         "activate",
         "publish",
@@ -204,7 +204,7 @@ async def test_agent_that_is_killed_can_be_started_again_after_the_grace(
 _AGENT = """
 import asyncio, sys
 from pathlib import Path
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 
 async def main():
@@ -253,7 +253,7 @@ async def test_how_long_it_may_be_silent_is_a_setting(start, certificates):
 
 
 async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
-    proxy = certificates.write("edge", profiles.client_profile("envoy", Role.PROXY))
+    proxy = certificates.write("edge", identity.client_profile("envoy", Role.PROXY))
     clock = Clock(datetime.now(UTC))
     async with brokers.running(certificates, clock=clock, trust_proxies=True) as broker:
         found = {

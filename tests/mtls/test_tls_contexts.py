@@ -10,7 +10,7 @@ from cryptography import x509
 
 import tls_peers
 from certificates import Certificates
-from kubelend.pki import files, keys, profiles
+from kubelend.pki import files, identity, keys
 from kubelend.pki.authority import Authority
 from kubelend.transports import tls
 
@@ -147,10 +147,10 @@ def test_a_client_refuses_a_server_of_another_authority(tmp_path, certificates, 
 
 
 def test_a_client_refuses_a_cluster_that_plays_the_broker(certificates, cluster):
-    names = profiles.server_profile().names
-    profile = profiles.client_profile("agent-cluster-2")
+    names = identity.server_profile().names
+    profile = identity.client_profile("agent-cluster-2")
     directory = certificates.write(
-        "imposter", profiles.Profile(profile.subject, profile.usage, names)
+        "imposter", identity.Profile(profile.subject, profile.usage, names)
     )
     seen = tls_peers.shake_hands(tls.server_context(directory), cluster)
     assert "unsuitable certificate purpose" in seen.client_error

@@ -12,7 +12,7 @@ import brokers
 import newcomers
 from kubelend.api import enrolment
 from kubelend.core.errors import LimitExceeded
-from kubelend.pki import pins
+from kubelend.pki import tokens
 from kubelend.pki.keys import Algorithm
 from kubelend.stores.sqlite import SqliteStore
 from newcomers import Newcomer
@@ -27,7 +27,7 @@ async def test_new_token_comes_with_all_that_a_newcomer_needs(broker, certificat
     version, name, secret = body["token"].split(".")
     assert (version, name, len(secret)) == ("kl1", body["id"], 32)
     assert body["enrolPort"] == broker.process.ports["enrol"]
-    assert body["caHash"] == pins.ca_pin(certificates.authority.certificate)
+    assert body["caHash"] == tokens.ca_pin(certificates.authority.certificate)
     assert body["certificateLifetime"] == "8760h"
     assert (body["role"], body["name"], body["uses"]) == ("cluster", "berlin", 1)
 

@@ -28,9 +28,9 @@ from certificates import Certificates
 from kubelend.apps import renewal
 from kubelend.core.errors import KubelendError
 from kubelend.kits import backoff
-from kubelend.pki import profiles
+from kubelend.pki import identity
 from kubelend.transports import tls
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 
 Answer = TypeVar("Answer")
@@ -66,7 +66,7 @@ async def prove(plan: Plan, root: Path) -> Report:
     certificates.authority.save(root / "ca")
     report = Report()
     server = certificates.write(
-        "live", profiles.server_profile(), at=_now(), lifetime=plan.lifetime
+        "live", identity.server_profile(), at=_now(), lifetime=plan.lifetime
     )
     settings: dict[str, Any] = {
         "http_cert_path": str(server),
@@ -100,7 +100,7 @@ class _Cluster:
         self._plan = plan
         self._report = report
         self._url = f"https://localhost:{port}"
-        profile = profiles.client_profile(name)
+        profile = identity.client_profile(name)
         self._directory = certificates.write(name, profile, at=_now(), lifetime=plan.lifetime)
         self._client = BrokerClient(
             self._url, self._directory, backoff=backoff.NO_RETRIES, check_every=plan.lifetime / 60

@@ -22,8 +22,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import kubelend
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.inventory import Inventory, Totals
 from kubelend.core.resources import Resources
 

@@ -10,36 +10,210 @@ connection to the next.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 
-from kubelend.agent import activation, editing, joints
-from kubelend.agent.activation import Activator
-from kubelend.agent.crews import RetryQueue
-from kubelend.agent.joints import CONNECTING, FINISHED, PEERING_FINALIZER, READY, PeeringKey
-from kubelend.agent.looking import watch_objects
+from kubelend.agent import controller, reservation_cache
+from kubelend.agent.controller import RetryQueue, watch_objects
+from kubelend.agent.health import ComponentHealth, PeerHealth
 from kubelend.agent.ports import (
     BrokerCommunicator,
     Clock,
+    Deleted,
+    Listed,
     LocalObjects,
+    Peer,
     Peering,
     Readiness,
 )
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.roster import InstructionCache
-from kubelend.agent.standing import ComponentHealth
-from kubelend.agent.troubles import PeerHealth
-from kubelend.core.errors import KubelendError
+from kubelend.agent.reservation_cache import LIVE_PHASES, ReservationCache
+from kubelend.core import resources
+from kubelend.core.errors import InvalidInput, KubelendError
+from kubelend.core.lifecycle import Phase
 from kubelend.kits import tasks
+from kubelend.wire import bodies, quantities
 from kubelend.wire.objects import ReservationInstruction, ReservationInstructionStatus
 
+PEERING_FINALIZER: Final = "reservationinstruction.rear.fluidos.eu/peering"
+CONNECTING, READY, FINISHED = "Connecting", "Ready", "Finished"
+
+
+class PeeringKey(NamedTuple):
+    """One object's connection to one provider."""
+
+    key: str
+    uid: str
+    cluster: str
+
+    def __str__(self) -> str:
+        return f"{self.key} disconnecting from {self.cluster}"
+
+
+def peering_target(found: ReservationInstruction, known: bodies.Reservation | None) -> str:
+    """The provider to be connected with; empty if there is none now.
+
+    `known` is the latest state of the reservation, which may be newer than the object: if it names
+    another provider, the object's is outdated.
+    """
+    if found.metadata.deletion_timestamp is not None or found.status.phase == FINISHED:
+        return ""
+    wanted = found.spec.target_cluster_id
+    if known is None:
+        return wanted
+    is_current = known.status.phase in LIVE_PHASES and known.target_cluster_id == wanted
+    return wanted if is_current else ""
+
+
+def peer_for(found: ReservationInstruction, cluster: str) -> Peer:
+    """The provider with the reserved resources; `InvalidInput` if the spec is invalid."""
+    spec = found.spec
+    return Peer(spec.reservation_name, cluster, quantities.parse_requested(spec.amounts, "spec"))
+
+
+def peer_to_disconnect(found: ReservationInstruction, cluster: str) -> Peer:
+    """The provider to disconnect from, which needs the names only."""
+    try:
+        return peer_for(found, cluster)
+    except InvalidInput:
+        return Peer(found.spec.reservation_name, cluster, resources.NOTHING)
+
+
+def with_peered_cluster(found: ReservationInstruction, cluster: str) -> tuple[str, ...]:
+    """The recorded providers, with this one added."""
+    known = found.status.peered_cluster_ids
+    return known if cluster in known else (*known, cluster)
+
+
+def without_peered_cluster(found: ReservationInstruction, cluster: str) -> tuple[str, ...]:
+    return tuple(other for other in found.status.peered_cluster_ids if other != cluster)
+
+
+def trigger_fields(found: ReservationInstruction) -> tuple[object, ...]:
+    """The fields that trigger a reconcile. The peering's own status writes are not among them."""
+    known = found.metadata
+    is_finished = found.status.phase == FINISHED
+    return known.uid, known.generation, known.deletion_timestamp, is_finished
+
+
+class InstructionCache:
+    """Fed by the watch. `enqueue` is called with the keys to reconcile."""
+
+    def __init__(self, enqueue: Callable[[str], None]) -> None:
+        self._enqueue = enqueue
+        self._objects: dict[str, ReservationInstruction] = {}
+        self._keys_by_reservation: dict[str, str] = {}
+        """The object key of each reservation."""
+        self._deleted: defaultdict[str, list[ReservationInstruction]] = defaultdict(list)
+
+    def handle_event(self, event: ReservationInstruction | Deleted | Listed) -> None:
+        """Handle a watch event."""
+        match event:
+            case Listed(objects):
+                there = [one for one in objects if isinstance(one, ReservationInstruction)]
+                for gone in self._objects.keys() - {one.key for one in there}:
+                    self._on_delete(self._objects[gone])
+                for one in there:
+                    self._on_update(one)
+            case Deleted(found):
+                if isinstance(found, ReservationInstruction):
+                    self._on_delete(found)
+            case found:
+                self._on_update(found)
+
+    def on_reservation_change(self, reservation: str) -> None:
+        """The reservation has changed."""
+        key = self._keys_by_reservation.get(reservation)
+        if key is not None:
+            self._enqueue(key)
+
+    def find(self, key: str) -> ReservationInstruction | None:
+        """The last watched state."""
+        return self._objects.get(key)
+
+    def pop_deleted(self, key: str) -> list[ReservationInstruction]:
+        """Deleted objects of this key, returned once: somebody may have removed the finalizer."""
+        return self._deleted.pop(key, [])
+
+    def _on_update(self, found: ReservationInstruction) -> None:
+        known = self._objects.get(found.key)
+        if known is not None and known.metadata.uid != found.metadata.uid:
+            self._on_delete(known)
+        self._objects[found.key] = found
+        self._keys_by_reservation[found.spec.reservation_name] = found.key
+        # The peering's own status writes must not trigger a reconcile: they would cut retry pauses short.
+        if known is None or trigger_fields(known) != trigger_fields(found):
+            self._enqueue(found.key)
+
+    def _on_delete(self, gone: ReservationInstruction) -> None:
+        self._objects.pop(gone.key, None)
+        if self._keys_by_reservation.get(gone.spec.reservation_name) == gone.key:
+            del self._keys_by_reservation[gone.spec.reservation_name]
+        self._deleted[gone.key].append(gone)
+        self._enqueue(gone.key)
+
+
 log = structlog.get_logger("kubelend.agent")
+
+ACKNOWLEDGE_TIMEOUT: Final = timedelta(seconds=30)
+"""How long to wait for the provider's acknowledgement after the peering is ready."""
+
+
+class Activator:
+    """Activates reservations that the cache has as Reserved."""
+
+    def __init__(
+        self,
+        communicator: BrokerCommunicator,
+        reservations: ReservationCache,
+        acknowledge_timeout: timedelta,
+    ) -> None:
+        self._communicator = communicator
+        self._reservations = reservations
+        self._acknowledge_timeout = acknowledge_timeout.total_seconds()
+        self._ready_since: dict[str, _ReadySince] = {}
+
+    def acknowledgement_wait(self, found: ReservationInstruction) -> timedelta:
+        """How long to wait for the provider's acknowledgement; zero if there is no need to."""
+        body = self._unactivated(found)
+        if body is None or body.status.acknowledged_at is not None:
+            return timedelta()
+        now = asyncio.get_running_loop().time()
+        ready = self._ready_since.get(found.key)
+        if ready is None or ready.cluster != body.target_cluster_id:
+            ready = self._ready_since[found.key] = _ReadySince(body.target_cluster_id, now)
+        return timedelta(seconds=max(ready.since + self._acknowledge_timeout - now, 0))
+
+    async def activate(self, found: ReservationInstruction) -> None:
+        body = self._unactivated(found)
+        if body is not None:
+            asked_at = self._reservations.sequence()
+            used = await reservation_cache.with_timeout(self._communicator.activate(body.id))
+            self._reservations.put(used, asked_at)
+            log.info("Reservation activated", reservation=body.id, cluster=body.target_cluster_id)
+
+    def forget(self, key: str) -> None:
+        """The object has nothing to activate any more."""
+        self._ready_since.pop(key, None)
+
+    def _unactivated(self, found: ReservationInstruction) -> bodies.Reservation | None:
+        known = self._reservations.find(found.spec.reservation_name)
+        is_reserved = known is not None and known.status.phase == Phase.RESERVED.value
+        return known if is_reserved else None
+
+
+class _ReadySince(NamedTuple):
+    cluster: str
+    since: float
+    """In the event loop's time."""
+
 
 COMPONENT: Final = "peering"
 MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = timedelta(milliseconds=500), timedelta(seconds=10)
@@ -60,7 +234,7 @@ class PeeringReconciler:
         clock: Clock,
         *,
         check_interval: timedelta = READY_CHECK_INTERVAL,
-        acknowledge_timeout: timedelta = activation.ACKNOWLEDGE_TIMEOUT,
+        acknowledge_timeout: timedelta = ACKNOWLEDGE_TIMEOUT,
     ) -> None:
         self._objects = objects
         self._reservations = reservations
@@ -131,7 +305,7 @@ class PeeringReconciler:
 
     async def _connect(self, found: ReservationInstruction, wanted: str) -> None:
         """Create what is missing, and report the readiness."""
-        peer = joints.peer_for(found, wanted)
+        peer = peer_for(found, wanted)
         if await self._record_provider(found, wanted):
             await self._peering.connect(peer)
             await self._peering.size(peer)
@@ -139,7 +313,7 @@ class PeeringReconciler:
 
     async def _record_provider(self, found: ReservationInstruction, wanted: str) -> bool:
         """Record the provider in the status; False if the object has changed since."""
-        marked = await editing.add_finalizer(self._objects, found, PEERING_FINALIZER)
+        marked = await controller.add_finalizer(self._objects, found, PEERING_FINALIZER)
         if marked is None:
             return False
         found = marked
@@ -228,7 +402,7 @@ class PeeringReconciler:
         found = self._disconnecting.get(key)
         if found is None:
             return
-        await self._peering.disconnect(joints.peer_to_disconnect(found, key.cluster))
+        await self._peering.disconnect(peer_to_disconnect(found, key.cluster))
         await self._update_status(found, "", disconnected=key.cluster)
         self._connected[key.uid].discard(key.cluster)
         if not self._connected[key.uid]:
@@ -252,12 +426,12 @@ class PeeringReconciler:
             found, "", phase=CONNECTING, message="no provider assigned"
         )
         if changed is not None:
-            await editing.remove_finalizer(self._objects, changed, PEERING_FINALIZER)
+            await controller.remove_finalizer(self._objects, changed, PEERING_FINALIZER)
 
     # -- status
 
     def _target(self, found: ReservationInstruction) -> str:
-        return joints.peering_target(found, self._reservations.find(found.spec.reservation_name))
+        return peering_target(found, self._reservations.find(found.spec.reservation_name))
 
     async def _update_status(
         self,
@@ -278,18 +452,16 @@ class PeeringReconciler:
         def status_for(newest: ReservationInstruction) -> ReservationInstructionStatus:
             status = newest.status
             if connected:
-                status = replace(
-                    status, peered_cluster_ids=joints.with_peered_cluster(newest, connected)
-                )
+                status = replace(status, peered_cluster_ids=with_peered_cluster(newest, connected))
             if disconnected:
                 status = replace(
-                    status, peered_cluster_ids=joints.without_peered_cluster(newest, disconnected)
+                    status, peered_cluster_ids=without_peered_cluster(newest, disconnected)
                 )
             if message and status.phase != FINISHED and self._target(newest) == wanted:
                 status = replace(status, phase=phase or status.phase, message=message)
             return status
 
-        return await editing.update_status(self._objects, found, status_for, self._clock)
+        return await controller.update_status(self._objects, found, status_for, self._clock)
 
 
 def _peering_log_keys(found: ReservationInstruction, cluster: str) -> dict[str, str]:

@@ -11,8 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
+from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
 from kubelend.wire import bodies
 from kubelend.wire.objects import Kind

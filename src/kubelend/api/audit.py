@@ -8,10 +8,10 @@ from datetime import datetime
 import msgspec
 from aiohttp import web
 
-from kubelend.api.calls import RequestContext, json_response
+from kubelend.api.request import RequestContext, json_response
+from kubelend.core.audit_log import AuditRecord
 from kubelend.core.errors import InvalidInput
-from kubelend.core.journal import AuditRecord
-from kubelend.wire.audit_bodies import Actor, AuditLine, AuditLog
+from kubelend.wire.admin_bodies import Actor, AuditLine, AuditLog
 
 MAX_LINE_NUMBER = 2**63 - 1
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from kubelend.api import access
-from kubelend.api.calls import RequestContext, json_response, paginate
-from kubelend.broker.views import ClusterView
-from kubelend.wire import bodies, conversion, texts
+from kubelend.api import request
+from kubelend.api.request import RequestContext, json_response, paginate
+from kubelend.broker import authorization
+from kubelend.broker.service import ClusterView
+from kubelend.wire import bodies, conversion, validation
 
 NO_CONTENT = 204
 
@@ -20,7 +21,7 @@ async def list_clusters(call: RequestContext) -> web.StreamResponse:
 
 
 async def get_cluster(call: RequestContext) -> web.StreamResponse:
-    access.check_own_cluster(call, call.cluster)
+    request.check_own_cluster(call, call.cluster)
     return json_response(_cluster_body(call, await call.broker.cluster(call.cluster)))
 
 
@@ -47,7 +48,7 @@ async def remove_cluster(call: RequestContext) -> web.StreamResponse:
 
 async def _read_reason(call: RequestContext) -> str:
     body = await call.optional_body(bodies.CordonRequest)
-    return texts.check_plain(body.reason, "reason") or f"by {call.caller.name}"
+    return validation.check_plain(body.reason, "reason") or f"by {call.caller.name}"
 
 
 def _cluster_body(call: RequestContext, view: ClusterView) -> bodies.Cluster:
@@ -56,3 +57,23 @@ def _cluster_body(call: RequestContext, view: ClusterView) -> bodies.Cluster:
         conversion.from_cluster(cluster, reserved),
         conversion.from_cluster_status(cluster, reserved, lent, holds, call.broker.clock()),
     )
+
+
+async def publish_advertisement(call: RequestContext) -> web.StreamResponse:
+    body = await call.body(bodies.Advertisement)
+    cluster = call.caller.cluster
+    authorization.check_cluster_id(body.cluster_id, cluster)
+    advertisement = conversion.to_advertisement(body, cluster, call.broker.clock())
+    view, holds = await call.broker.advertise(advertisement, call.caller.until)
+    return json_response(
+        bodies.PublishResult(
+            conversion.published_advertisement(body, view.cluster, view.reserved),
+            [conversion.from_reservation(found) for found in holds],
+        )
+    )
+
+
+async def get_advertisement(call: RequestContext) -> web.StreamResponse:
+    request.check_own_cluster(call, call.cluster)
+    view = await call.broker.cluster(call.cluster)
+    return json_response(conversion.from_cluster(view.cluster, view.reserved))

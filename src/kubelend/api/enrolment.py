@@ -15,15 +15,16 @@ from typing import NamedTuple
 import structlog
 from aiohttp import web
 
-from kubelend.api import reading, roots
-from kubelend.api.calls import json_response
-from kubelend.api.limits import RateLimiter
-from kubelend.api.roots import RequestScope
-from kubelend.broker.journal import AuditLog
+from kubelend.api import middleware
+from kubelend.api import request as api_request
+from kubelend.api.middleware import RequestScope
+from kubelend.api.request import json_response
+from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Issued
 from kubelend.broker.writer import CURRENT_ACTOR
+from kubelend.core.audit_log import Actor
 from kubelend.core.errors import (
     Conflict,
     Forbidden,
@@ -34,15 +35,13 @@ from kubelend.core.errors import (
     NotFound,
     TokenRefused,
 )
-from kubelend.core.journal import Actor
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import TokenId
-from kubelend.core.roles import Role
-from kubelend.kits.networks import rate_limit_key
-from kubelend.kits.repeats import LogThrottle
-from kubelend.pki import identities, tokens
-from kubelend.transports.admission import ConnectionLimits
-from kubelend.wire import enrolment, membership_bodies
-from kubelend.wire.enrolment import EnrolmentRoute
+from kubelend.kits.ratelimit import LogThrottle, RateLimiter, rate_limit_key
+from kubelend.pki import identity, tokens
+from kubelend.transports.listener import ConnectionLimits
+from kubelend.wire import admin_bodies, routes
+from kubelend.wire.routes import EnrolmentRoute
 
 MAX_BODY_BYTES = 24 * 1024
 """Maximum size of a body: certificate signing request, token and name."""
@@ -107,7 +106,7 @@ class EnrolmentContext(NamedTuple):
 
 def make_enrolment_api(
     membership: Membership, metrics: Metrics, audit_log: AuditLog, read_timeout: float
-) -> roots.HttpHandler:
+) -> middleware.HttpHandler:
     """Combines both routes into the handler that the server calls."""
     context = EnrolmentContext(
         membership,
@@ -131,17 +130,15 @@ def make_enrolment_api(
             raise found
         return _HANDLERS[found](request, context)
 
-    return roots.handle(enter, partial(_record_rejection, context), metrics)
+    return middleware.handle(enter, partial(_record_rejection, context), metrics)
 
 
 async def _get_authorities(_: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:
-    return web.Response(
-        text=context.membership.authority.authorities, content_type=enrolment.PEM_TYPE
-    )
+    return web.Response(text=context.membership.authority.authorities, content_type=routes.PEM_TYPE)
 
 
 async def _post_join(request: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:
-    body = await reading.read_body(request, membership_bodies.JoinRequest, context.read_timeout)
+    body = await api_request.read_body(request, admin_bodies.JoinRequest, context.read_timeout)
     role = _parse_role(body.role)
     CURRENT_ACTOR.set(_actor(request, body.name))
     source = rate_limit_key(request.remote or "")
@@ -158,22 +155,22 @@ async def _post_join(request: web.BaseRequest, context: EnrolmentContext) -> web
         raise
     context.failed_tokens.give_back(source)
     if not isinstance(answer, Issued):
-        return json_response(membership_bodies.JoinPending("Pending", answer.asks), ACCEPTED)
+        return json_response(admin_bodies.JoinPending("Pending", answer.asks), ACCEPTED)
     port = context.membership.api_port
-    return json_response(membership_bodies.JoinResult(answer.chain, answer.authorities, port))
+    return json_response(admin_bodies.JoinResult(answer.chain, answer.authorities, port))
 
 
 _HANDLERS: dict[
     EnrolmentRoute, Callable[[web.BaseRequest, EnrolmentContext], Awaitable[web.StreamResponse]]
 ] = {
-    enrolment.AUTHORITIES_ROUTE: _get_authorities,
-    enrolment.JOIN_ROUTE: _post_join,
+    routes.AUTHORITIES_ROUTE: _get_authorities,
+    routes.JOIN_ROUTE: _post_join,
 }
 
 
 def _route(request: web.BaseRequest, api_port: int) -> EnrolmentRoute | NotFound | MethodNotAllowed:
     path = request.rel_url.raw_path
-    known = [route for route in enrolment.ENROLMENT_ROUTES if route.path == path]
+    known = [route for route in routes.ENROLMENT_ROUTES if route.path == path]
     if not known:
         return NotFound("this is the enrolment port", hint=f"use {api_port} for the API")
     for route in known:
@@ -191,7 +188,7 @@ def _parse_role(text: str) -> Role | None:
 
 def _actor(request: web.BaseRequest, name: str = "") -> Actor:
     # The name is unverified: an invalid one is not recorded.
-    known = name if len(name) <= identities.MAX_NAME_LENGTH and name.isprintable() else ""
+    known = name if len(name) <= identity.MAX_NAME_LENGTH and name.isprintable() else ""
     return Actor(known, APPLICANT_ROLE, request.remote or "")
 
 

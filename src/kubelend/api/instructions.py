@@ -10,10 +10,10 @@ from itertools import islice
 import msgspec
 from aiohttp import web
 
-from kubelend.api import speaking
-from kubelend.api.calls import RequestContext, json_response
-from kubelend.broker import instructions, parties
-from kubelend.broker.views import StreamStart
+from kubelend.api import request
+from kubelend.api.request import RequestContext, json_response
+from kubelend.broker import authorization, streams
+from kubelend.broker.service import StreamStart
 from kubelend.core.errors import InvalidInput, KubelendError, LimitExceeded
 from kubelend.core.models import Reservation
 from kubelend.wire import bodies, conversion
@@ -37,14 +37,14 @@ async def list_instructions(call: RequestContext) -> web.StreamResponse:
 
 
 async def acknowledge(call: RequestContext) -> web.StreamResponse:
-    found = await parties.acknowledge_hold(call.broker, call.reservation, call.caller.cluster)
+    found = await authorization.acknowledge_hold(call.broker, call.reservation, call.caller.cluster)
     return json_response(conversion.from_reservation(found))
 
 
 async def refuse(call: RequestContext) -> web.StreamResponse:
     body = await call.optional_body(bodies.RefuseRequest)
     cluster = call.caller.cluster
-    found = await parties.refuse_hold(call.broker, call.reservation, cluster, body.reason)
+    found = await authorization.refuse_hold(call.broker, call.reservation, cluster, body.reason)
     return json_response(conversion.from_reservation(found))
 
 
@@ -56,7 +56,7 @@ async def stream_instructions(call: RequestContext) -> web.StreamResponse:
             f"{cluster} has {MAX_STREAMS_PER_CLUSTER} streams open", retry_after=KEEP_ALIVE_SECONDS
         )
     async with call.broker.stream(cluster, after, call.caller.proxy) as opening:
-        with speaking.hold_agent_session(call, opening.subscription):
+        with request.hold_agent_session(call, opening.subscription):
             response = web.StreamResponse(headers=_HEADERS)
             with suppress(ConnectionResetError):  # the client disconnected
                 await response.prepare(call.request)
@@ -114,16 +114,16 @@ async def _encode_events(reservations: Iterable[Reservation], call: RequestConte
     told = [
         instruction
         for found in reservations
-        for instruction in instructions.instructions_for(call.caller.cluster, found)
+        for instruction in streams.instructions_for(call.caller.cluster, found)
     ]
     texts = await asyncio.gather(*(_encode_event(instruction, call) for instruction in told))
     return b"".join(texts)
 
 
-async def _encode_event(instruction: instructions.Instruction, call: RequestContext) -> bytes:
+async def _encode_event(instruction: streams.Instruction, call: RequestContext) -> bytes:
     found = instruction.reservation
     grant = await call.app.grant_signer.grant(found, call.caller.cluster)
-    text = msgspec.json.encode(parties.instruction_body(instruction, grant or ""))
+    text = msgspec.json.encode(authorization.instruction_body(instruction, grant or ""))
     return b"id: %d\nevent: instruction\ndata: %s\n\n" % (found.revision, text)
 
 

@@ -1,57 +1,79 @@
-"""Rate limiting with one token bucket per caller."""
+"""Handlers of lending policies and quotas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from aiohttp import web
 
-from kubelend.core.errors import RateLimited
+from kubelend.api import request
+from kubelend.api.request import RequestContext, json_response, paginate
+from kubelend.broker.service import PolicyView, QuotaView
+from kubelend.core.errors import InvalidIdentity, NotFound
+from kubelend.core.models import ClusterId
+from kubelend.pki import identity
+from kubelend.wire import admin_bodies, admin_conversion
 
-_EVICT_ABOVE = 10_000
-"""Number of buckets at which full ones, which hold no information, are evicted.
-
-If many remain, their number has to double before the next eviction, so that its amortized cost is constant.
-"""
+NO_CONTENT = 204
 
 
-class RateLimiter:
-    """Allows `rate` requests per second and caller, with bursts of `burst`; a rate of 0 is unlimited."""
+async def get_policy(call: RequestContext) -> web.StreamResponse:
+    request.check_own_cluster(call, call.cluster)
+    return json_response(_policy_body(await call.app.limits.policy(call.cluster)))
 
-    def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
-        self._rate = rate
-        self._burst = max(burst, 1)
-        self._clock = clock
-        self._buckets: dict[str, tuple[float, float]] = {}
-        self._evict_above = _EVICT_ABOVE
 
-    def admit(self, key: str) -> None:
-        """Takes a token, or raises `RateLimited` with the time until the next one."""
-        if not self._rate:
-            return
-        now = self._clock()
-        tokens = self._tokens(key, now)
-        if tokens < 1:
-            wait = (1 - tokens) / self._rate
-            raise RateLimited(
-                f"{key} exceeds {self._rate:g} requests per second",
-                hint=f"wait {wait:.2f}s",
-                retry_after=wait,
-            )
-        self._buckets[key] = (tokens - 1, now)
-        if len(self._buckets) > self._evict_above:
-            self._evict_full(now)
+async def set_policy(call: RequestContext) -> web.StreamResponse:
+    cluster = _cluster_in_path(call)
+    body = await call.body(admin_bodies.PolicyRequest)
+    policy = admin_conversion.to_policy(body)
+    return json_response(_policy_body(await call.app.limits.set_policy(cluster, policy)))
 
-    def refund(self, key: str) -> None:
-        """Returns a token taken by `admit`."""
-        if key in self._buckets:
-            tokens, since = self._buckets[key]
-            self._buckets[key] = (min(self._burst, tokens + 1), since)
 
-    def _tokens(self, key: str, now: float) -> float:
-        tokens, since = self._buckets.get(key, (self._burst, now))
-        return min(self._burst, tokens + (now - since) * self._rate)
+async def clear_policy(call: RequestContext) -> web.StreamResponse:
+    await call.app.limits.clear_policy(call.cluster)
+    return web.Response(status=NO_CONTENT)
 
-    def _evict_full(self, now: float) -> None:
-        full = [name for name in self._buckets if self._tokens(name, now) >= self._burst]
-        for name in full:
-            del self._buckets[name]
-        self._evict_above = max(_EVICT_ABOVE, 2 * len(self._buckets))
+
+async def list_quotas(call: RequestContext) -> web.StreamResponse:
+    limit = call.page_size()
+    found = await call.app.limits.quotas(call.request.query.get("continue", ""), limit + 1)
+    views, more = paginate(found, limit, lambda view: view.cluster)
+    return json_response(admin_bodies.QuotaList([_quota_body(view) for view in views], more))
+
+
+async def get_quota(call: RequestContext) -> web.StreamResponse:
+    request.check_own_cluster(call, call.cluster)
+    return json_response(_quota_body(await call.app.limits.quota(call.cluster)))
+
+
+async def set_quota(call: RequestContext) -> web.StreamResponse:
+    cluster = _cluster_in_path(call)
+    quota = admin_conversion.to_quota(await call.body(admin_bodies.QuotaRequest))
+    return json_response(_quota_body(await call.app.limits.set_quota(cluster, quota)))
+
+
+async def clear_quota(call: RequestContext) -> web.StreamResponse:
+    await call.app.limits.clear_quota(call.cluster)
+    return web.Response(status=NO_CONTENT)
+
+
+def _cluster_in_path(call: RequestContext) -> ClusterId:
+    """Returns the cluster in the path, known or not; raises `NotFound` for an invalid name."""
+    try:
+        identity.check_common_name(call.cluster)
+    except InvalidIdentity as problem:
+        raise NotFound(
+            f"invalid cluster name {call.cluster[:64]!r}", hint=problem.message
+        ) from None
+    return call.cluster
+
+
+def _policy_body(view: PolicyView) -> admin_bodies.PolicyStatus:
+    return admin_bodies.PolicyStatus(
+        view.cluster,
+        admin=admin_conversion.from_policy(view.admin_policy),
+        advertised=admin_conversion.from_policy(view.advertised),
+        effective=admin_conversion.from_lending(view.effective),
+    )
+
+
+def _quota_body(view: QuotaView) -> admin_bodies.QuotaStatus:
+    return admin_conversion.from_quota(view.cluster, view.usage, view.at)

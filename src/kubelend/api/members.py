@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from aiohttp import web
 
-from kubelend.api.calls import RequestContext, json_response, paginate
+from kubelend.api.request import RequestContext, json_response, paginate
 from kubelend.broker.membership import PresentedCertificate
+from kubelend.core import durations
+from kubelend.core.enrolment import MAX_TOKEN_TTL, MIN_TOKEN_TTL
 from kubelend.core.errors import Conflict, InvalidIdentity, InvalidInput, NotFound
-from kubelend.core.members import MemberId, MembershipStatus
-from kubelend.core.roles import Role
-from kubelend.pki import identities, lifetimes
-from kubelend.pki.identities import Caller
-from kubelend.wire import certificate_bodies, membership_bodies, texts
-from kubelend.wire.membership_conversion import from_member
+from kubelend.core.lifecycle import Role
+from kubelend.core.members import MemberId, MembershipStatus, Token, TokenId
+from kubelend.pki import identity, tokens, x509
+from kubelend.pki.identity import Caller
+from kubelend.pki.tokens import NewToken
+from kubelend.wire import admin_bodies, admin_conversion, conversion, validation
+from kubelend.wire.admin_bodies import TokenRequest
+from kubelend.wire.admin_conversion import from_member
 
 NO_CONTENT = 204
 
@@ -21,13 +27,11 @@ async def list_members(call: RequestContext) -> web.StreamResponse:
     limit, after = call.page_size(), MemberId(call.request.query.get("continue", ""))
     found = await call.app.membership.members(after, limit + 1, _query_status(call))
     members, more = paginate(found, limit, lambda member: member.id)
-    return json_response(
-        membership_bodies.MemberList([from_member(member) for member in members], more)
-    )
+    return json_response(admin_bodies.MemberList([from_member(member) for member in members], more))
 
 
 async def approve_member(call: RequestContext) -> web.StreamResponse:
-    body = await call.optional_body(membership_bodies.AcceptRequest)
+    body = await call.optional_body(admin_bodies.AcceptRequest)
     role, name = _member_in_path(call)
     member = await call.app.membership.approve(
         role, name, body.key, call.caller.name, keep_old=body.keep_old
@@ -41,14 +45,14 @@ async def deny_member(call: RequestContext) -> web.StreamResponse:
 
 
 async def revoke_member(call: RequestContext) -> web.StreamResponse:
-    body = await call.optional_body(membership_bodies.RevokeRequest)
+    body = await call.optional_body(admin_bodies.RevokeRequest)
     role, name = _other_member_in_path(call)
-    why = texts.check_plain(body.reason, "reason")
+    why = validation.check_plain(body.reason, "reason")
     done = await call.app.membership.revoke(
         role, name, reason=why, by=call.caller.name, release=body.release
     )
     return json_response(
-        membership_bodies.Revocation(
+        admin_bodies.Revocation(
             from_member(done.member),
             done.was_known,
             list(done.released),
@@ -63,7 +67,7 @@ async def remove_member(call: RequestContext) -> web.StreamResponse:
     role, name = _other_member_in_path(call)
     done = await call.app.membership.remove(role, name, call.caller.name)
     return json_response(
-        membership_bodies.Removal(
+        admin_bodies.Removal(
             done.member is not None,
             None if done.member is None else done.member.forget_at,
             list(done.left_behind.tokens),
@@ -74,18 +78,18 @@ async def remove_member(call: RequestContext) -> web.StreamResponse:
 
 async def renew_certificate(call: RequestContext) -> web.StreamResponse:
     """Renews the caller's own certificate; only the key of the signing request is used."""
-    body = await call.body(certificate_bodies.CertificateRequest)
+    body = await call.body(admin_bodies.CertificateRequest)
     caller = call.caller
     issued = await call.app.membership.renew(
         caller.role, caller.name, body.request, _presented_certificate(caller)
     )
-    return json_response(certificate_bodies.IssuedCertificate(issued.chain, issued.authorities))
+    return json_response(admin_bodies.IssuedCertificate(issued.chain, issued.authorities))
 
 
 def _presented_certificate(caller: Caller) -> PresentedCertificate:
     if caller.since is None or caller.until is None:
         raise InvalidIdentity("the certificate has no expiry time")
-    return PresentedCertificate(lifetimes.min_lifetime(caller.since, caller.until), caller.until)
+    return PresentedCertificate(x509.min_lifetime(caller.since, caller.until), caller.until)
 
 
 def _member_in_path(call: RequestContext) -> tuple[Role, str]:
@@ -93,7 +97,7 @@ def _member_in_path(call: RequestContext) -> tuple[Role, str]:
     if role not in list(Role):
         raise NotFound(f"unknown role {role[:24]!r}", hint=f"use one of {', '.join(Role)}")
     try:
-        identities.check_common_name(name)
+        identity.check_common_name(name)
     except InvalidIdentity as problem:
         raise NotFound(f"invalid name {name[:64]!r}", hint=problem.message) from None
     return Role(role), name
@@ -117,3 +121,78 @@ def _query_status(call: RequestContext) -> MembershipStatus | None:
         known = ", ".join(MembershipStatus)
         raise InvalidInput(f"standing: {text[:24]!r} is unknown", hint=f"use one of {known}")
     return MembershipStatus(text)
+
+
+CREATED = 201
+
+
+async def create_token(call: RequestContext) -> web.StreamResponse:
+    body = await call.optional_body(TokenRequest)
+    made = tokens.new_token()
+    record = _token_record(body, made, call.caller.name, call.broker.clock())
+    membership = call.app.membership
+    stored = await membership.create_token(record)
+    authority = membership.authority
+    answer = admin_bodies.NewToken(
+        token=made.text,
+        id=stored.id,
+        role=stored.role.value,
+        expires_at=stored.expires_at,
+        uses=stored.uses_left,
+        enrol_port=membership.enrol_port,
+        ca_hash=authority.pin,
+        certificate_lifetime=durations.format_duration_short(authority.lifetime),
+        name=stored.name,
+    )
+    return json_response(answer, CREATED)
+
+
+async def list_tokens(call: RequestContext) -> web.StreamResponse:
+    now = call.broker.clock()
+    found = await call.app.membership.tokens()
+    return json_response(
+        admin_bodies.TokenList([admin_conversion.from_token(one, now) for one in found])
+    )
+
+
+async def delete_token(call: RequestContext) -> web.StreamResponse:
+    await call.app.membership.delete_token(TokenId(call.path_param("token")))
+    return web.Response(status=NO_CONTENT)
+
+
+def _token_record(body: TokenRequest, made: NewToken, by: str, now: datetime) -> Token:
+    role = Role(body.role)
+    _check_token_name(body.name, role)
+    return Token(
+        id=TokenId(made.id),
+        digest=made.digest,
+        role=role,
+        created_at=now,
+        created_by=by,
+        expires_at=now + _token_ttl(body.ttl),
+        uses_left=body.uses,
+        name=body.name,
+    )
+
+
+def _token_ttl(text: str) -> timedelta:
+    asked = conversion.positive_duration(text or admin_bodies.DEFAULT_TTL, "ttl")
+    if asked > MAX_TOKEN_TTL:
+        raise InvalidInput(
+            f"ttl: {text} is more than {durations.format_duration_short(MAX_TOKEN_TTL)}",
+            hint="create another token when it is needed",
+        )
+    if asked < MIN_TOKEN_TTL:
+        raise InvalidInput(
+            f"ttl: {text} is less than {durations.format_duration_short(MIN_TOKEN_TTL)}"
+        )
+    return asked
+
+
+def _check_token_name(name: str, role: Role) -> None:
+    """Rejects an invalid name when the token is created, and not when it is used."""
+    try:
+        if name:
+            identity.client_profile(name, role)
+    except InvalidIdentity as problem:
+        raise InvalidInput(f"name: {problem.message}", hint=problem.hint) from None

@@ -6,17 +6,16 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from kubelend.api import access
-from kubelend.api.calls import RequestContext, json_response, paginate
-from kubelend.broker import parties
-from kubelend.broker.instructions import Side
-from kubelend.broker.views import PageRequest
+from kubelend.api import request as api_request
+from kubelend.api.request import RequestContext, json_response, paginate
+from kubelend.broker import authorization
+from kubelend.broker.service import PageRequest
+from kubelend.broker.streams import Side
 from kubelend.core import explanations
 from kubelend.core.errors import InvalidInput, WrongPhase
-from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.lifecycle import Phase, Reason, Role
 from kubelend.core.models import ClusterId, Request, Reservation
-from kubelend.core.roles import Role
-from kubelend.wire import bodies, conversion, grant_bodies
+from kubelend.wire import bodies, conversion
 from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_FINISHED, MAX_KEY_LENGTH, check_idempotency_key
 
 CREATED, ACCEPTED = 201, 202
@@ -50,40 +49,40 @@ async def list_reservations(call: RequestContext) -> web.StreamResponse:
 
 
 async def get_reservation(call: RequestContext) -> web.StreamResponse:
-    return json_response(conversion.from_reservation(await access.visible_reservation(call)))
+    return json_response(conversion.from_reservation(await api_request.visible_reservation(call)))
 
 
 async def get_grant(call: RequestContext) -> web.StreamResponse:
     """Returns the signed grant, with which requester and provider prove the reservation to each other."""
-    found = await access.visible_reservation(call)
+    found = await api_request.visible_reservation(call)
     signed = await call.app.grant_signer.grant(found, call.caller.cluster)
     if signed is None:
         raise WrongPhase(
             f"{found.id} is {found.phase}", hint="only a Reserved or Active reservation has a grant"
         )
-    return json_response(grant_bodies.SignedGrant(signed))
+    return json_response(bodies.SignedGrant(signed))
 
 
 async def release(call: RequestContext) -> web.StreamResponse:
     """Releases a reservation; for a finished one, also archived, returns its final state."""
-    found = await access.owned_reservation(call)
+    found = await api_request.owned_reservation(call)
     by_admin = call.caller.role is Role.ADMIN
     reason = Reason.BY_ADMIN if by_admin else Reason.BY_REQUESTER
     return json_response(conversion.from_reservation(await call.broker.release(found.id, reason)))
 
 
 async def activate(call: RequestContext) -> web.StreamResponse:
-    found = await access.owned_reservation(call)
-    found = await call.broker.activate(parties.unfinished(found))
+    found = await api_request.owned_reservation(call)
+    found = await call.broker.activate(authorization.unfinished(found))
     return json_response(conversion.from_reservation(found))
 
 
 async def renew(call: RequestContext) -> web.StreamResponse:
     body = await call.optional_body(bodies.RenewRequest)
-    found = await access.owned_reservation(call)
+    found = await api_request.owned_reservation(call)
     terms = call.app.terms
     duration = conversion.bounded_duration(body.duration, terms) if body.duration else None
-    found = await call.broker.renew(parties.unfinished(found), duration)
+    found = await call.broker.renew(authorization.unfinished(found), duration)
     return json_response(conversion.from_reservation(found))
 
 
@@ -93,7 +92,7 @@ async def explain(call: RequestContext) -> web.StreamResponse:
 
 
 async def explain_reservation(call: RequestContext) -> web.StreamResponse:
-    found = await access.visible_reservation(call)
+    found = await api_request.visible_reservation(call)
     explanation = await call.broker.explain_reservation(found, _candidate_limit(call))
     return json_response(conversion.from_explanation(explanation))
 
@@ -151,7 +150,7 @@ def _cluster_filter(call: RequestContext) -> ClusterId | None:
     named = call.request.query.get("cluster")
     if call.caller.role is Role.CLUSTER:
         if named is not None:
-            access.check_own_cluster(call, ClusterId(named))
+            api_request.check_own_cluster(call, ClusterId(named))
         return call.caller.cluster
     if named is None and "role" in call.request.query:
         raise InvalidInput("role: needs a cluster", hint="add cluster=NAME")

@@ -20,36 +20,30 @@ from typing import NamedTuple
 import structlog
 from aiohttp.web_response import Response
 
-from kubelend.agent.collecting import Collector
-from kubelend.agent.listening import InstructionListener
-from kubelend.agent.measuring import LocalPublisher
+from kubelend.agent.collector import Collector
+from kubelend.agent.health import ActiveAgentGate, ComponentHealth
+from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
 from kubelend.agent.peering import PeeringReconciler
-from kubelend.agent.place import ActiveAgentGate
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.agent.promises import HoldTable
-from kubelend.agent.providing import ProviderConfig, ProviderReconciler
-from kubelend.agent.publishing import Publisher
-from kubelend.agent.requesting import ResourceRequestReconciler
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
-from kubelend.api import pages
-from kubelend.apps import launching, stopping, surroundings
-from kubelend.apps.agent_certificate import AgentCertificateRenewer
+from kubelend.agent.provider import ProviderConfig, ProviderReconciler
+from kubelend.agent.publisher import LocalPublisher, Publisher
+from kubelend.agent.requester import ResourceRequestReconciler
+from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.agent.stream import InstructionListener
+from kubelend.apps import agent_environment, agent_launcher
+from kubelend.apps.agent_environment import AgentEnvironment
+from kubelend.apps.agent_launcher import AgentCertificateRenewer, AgentLaunch
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Address
-from kubelend.apps.launching import AgentLaunch
-from kubelend.apps.surroundings import AgentEnvironment
 from kubelend.communicators import factory
-from kubelend.communicators.delayed import DelayMiddleware
-from kubelend.communicators.measured import MetricsMiddleware
-from kubelend.communicators.options import CommunicatorOptions
-from kubelend.communicators.placed import SessionMiddleware
+from kubelend.communicators.factory import CommunicatorOptions
+from kubelend.communicators.middleware import DelayMiddleware, MetricsMiddleware, SessionMiddleware
 from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.kits import logs, tasks
-from kubelend.transports import http_server
-from kubelend.transports.admission import ConnectionLimits
+from kubelend.transports import server
+from kubelend.transports.listener import ConnectionLimits
 
 COMPONENTS = (
     *("collector", "publisher", "advertisement", "stream"),
@@ -69,7 +63,7 @@ log = structlog.get_logger("kubelend.agent")
 def main() -> None:
     """Entry point of the agent process; reads its settings from the environment."""
     try:
-        run_agent(launching.read_launch(os.environ))
+        run_agent(agent_launcher.read_launch(os.environ))
     except KubelendError as problem:
         print("error:", " ".join(str(problem).split()), file=sys.stderr)  # noqa: T201 - as `kubelend` prints it
         sys.exit(USAGE if isinstance(problem, InvalidInput | InvalidSettings) else UNEXPECTED)
@@ -84,7 +78,7 @@ def run_agent(launched: AgentLaunch) -> None:
 async def serve_agent(launched: AgentLaunch) -> None:
     """Runs the agent in the current event loop."""
     async with open_agent(launched) as process:
-        ended = await tasks.run_all(process.root_tasks() | {"signals": stopping.wait_for_signal()})
+        ended = await tasks.run_all(process.root_tasks() | {"signals": tasks.wait_for_signal()})
     if ended != "signals":
         raise KubelendError(f"root task {ended} ended unexpectedly")
 
@@ -106,7 +100,7 @@ class AgentApp:
         self._renew_at = renew_at
         self._environment = around
         self._cluster = cluster
-        self._advertising = surroundings.advertising_settings(settings, around, cluster)
+        self._advertising = agent_environment.advertising_settings(settings, around, cluster)
         self._inventory = Inventory()
         self._reservation_cache = ReservationCache()
         self._active_gate = ActiveAgentGate()
@@ -171,7 +165,7 @@ class AgentApp:
         await self._active_gate.wait()
         await work()
 
-    def _make_collector(self, on_change: surroundings.Callback) -> Collector:
+    def _make_collector(self, on_change: agent_environment.Callback) -> Collector:
         return Collector(self._environment.source, self._inventory, self.health, on_change)
 
     def _make_publisher(self, broker: BrokerCommunicator) -> Publisher:
@@ -226,7 +220,7 @@ class AgentApp:
 
     def _make_peering(self, broker: BrokerCommunicator) -> PeeringReconciler:
         around = self._environment
-        peering = surroundings.make_peering(self._settings, self._cluster)
+        peering = agent_environment.make_peering(self._settings, self._cluster)
         return PeeringReconciler(
             around.objects, broker, self._reservation_cache, peering, self.health, around.clock
         )
@@ -260,7 +254,7 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
     """Builds the agent and opens its listeners. At exit the agent session at the broker is closed."""
     settings = launched.settings
     async with AsyncExitStack() as stack:
-        around = await stack.enter_async_context(surroundings.open_environment(settings))
+        around = await stack.enter_async_context(agent_environment.open_environment(settings))
         cluster = settings.cluster_id or await around.source.identity()
         process = AgentApp(settings, around, cluster, launched.renew_at)
         process.communicator = await _connect(settings, around, process.metrics, stack)
@@ -307,41 +301,41 @@ async def _connect(
 class _Listener(NamedTuple):
     name: str
     address: Address | None
-    handler: pages.HttpHandler
+    handler: server.HttpHandler
 
 
 async def _listen(
     settings: AgentSettings, process: AgentApp, stack: AsyncExitStack
 ) -> dict[str, int]:
     ports = {}
-    limits = http_server.ServerLimits(connections=ConnectionLimits(connections=64))
+    limits = server.ServerLimits(connections=ConnectionLimits(connections=64))
     for name, address, handler in (
         _Listener("probes", settings.health_probe_bind_address, _probe_handler(process.health)),
         _Listener("metrics", settings.metrics_bind_address, _metrics_handler(process.metrics)),
     ):
         if address is not None:
             ports[name] = await stack.enter_async_context(
-                http_server.serve_http(handler, address.host, address.port, limits)
+                server.serve_http(handler, address.host, address.port, limits)
             )
             log.info("Listening", component=name, host=address.host, port=ports[name])
     return ports
 
 
-def _probe_handler(standing: ComponentHealth) -> pages.HttpHandler:
+def _probe_handler(standing: ComponentHealth) -> server.HttpHandler:
     async def healthz() -> Response:
         return Response(text="ok")
 
     async def readyz() -> Response:
-        return pages.readiness_response(standing.not_ready_reason)
+        return server.readiness_response(standing.not_ready_reason)
 
-    return pages.serve_pages({"/healthz": healthz, "/readyz": readyz})
+    return server.serve_pages({"/healthz": healthz, "/readyz": readyz})
 
 
-def _metrics_handler(metrics: AgentMetrics) -> pages.HttpHandler:
+def _metrics_handler(metrics: AgentMetrics) -> server.HttpHandler:
     async def scrape() -> Response:
         return Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
-    return pages.serve_pages({"/metrics": scrape})
+    return server.serve_pages({"/metrics": scrape})
 
 
 async def _restore_and_publish(

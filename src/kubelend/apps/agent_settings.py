@@ -12,7 +12,7 @@ from kubelend.apps import settings
 from kubelend.apps.flags import Address, Settings
 from kubelend.core import durations, prices
 from kubelend.core.errors import InvalidInput
-from kubelend.sources import names
+from kubelend.sources import object_semantics
 
 TRANSPORTS = ("http", "kubernetes", "")
 
@@ -240,7 +240,7 @@ def _check_currency(text: str) -> None:
 
 
 def _check_name(key: str) -> None:
-    names.parse_object_key(key)
+    object_semantics.parse_object_key(key)
 
 
 _SIMULATION_FLAGS = {"simulation": "--simulation", "objects_dir": "--objects-dir"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,37 +19,35 @@ import structlog
 import uvloop
 
 import kubelend
-from kubelend.api import binding, enrolment, probes, routing
-from kubelend.api.calls import AppContext
-from kubelend.api.granting import GrantSigner
-from kubelend.api.limits import RateLimiter
-from kubelend.api.visitors import ConnectionMetrics
-from kubelend.apps import descriptors, leading, objects, stopping
+from kubelend.api import app, enrolment, health
+from kubelend.api.authentication import ConnectionMetrics
+from kubelend.api.request import AppContext
+from kubelend.apps import broker_kubernetes
+from kubelend.apps.broker_kubernetes import LeadershipSetup
+from kubelend.apps.certificates import CertificateManager
 from kubelend.apps.flags import Address
-from kubelend.apps.leading import LeadershipSetup
 from kubelend.apps.settings import BrokerSettings
-from kubelend.apps.trust import CertificateManager
-from kubelend.broker.journal import AuditLog
-from kubelend.broker.limiting import LimitService
+from kubelend.broker.agent_sessions import AgentSessions
+from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, OpenStore
-from kubelend.broker.service import Broker, BrokerRules
-from kubelend.broker.speakers import AgentSessions
+from kubelend.broker.service import Broker, BrokerRules, LimitService
 from kubelend.core.enrolment import JoinPolicy
-from kubelend.kits import clock, logs, modes, tasks
-from kubelend.kits.rhythm import CoalescingTimer
-from kubelend.pki.grants import GrantKeys
-from kubelend.stores import opening
-from kubelend.transports import http_server, tls
-from kubelend.transports.admission import ConnectionLimits
-from kubelend.transports.http_server import ReadBatching
+from kubelend.kits import clock, logs, tasks
+from kubelend.kits import files as kits_files
+from kubelend.kits.ratelimit import CoalescingTimer, RateLimiter
+from kubelend.pki.grants import GrantKeys, GrantSigner
+from kubelend.stores import factory
+from kubelend.transports import server, tls
+from kubelend.transports.listener import ConnectionLimits
+from kubelend.transports.server import ReadBatching
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.routes import ROUTES
 
 if TYPE_CHECKING:
-    from kubelend.controllers.mailboxes import ClusterNamespaces
-    from kubelend.controllers.office import ControllerManager
+    from kubelend.controllers.cluster_namespaces.manager import ClusterNamespaces
+    from kubelend.controllers.manager import ControllerManager
 
 READ_BATCH_SECONDS = 0.2
 """Seconds for which advertisements are batched. No agent waits for the response to its advertisement."""
@@ -60,7 +59,7 @@ def run_broker(settings: BrokerSettings) -> None:
     """Serves until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(settings.log_level, settings.log_format)
     _tune_interpreter()
-    descriptors.raise_file_limit()
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve_broker(settings))
     log.info("Stopped", exit_code=0)
@@ -80,7 +79,7 @@ def _tune_interpreter() -> None:
 async def serve_broker(settings: BrokerSettings) -> None:
     """Runs the broker in the current event loop."""
     async with open_broker(settings) as process:
-        await tasks.run_all(process.root_tasks() | {"signals": stopping.wait_for_signal()})
+        await tasks.run_all(process.root_tasks() | {"signals": tasks.wait_for_signal()})
 
 
 class BrokerApp(NamedTuple):
@@ -120,7 +119,7 @@ async def open_broker(
     _warn_about_file_modes(settings)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        seat = await stack.enter_async_context(leading.open_leadership(settings, now))
+        seat = await stack.enter_async_context(broker_kubernetes.open_leadership(settings, now))
         opener = open_store or _store_opener(settings)
         broker = Broker(opener, now, _rules(settings), metrics, seat.leadership, seat.replica)
         journal = AuditLog(broker, settings.audit_retention)
@@ -151,7 +150,7 @@ async def _open_controllers(
     if not settings.serves_objects:
         return None
     return await stack.enter_async_context(
-        objects.open_controllers(settings, broker, _terms(settings))
+        broker_kubernetes.open_controllers(settings, broker, _terms(settings))
     )
 
 
@@ -165,7 +164,7 @@ async def _open_cluster_namespaces(
         context.agent_sessions if context else AgentSessions(broker.clock, settings.agent_timeout)
     )
     granting = context.grant_signer.grant if context else None
-    attended = objects.open_cluster_namespaces(
+    attended = broker_kubernetes.open_cluster_namespaces(
         settings, broker, _terms(settings), speakers, granting
     )
     return await stack.enter_async_context(attended)
@@ -177,9 +176,9 @@ def _terms(settings: BrokerSettings) -> RequestLimits:
 
 def _store_opener(settings: BrokerSettings) -> OpenStore:
     """Validates the store URL now; opening it is retried by the writer."""
-    store = objects.resolved_store_url(settings)
-    opening.check_store_url(store)
-    return partial(opening.open_store, store, namespace=settings.http_namespace)
+    store = broker_kubernetes.resolved_store_url(settings)
+    factory.check_store_url(store)
+    return partial(factory.open_store, store, namespace=settings.http_namespace)
 
 
 def _rules(settings: BrokerSettings) -> BrokerRules:
@@ -193,15 +192,15 @@ def _rules(settings: BrokerSettings) -> BrokerRules:
 
 def _warn_about_file_modes(settings: BrokerSettings) -> None:
     """Warns about files that other users can read or replace; does not prevent the start."""
-    complaints = list(opening.store_mode_problems(settings.store_url))
+    complaints = list(factory.store_mode_problems(settings.store_url))
     if settings.serves_http:
         certificates = settings.certificate_directory
         complaints += [
             tls.key_mode_warning(certificates),
-            modes.directory_mode_problem(certificates),
+            kits_files.directory_mode_problem(certificates),
         ]
     if settings.ca_path:
-        complaints.append(modes.directory_mode_problem(Path(settings.ca_path)))
+        complaints.append(kits_files.directory_mode_problem(Path(settings.ca_path)))
     for complaint in filter(None, complaints):
         log.warning(complaint)
 
@@ -209,7 +208,7 @@ def _warn_about_file_modes(settings: BrokerSettings) -> None:
 class _Listener(NamedTuple):
     name: str
     address: Address
-    handler: http_server.RequestHandlerFunction
+    handler: server.RequestHandlerFunction
     context: ssl.SSLContext | None = None
 
 
@@ -226,9 +225,9 @@ def _probe_listeners(
         return next(filter(None, problems), None)
 
     if settings.health_probe_bind_address is not None:
-        yield _Listener("probes", settings.health_probe_bind_address, probes.serve_probes(unready))
+        yield _Listener("probes", settings.health_probe_bind_address, health.serve_probes(unready))
     if settings.metrics_bind_address is not None:
-        scrape = probes.serve_metrics(metrics, broker.clock)
+        scrape = health.serve_metrics(metrics, broker.clock)
         yield _Listener("metrics", settings.metrics_bind_address, scrape)
 
 
@@ -244,13 +243,13 @@ def _api_listeners(
         )
         yield _Listener("enrol", enrol, handler, trust.enrolment_context)
     api = Address(settings.http_host, settings.http_port)
-    yield _Listener("api", api, binding.make_api(routing.HANDLERS, context), trust.server_context)
+    yield _Listener("api", api, app.make_api(app.HANDLERS, context), trust.server_context)
 
 
 async def _listen(
     stack: AsyncExitStack,
     listeners: Iterable[_Listener],
-    limits: http_server.ServerLimits,
+    limits: server.ServerLimits,
     visitors: ConnectionMetrics,
 ) -> dict[str, int]:
     ports = {}
@@ -265,7 +264,7 @@ async def _listen(
             own = _enrolment_limits(limits)
         watch = visitors if context else None
         ports[name] = await stack.enter_async_context(
-            http_server.serve_http(handler, host, port, own, context, watch, visitors.caller_key)
+            server.serve_http(handler, host, port, own, context, watch, visitors.caller_key)
         )
         log.info("Listening", component=name, host=host, port=ports[name])
     return ports
@@ -283,7 +282,7 @@ _FEW_CONNECTIONS = ConnectionLimits(connections=128)
 """Connection limits of the probe and metrics listeners."""
 
 
-def _enrolment_limits(limits: http_server.ServerLimits) -> http_server.ServerLimits:
+def _enrolment_limits(limits: server.ServerLimits) -> server.ServerLimits:
     """Limits of the enrolment listener: a client that sends no body must not block others."""
     return limits._replace(
         read=min(limits.read, timedelta(seconds=enrolment.READ_TIMEOUT)),
@@ -326,13 +325,13 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 def _grant_keys(settings: BrokerSettings) -> GrantKeys:
     """Opens the key file, by default next to the store. Without a file store the keys are in memory only."""
-    beside = opening.path_beside(settings.store_url, "grants.key")
+    beside = factory.path_beside(settings.store_url, "grants.key")
     path = Path(settings.grant_key) if settings.grant_key else beside
     return GrantKeys.create() if path is None else GrantKeys.load_or_create(path)
 
 
-def _server_limits(settings: BrokerSettings) -> http_server.ServerLimits:
-    return http_server.ServerLimits(
+def _server_limits(settings: BrokerSettings) -> server.ServerLimits:
+    return server.ServerLimits(
         handshake=settings.handshake_timeout,
         read=settings.read_timeout,
         idle=settings.idle_timeout,
@@ -344,9 +343,7 @@ def _server_limits(settings: BrokerSettings) -> http_server.ServerLimits:
 
 def _connection_limits(settings: BrokerSettings) -> ConnectionLimits:
     """Returns the connection limits, reduced to what the limit of open files allows."""
-    connections = descriptors.connection_limit(
-        settings.max_connections, descriptors.file_limits().soft
-    )
+    connections = connection_limit(settings.max_connections, file_limits().soft)
     if connections < settings.max_connections:
         log.warning(
             "Limit of open files is too low for --max-connections; raise it (ulimit -Hn)",
@@ -356,3 +353,50 @@ def _connection_limits(settings: BrokerSettings) -> ConnectionLimits:
     return ConnectionLimits(
         connections, settings.max_connections_per_caller, settings.max_handshakes
     )
+
+
+RESERVED_FILES = 1024
+"""File descriptors reserved for the store, the other listeners and the log."""
+
+DEFAULT_MAX_CONNECTIONS = 16384
+"""Default maximum of connections: 1 GB of memory, if all of them are in a handshake."""
+
+MAX_OPEN_FILES = 2**20
+"""Requested where no limit is set; the Linux default of `fs.nr_open`, above which setrlimit fails."""
+
+
+class FileLimits(NamedTuple):
+    """Soft and hard limit of open files (`ulimit -Sn`, `ulimit -Hn`)."""
+
+    soft: int
+    hard: int
+
+    @property
+    def target(self) -> int:
+        """The soft limit to set."""
+        hard = MAX_OPEN_FILES if self.hard == resource.RLIM_INFINITY else self.hard
+        return self.soft if self.soft == resource.RLIM_INFINITY else max(self.soft, hard)
+
+
+def file_limits() -> FileLimits:
+    return FileLimits(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def raise_file_limit() -> FileLimits:
+    """Raises the soft limit to the hard limit. The low default is for programs that use select()."""
+    found = file_limits()
+    if found.target != found.soft:
+        # The system may refuse the hard limit; the old limit is kept then.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (found.target, found.hard))
+    now = file_limits()
+    log.debug("Raised limit of open files", limit=now.soft, before=found.soft, hard=now.hard)
+    return now
+
+
+def connection_limit(wanted: int, files: int) -> int:
+    """Returns the maximum number of connections: `wanted` (0 for the default), capped by the open files."""
+    if files == resource.RLIM_INFINITY:
+        return wanted or DEFAULT_MAX_CONNECTIONS
+    room = max(files - RESERVED_FILES, files // 2, 1)
+    return min(wanted or DEFAULT_MAX_CONNECTIONS, room)

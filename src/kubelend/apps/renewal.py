@@ -17,13 +17,15 @@ import structlog
 from cryptography import x509
 
 from kubelend.core.errors import InvalidSettings, KubelendError
-from kubelend.kits import backoff, clock, keyfiles
+from kubelend.kits import backoff, clock, files
 from kubelend.kits.backoff import Backoff
-from kubelend.kits.generations import AtomicDirectory
-from kubelend.pki import files, lifetimes, renewals
+from kubelend.kits.files import AtomicDirectory
+from kubelend.pki import csr
+from kubelend.pki import files as pki_files
+from kubelend.pki import x509 as pki_x509
 from kubelend.pki.files import Credentials
-from kubelend.transports.http_client import BrokerClient
-from kubelend.wire import certificate_bodies
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import admin_bodies
 
 RENEWAL_BACKOFF = Backoff(
     retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30)
@@ -32,11 +34,11 @@ CHECK_INTERVAL = timedelta(hours=1)
 """Upper bound of the interval: other programs may replace the files, and clocks are adjusted."""
 
 _MIN_PAUSE = timedelta(milliseconds=100)
-_CERTIFICATE_FILES = (keyfiles.TLS_CERTIFICATE, keyfiles.TLS_KEY, keyfiles.CA_CERTIFICATES)
+_CERTIFICATE_FILES = (files.TLS_CERTIFICATE, files.TLS_KEY, files.CA_CERTIFICATES)
 
 log = structlog.get_logger("kubelend.renewal")
 
-RequestCertificate = Callable[[str], Awaitable[certificate_bodies.IssuedCertificate]]
+RequestCertificate = Callable[[str], Awaitable[admin_bodies.IssuedCertificate]]
 """Sends a CSR to the broker over a connection authenticated with the old certificate."""
 
 VerifyCredentials = Callable[[Path], Awaitable[object]]
@@ -74,7 +76,7 @@ class Renewer:
 
     def renew_at(self) -> datetime:
         """When renewal is due: with 20 to 25 % of the lifetime left, random but equal in all processes."""
-        return lifetimes.renewal_time(self._certificate())
+        return pki_x509.renewal_time(self._certificate())
 
     def is_due(self, now: datetime) -> bool:
         return now >= self.renew_at()
@@ -109,18 +111,18 @@ class Renewer:
         with self._files.try_lock() as is_ours:
             if not is_ours or not (force or self.is_due(now)):
                 return None
-            old = files.load_credentials(self._directory)
+            old = pki_files.load_credentials(self._directory)
             # In a thread: creating an RSA key and writing to disk take time.
-            renewal = await asyncio.to_thread(renewals.begin_renewal, old)
+            renewal = await asyncio.to_thread(csr.begin_renewal, old)
             answer = await self._request(renewal.request)
-            new = renewals.accept_renewal(renewal, answer.certificate, answer.authorities, now)
+            new = csr.accept_renewal(renewal, answer.certificate, answer.authorities, now)
             await self._install(new)
             return new
 
     async def _install(self, new: Credentials) -> None:
         """Installs files only after a successful call with them; broken ones would lock the client out."""
         try:
-            staged = await asyncio.to_thread(self._files.stage, renewals.credential_files(new))
+            staged = await asyncio.to_thread(self._files.stage, csr.credential_files(new))
             await self._verify(staged)
             await asyncio.to_thread(self._files.switch_to, staged)
         finally:
@@ -170,4 +172,4 @@ class Renewer:
         return min(max(wanted - now, _MIN_PAUSE), CHECK_INTERVAL)
 
     def _certificate(self) -> x509.Certificate:
-        return files.load_certificates(self._directory / keyfiles.TLS_CERTIFICATE)[0]
+        return pki_files.load_certificates(self._directory / files.TLS_CERTIFICATE)[0]

@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from kubelend.apps import trials
-from kubelend.apps.children import BrokerProcess
-from kubelend.apps.trials import TemporaryDeployment
-from kubelend.bench import fleets, processes, progress, requests, running, strategies, windows
-from kubelend.bench.identities import FleetCertificates
-from kubelend.bench.strategies import ConnectionStrategy, Direct, Proxied
-from kubelend.bench.windows import UsageWindow
+from kubelend.bench import fixtures, measure
+from kubelend.bench import load as bench_load
+from kubelend.bench.fixtures import FleetCertificates
+from kubelend.bench.load import ConnectionStrategy, Direct, Proxied
+from kubelend.bench.measure import UsageWindow
 from kubelend.core.errors import InvalidInput
+from kubelend.core.lifecycle import Role
 from kubelend.core.models import Cluster
-from kubelend.core.roles import Role
+from kubelend.envtest import processes
+from kubelend.envtest.processes import BrokerProcess, TemporaryDeployment
 from kubelend.kits import clock
 from kubelend.transports import tls
 
@@ -51,23 +51,23 @@ def measure_advertise(
     clusters: int, interval: float, seconds: float, *, direct: bool
 ) -> AdvertiseResult:
     """Measures for `seconds` after all clusters have advertised once."""
-    if processes.raise_open_files() < clusters + _SPARE_FILES and direct:
+    if measure.raise_open_files() < clusters + _SPARE_FILES and direct:
         raise InvalidInput(f"{clusters} connections exceed the limit of open files (`ulimit -Hn`)")
-    with trials.temporary_deployment() as trial:
-        known = fleets.make_clusters(clusters, clock.utc_now())
+    with processes.temporary_deployment() as trial:
+        known = fixtures.make_clusters(clusters, clock.utc_now())
         identities = _issue_certificates(trial, known)
         joining = _messages(known, identities, direct)
-        news = _messages(map(fleets.with_other_pods, known), identities, direct)
+        news = _messages(map(fixtures.with_other_pods, known), identities, direct)
         proxy = tls.client_context(trial.certificate("proxy", Role.PROXY))
         with trial.broker("--rate-limit=0", *([] if direct else ["--trust-proxies"])) as broker:
             broker.wait_until_ready()
             strategy = (
                 Direct(broker.port, identities.context) if direct else Proxied(broker.port, proxy)
             )
-            load = running.run_on_uvloop(
+            load = bench_load.run_on_uvloop(
                 _run_load(strategy, broker, joining, news, interval, seconds)
             )
-    progress.clear_progress()
+    measure.clear_progress()
     return load.result(clusters, interval, direct)
 
 
@@ -75,7 +75,7 @@ def _issue_certificates(trial: TemporaryDeployment, known: list[Cluster]) -> Fle
     identities = FleetCertificates(trial, [cluster.id for cluster in known])
     for number in identities.issue():
         if number % 100 == 0:
-            progress.show_progress(f"advertise: {number:,} of {len(known):,} certificates")
+            measure.show_progress(f"advertise: {number:,} of {len(known):,} certificates")
     return identities
 
 
@@ -83,7 +83,7 @@ def _messages(
     clusters: Iterable[Cluster], identities: FleetCertificates, direct: bool
 ) -> list[bytes]:
     return [
-        requests.advertisement_request(
+        fixtures.advertisement_request(
             cluster, b"" if direct else identities.client_cert_header(number)
         )
         for number, cluster in enumerate(clusters)
@@ -118,7 +118,7 @@ async def _run_load(
     seconds: float,
 ) -> AdvertiseLoad:
     try:
-        await strategies.send_advertisements(strategy, joining, "advertise")
+        await bench_load.send_advertisements(strategy, joining, "advertise")
         return await _advertise(strategy, broker, news, interval, seconds)
     finally:
         strategy.close()
@@ -139,11 +139,11 @@ async def _advertise(
         while (due := begin + sent * gap) < begin + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             number = sent % len(messages)
-            group.create_task(strategies.send_advertisement(strategy, number, messages[number]))
+            group.create_task(bench_load.send_advertisement(strategy, number, messages[number]))
             sent += 1
-            if due - sampled >= windows.SAMPLE_SECONDS:
+            if due - sampled >= measure.SAMPLE_SECONDS:
                 sampled = due
                 window.sample()
-                progress.show_progress(f"advertise: {due - begin:.0f} of {seconds:.0f} s measured")
+                measure.show_progress(f"advertise: {due - begin:.0f} of {seconds:.0f} s measured")
     window.sample()
     return AdvertiseLoad(sent, window)

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import http.client
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from kubelend.apps import trials
-from kubelend.apps.children import AgentProcess
-from kubelend.apps.trials import TemporaryDeployment
-from kubelend.bench import progress, windows
-from kubelend.bench.replays import SimulationReplay
-from kubelend.bench.windows import UsageWindow
-from kubelend.core.errors import Unavailable, UnexpectedAnswer
-from kubelend.sources import descriptions
-from kubelend.sources.descriptions import SimulationSpec
+from kubelend.agent.ports import Change, PodDeleted
+from kubelend.bench import measure
+from kubelend.bench.measure import UsageWindow
+from kubelend.core.errors import KubelendError, Unavailable, UnexpectedAnswer
+from kubelend.core.pod_requests import Pod
+from kubelend.envtest import processes
+from kubelend.envtest.processes import AgentProcess, TemporaryDeployment
+from kubelend.sources import simulation_spec
+from kubelend.sources.simulation import SimulatedCluster
+from kubelend.sources.simulation_spec import SimulationSpec
 
 EVENTS_PER_S = 50
 
@@ -47,9 +49,9 @@ class AgentResult(msgspec.Struct, frozen=True):
 
 def measure_agent(pods: int, nodes: int, seconds: float) -> AgentResult:
     """Measures the agent of such a cluster for `seconds`, after it is ready and warmed up."""
-    described = descriptions.steady_simulation_spec(nodes, pods, EVENTS_PER_S)
-    with trials.temporary_deployment() as trial, trial.broker() as broker:
-        progress.show_progress("agent: starting")
+    described = simulation_spec.steady_simulation_spec(nodes, pods, EVENTS_PER_S)
+    with processes.temporary_deployment() as trial, trial.broker() as broker:
+        measure.show_progress("agent: starting")
         broker.wait_until_ready()
         file = _write_description(trial, described)
         with trial.agent(
@@ -60,7 +62,7 @@ def measure_agent(pods: int, nodes: int, seconds: float) -> AgentResult:
             before = _AllocationSample(agent)
             window = _measure_usage(agent, seconds)
             after = _AllocationSample(agent)
-    progress.clear_progress()
+    measure.clear_progress()
     events = after.events_since(before, described)
     return AgentResult(pods, nodes, round(events, 1), window.rss_mb, window.cpu_percent)
 
@@ -76,8 +78,8 @@ def _measure_usage(agent: AgentProcess, seconds: float) -> UsageWindow:
     window = UsageWindow(agent.pid)
     end = time.perf_counter() + seconds
     while (left := end - time.perf_counter()) > 0:
-        progress.show_progress(f"agent: {seconds - left:.0f} of {seconds:.0f} s measured")
-        time.sleep(min(windows.SAMPLE_SECONDS, left))
+        measure.show_progress(f"agent: {seconds - left:.0f} of {seconds:.0f} s measured")
+        time.sleep(min(measure.SAMPLE_SECONDS, left))
         if not agent.is_running:
             raise Unavailable("the agent exited unexpectedly", hint=agent.log_tail())
         window.sample()
@@ -115,3 +117,37 @@ def _allocated_memory(metrics: str) -> int:
             if sample.name == _ALLOCATED_METRIC and sample.labels == {"resource": "memory"}:
                 return int(sample.value)
     raise UnexpectedAnswer(f"the agent's metrics do not contain {_ALLOCATED_METRIC} for memory")
+
+
+class SimulationReplay:
+    """A simulated cluster that has been replayed up to some event."""
+
+    def __init__(self, description: SimulationSpec) -> None:
+        self._simulation = SimulatedCluster(description)
+        self._memory_by_pod: dict[str, int] = {}
+        """Memory by pod, for pods on a node."""
+        self._memory = 0
+        self._apply_changes(self._simulation.snapshot().pods)
+
+    def events_until(self, memory: int, most: int) -> int:
+        """Replays until `memory` is allocated; returns the number of pod events.
+
+        Raises if that state is not reached within `most` events.
+        """
+        events = 0
+        while self._memory != memory:
+            if events >= most or self._simulation.next_at is None:
+                raise KubelendError(
+                    f"the agent reports {memory} allocated bytes, which the simulation never reached"
+                )
+            events += self._apply_changes(self._simulation.step().changes)
+        return events
+
+    def _apply_changes(self, changes: Iterable[Change]) -> int:
+        pods = [change for change in changes if isinstance(change, Pod | PodDeleted)]
+        for pod in pods:
+            self._memory -= self._memory_by_pod.pop(pod.id, 0)
+            if isinstance(pod, Pod) and pod.node:
+                self._memory_by_pod[pod.id] = pod.requests.memory
+                self._memory += pod.requests.memory
+        return len(pods)

@@ -6,8 +6,8 @@ A target applies to one size of a run: results of other sizes are printed withou
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -15,13 +15,9 @@ import typer
 from kubelend.bench import advertise as advertising
 from kubelend.bench import agent as agent_process
 from kubelend.bench import agents as many_agents
-from kubelend.bench import decide as deciding
-from kubelend.bench import deliver as delivering
+from kubelend.bench import broker
 from kubelend.bench import kube as in_kubernetes
-from kubelend.bench import reserve as reserving
-from kubelend.bench import restart as restarting
-from kubelend.bench import targets
-from kubelend.kits import columns
+from kubelend.kits import tables
 
 app = typer.Typer(name="bench", help="Run benchmarks.", add_completion=False, rich_markup_mode=None)
 
@@ -47,18 +43,18 @@ def bench(context: typer.Context) -> None:
 def measure_all(json: Json = False) -> None:
     """Run all benchmarks; exit code 1 if a target is missed."""
     results = {
-        "decide": _figures(deciding.measure_decide_sizes(deciding.DECIDE_SIZES)),
-        "reserve": _figures(reserving.measure_reserve(1_000, 32, 10.0)),
+        "decide": _figures(broker.measure_decide_sizes(broker.DECIDE_SIZES)),
+        "reserve": _figures(broker.measure_reserve(1_000, 32, 10.0)),
         "advertise": _figures(advertising.measure_advertise(10_000, 30.0, 30.0, direct=False)),
-        "restart": _figures(restarting.measure_restart(100_000, 3)),
+        "restart": _figures(broker.measure_restart(100_000, 3)),
         "agent": _figures(agent_process.measure_agent(3_000, 100, 30.0)),
-        "deliver": _figures(delivering.measure_deliver(200)),
+        "deliver": _figures(many_agents.measure_deliver(200)),
         "agents": _figures(many_agents.measure_agents(1_000, 30.0)),
         **_measure_kube_if_possible(),
     }
-    lines = targets.compare_with_targets(results)
-    print(_to_json(results) if json else targets.targets_table(lines))
-    if targets.missed_targets(lines):
+    lines = compare_with_targets(results)
+    print(_to_json(results) if json else targets_table(lines))
+    if missed_targets(lines):
         raise typer.Exit(1)
 
 
@@ -70,9 +66,7 @@ def decide(
     json: Json = False,
 ) -> None:
     """Measure placement decisions without I/O, in microseconds."""
-    found = deciding.measure_decide_sizes(
-        deciding.DECIDE_SIZES if clusters is None else (clusters,)
-    )
+    found = broker.measure_decide_sizes(broker.DECIDE_SIZES if clusters is None else (clusters,))
     _print_result(found, json, lambda: _decide_table(found.sizes))
 
 
@@ -84,7 +78,7 @@ def reserve(
     json: Json = False,
 ) -> None:
     """Measure durable reservations per second over mutual TLS."""
-    _report("reserve", reserving.measure_reserve(clusters, connections, seconds), json)
+    _report("reserve", broker.measure_reserve(clusters, connections, seconds), json)
 
 
 @app.command()
@@ -114,7 +108,7 @@ def restart(
     json: Json = False,
 ) -> None:
     """Measure the start-up time of a broker with a large store."""
-    _report("restart", restarting.measure_restart(reservations, starts), json)
+    _report("restart", broker.measure_restart(reservations, starts), json)
 
 
 @app.command()
@@ -134,7 +128,7 @@ def deliver(
     json: Json = False,
 ) -> None:
     """Measure the latency until a provider's agent has stored a ProviderInstruction."""
-    _report("deliver", delivering.measure_deliver(count), json)
+    _report("deliver", many_agents.measure_deliver(count), json)
 
 
 @app.command()
@@ -179,17 +173,17 @@ def _measure_kube_if_possible() -> dict[str, dict[str, Any]]:
     return {"kube": _figures(in_kubernetes.measure_kube(_KUBE_SIZE))}
 
 
-def _decide_table(found: Iterable[deciding.DecideResult]) -> str:
+def _decide_table(found: Iterable[broker.DecideResult]) -> str:
     rows = [
         (f"{one.clusters:,}", f"{one.small_us:.1f} us", f"{one.large_us:.1f} us") for one in found
     ]
     headers = ("CLUSTERS", "SMALL REQUESTS", "LARGE REQUESTS")
-    return "\n".join(columns.align_columns(headers, rows, right=range(3)))
+    return "\n".join(tables.align_columns(headers, rows, right=range(3)))
 
 
 def _report(name: str, result: msgspec.Struct, json: bool) -> None:
-    lines = targets.compare_with_targets({name: _figures(result)})
-    _print_result(result, json, lambda: targets.targets_table(lines))
+    lines = compare_with_targets({name: _figures(result)})
+    _print_result(result, json, lambda: targets_table(lines))
 
 
 def _print_result(result: msgspec.Struct, json: bool, text: Callable[[], str]) -> None:
@@ -202,3 +196,134 @@ def _figures(result: msgspec.Struct) -> dict[str, Any]:
 
 def _to_json(result: object) -> str:
     return msgspec.json.encode(result).decode()
+
+
+Figures = Mapping[str, Any]
+"""Figures by key, as printed with `--json`."""
+
+
+class Target(NamedTuple):
+    """One row of the table: a figure, and its limit if it has one."""
+
+    bench: str
+    key: str
+    description: str
+    """Description; may contain other figures as placeholders, such as the size of the run."""
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def is_met(self, value: float) -> bool:
+        """NaN never meets a limit."""
+        return (self.at_most is None or value <= self.at_most) and (
+            self.at_least is None or value >= self.at_least
+        )
+
+    @property
+    def limit(self) -> str:
+        if self.at_most is not None:
+            return f"<= {format_number(self.at_most)}"
+        return "" if self.at_least is None else f">= {format_number(self.at_least)}"
+
+
+class TargetLine(NamedTuple):
+    """A target and the measured figures."""
+
+    target: Target
+    figures: Figures
+
+    @property
+    def value(self) -> float:
+        measured: float = self.figures[self.target.key]
+        return measured
+
+    @property
+    def verdict(self) -> str:
+        if not self.target.limit or not self._is_full_size:
+            return ""
+        return "ok" if self.target.is_met(self.value) else "missed"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        target = self.target
+        what = target.description.format_map(self.figures)
+        return target.bench, what, format_number(self.value), target.limit, self.verdict
+
+    @property
+    def _is_full_size(self) -> bool:
+        full = FULL_SIZE[self.target.bench]
+        return all(self.figures[key] == size for key, size in full.items())
+
+
+FULL_SIZE: Mapping[str, Mapping[str, float]] = {
+    "decide": {"clusters": 10_000},
+    "reserve": {"clusters": 1_000, "connections": 32},
+    "advertise": {"clusters": 10_000, "interval": 30},
+    "restart": {"reservations": 100_000},
+    "agent": {"pods": 3_000, "nodes": 100},
+    "deliver": {"count": 200},
+    "agents": {"count": 1_000},
+    "kube": {"clusters": 100, "connections": 32},
+}
+"""Sizes to which the limits apply."""
+
+TARGETS = (
+    Target("decide", "us_per_decision", "us per decision, {clusters:,} clusters", at_most=100),
+    Target(
+        "reserve", "reservations_per_s", "durable reservations per second, {connections} clients"
+    ),
+    Target("reserve", "constant_per_s", "repeated identical requests per second"),
+    Target("reserve", "ratio", "ratio of the two rates", at_least=0.5),
+    Target("reserve", "healthz_per_s", "/healthz requests per second, for comparison"),
+    Target("reserve", "p50_ms", "ms latency of a reservation, p50"),
+    Target("reserve", "p99_ms", "ms latency of a reservation, p99"),
+    Target("reserve", "violations", "violations found by the audit", at_most=0),
+    Target(
+        "advertise",
+        "cpu_percent",
+        "% of a core, {clusters:,} clusters, {interval:g} s, {path}",
+        at_most=15,
+    ),
+    Target("advertise", "rss_mb", "MB of memory, same run", at_most=200),
+    Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
+    Target("agent", "rss_mb", "MB of memory of an agent, {pods:,} pods", at_most=50),
+    Target("agent", "cpu_percent", "% of a core, {events_per_s:.0f} pod events per second"),
+    Target("deliver", "p50_ms", "ms to the provider, p50 of {count:,} instructions", at_most=50),
+    Target("deliver", "p99_ms", "ms to the provider, p99", at_most=250),
+    Target("agents", "missed", "instructions missed by {count:,} agents", at_most=0),
+    Target("agents", "cpu_percent", "% of a core, broker"),
+    Target("agents", "rss_mb", "MB of memory, broker"),
+    Target("agents", "p50_ms", "ms to the provider, p50 of {reservations:,} instructions"),
+    Target("agents", "p99_ms", "ms to the provider, p99"),
+    Target("kube", "reservations_per_s", "reservations per second, {connections} clients"),
+    Target("kube", "p50_ms", "ms latency, p50 of {reservations:,} reservations"),
+    Target("kube", "p99_ms", "ms latency, p99"),
+    Target("kube", "writes_per_reservation", "writes per reservation", at_most=3),
+    Target("kube", "idle_writes_per_minute", "writes per minute when idle", at_most=0),
+    Target("kube", "start_seconds", "s until ready, {history:,} reservations"),
+    Target("kube", "violations", "violations found by the audit", at_most=0),
+)
+
+HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")
+
+
+def compare_with_targets(results: Mapping[str, Figures]) -> list[TargetLine]:
+    """Returns a line per target of the benchmarks that ran."""
+    return [
+        TargetLine(target, results[target.bench]) for target in TARGETS if target.bench in results
+    ]
+
+
+def missed_targets(lines: Iterable[TargetLine]) -> list[TargetLine]:
+    return [line for line in lines if line.verdict == "missed"]
+
+
+def targets_table(lines: Iterable[TargetLine]) -> str:
+    """Formats the lines as a table."""
+    return "\n".join(tables.align_columns(HEADERS, [line.cells for line in lines], right=[2]))
+
+
+def format_number(value: float) -> str:
+    """Formats a number with three significant digits: 12,345, 123, 12.3, 0.51."""
+    if value >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -10,33 +10,58 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from prometheus_client import parser
 
-from kubelend.apps import trials
-from kubelend.apps.trials import TemporaryDeployment
-from kubelend.bench import (
-    api_writes,
-    audits,
-    fleets,
-    histories,
-    loads,
-    progress,
-    requests,
-    running,
-    strategies,
-    timings,
-)
-from kubelend.bench.api_writes import Writes
-from kubelend.bench.identities import FleetCertificates
-from kubelend.bench.loads import ReservationLoad
-from kubelend.bench.strategies import Direct
+from kubelend.bench import fixtures, measure
+from kubelend.bench import load as bench_load
+from kubelend.bench.fixtures import FleetCertificates
+from kubelend.bench.load import Direct, ReservationLoad
 from kubelend.core import models
 from kubelend.core.errors import InvalidSettings, KubelendError, Unavailable
+from kubelend.envtest import assets, processes, servers
+from kubelend.envtest.processes import TemporaryDeployment
+from kubelend.envtest.servers import LocalCluster
 from kubelend.kits import clock
-from kubelend.lab import assets, manifests, servers
-from kubelend.lab.clusters import LocalCluster
+from kubelend.wire import broker_objects, objects
+
+Writes = Counter[str]
+"""Number by verb and resource, for example `PATCH reservations/status`."""
+
+_WRITES_METRIC = "apiserver_request_total"
+_WRITE_VERBS = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
+_API_GROUPS = frozenset({broker_objects.GROUP, objects.GROUP, "", "events.k8s.io"})
+"""API groups that a broker writes to. Leases, which have their own group, are not counted."""
+
+
+def count_writes(metrics: str) -> Writes:
+    """Returns all writes so far, including rejected ones, which are also work for the server."""
+    found: Writes = Counter()
+    for labels, value in _write_samples(metrics):
+        if labels["verb"] in _WRITE_VERBS and labels["group"] in _API_GROUPS:
+            found[_write_name(labels)] += round(value)
+    return found
+
+
+def writes_per_reservation(writes: Writes, reservations: int) -> dict[str, float]:
+    """Returns writes per reservation, the largest first."""
+    return {name: round(number / reservations, 3) for name, number in writes.most_common()}
+
+
+def _write_samples(metrics: str) -> Iterator[tuple[Mapping[str, str], float]]:
+    # There are tens of thousands of lines, and the parser is slow: filter first.
+    lines = [line for line in metrics.splitlines() if line.startswith(f"{_WRITES_METRIC}{{")]
+    for family in parser.text_string_to_metric_families("\n".join([*lines, ""])):
+        for sample in family.samples:
+            yield sample.labels, sample.value
+
+
+def _write_name(labels: Mapping[str, str]) -> str:
+    part = f"/{labels['subresource']}" if labels["subresource"] else ""
+    return f"{labels['verb']} {labels['resource']}{part}"
+
 
 _IDLE_AFTER = 3.0
 """Seconds without writes after which the broker counts as idle: longer than the controllers' delays."""
@@ -92,15 +117,15 @@ def measure_kube(size: KubeSize) -> KubeResult:
     """Runs the benchmark; raises `InvalidSettings` if the programs are missing."""
     found = assets.find_assets()
     with (
-        trials.temporary_deployment() as trial,
+        processes.temporary_deployment() as trial,
         servers.run_api_servers(found, trial.directory / "lab", durable=True) as lab,
     ):
-        progress.show_progress("kube: starting an API server")
+        measure.show_progress("kube: starting an API server")
         [cluster] = lab.start("bench")
-        manifests.install_crds(cluster)
+        servers.install_crds(cluster)
         use = _run_load(trial, _BrokerNamespace(cluster, "load"), size)
         seconds = _measure_start(trial, _BrokerNamespace(cluster, "history"), size)
-    progress.clear_progress()
+    measure.clear_progress()
     return _result(str(found.version), size, use, seconds)
 
 
@@ -118,7 +143,7 @@ class _BrokerNamespace:
         return f"--store={self.store}", "--broker-interface=http,kubernetes", "--rate-limit=0"
 
     def writes(self) -> Writes:
-        return api_writes.count_writes(self.cluster.call("GET", "/metrics").decode())
+        return count_writes(self.cluster.call("GET", "/metrics").decode())
 
     def wait_idle(self) -> Writes:
         """Waits until nothing more is written; returns the writes so far."""
@@ -155,43 +180,43 @@ def _run_load(trial: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize
         broker.wait_until_ready()
         _advertise_clusters(trial, broker.port, size.clusters)
         before = home.wait_idle()
-        progress.show_progress(f"kube: {size.reservations:,} reservations")
-        load = running.run_on_uvloop(
-            loads.send_reservations(broker.port, certificates, size.reservations)
+        measure.show_progress(f"kube: {size.reservations:,} reservations")
+        load = bench_load.run_on_uvloop(
+            bench_load.send_reservations(broker.port, certificates, size.reservations)
         )
-        progress.show_progress("kube: waiting for the last writes")
+        measure.show_progress("kube: waiting for the last writes")
         after = home.wait_idle()
-        progress.show_progress(f"kube: measuring the idle broker for {size.idle_seconds:g} s")
+        measure.show_progress(f"kube: measuring the idle broker for {size.idle_seconds:g} s")
         began = time.perf_counter()
         time.sleep(size.idle_seconds)
         idle, idle_seconds = home.writes() - after, time.perf_counter() - began
-    progress.show_progress("kube: auditing the store")
-    violations = audits.count_violations(home.store, load.responses)
+    measure.show_progress("kube: auditing the store")
+    violations = measure.count_violations(home.store, load.responses)
     return KubeLoad(load, after - before, idle, idle_seconds, violations)
 
 
 def _advertise_clusters(trial: TemporaryDeployment, port: int, count: int) -> None:
-    known = fleets.make_clusters(count, clock.utc_now(), all_open=True)
+    known = fixtures.make_clusters(count, clock.utc_now(), all_open=True)
     identities = FleetCertificates(trial, [cluster.id for cluster in known])
     list(identities.issue())
-    running.run_on_uvloop(_advertise(Direct(port, identities.context), known))
+    bench_load.run_on_uvloop(_advertise(Direct(port, identities.context), known))
 
 
 async def _advertise(direct: Direct, known: Sequence[models.Cluster]) -> None:
     try:
-        messages = [requests.advertisement_request(cluster) for cluster in known]
-        await strategies.send_advertisements(direct, messages, "kube")
+        messages = [fixtures.advertisement_request(cluster) for cluster in known]
+        await bench_load.send_advertisements(direct, messages, "kube")
     finally:
         direct.close()
 
 
 def _measure_start(trial: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize) -> float:
-    progress.show_progress(f"kube: writing {size.history:,} reservations")
+    measure.show_progress(f"kube: writing {size.history:,} reservations")
     now = clock.utc_now()
-    histories.fill_store(
-        home.store, fleets.make_clusters(size.advertisements, now), size.history, now
+    fixtures.fill_store(
+        home.store, fixtures.make_clusters(size.advertisements, now), size.history, now
     )
-    progress.show_progress("kube: starting the broker")
+    measure.show_progress("kube: starting the broker")
     with trial.broker(*home.flags) as broker:
         seconds = broker.wait_until_ready()
         if broker.loaded_reservations() != size.history:
@@ -207,10 +232,10 @@ def _result(version: str, size: KubeSize, use: KubeLoad, seconds: float) -> Kube
         connections=size.connections,
         reservations=use.reservations,
         reservations_per_s=round(use.load.per_second, 1),
-        p50_ms=round(timings.percentile(latencies, 50) * 1000, 2),
-        p99_ms=round(timings.percentile(latencies, 99) * 1000, 2),
+        p50_ms=round(measure.percentile(latencies, 50) * 1000, 2),
+        p99_ms=round(measure.percentile(latencies, 99) * 1000, 2),
         writes_per_reservation=round(use.writes.total() / use.reservations, 3),
-        writes=api_writes.writes_per_reservation(use.writes, use.reservations),
+        writes=writes_per_reservation(use.writes, use.reservations),
         idle_seconds=round(use.idle_seconds, 1),
         idle_writes_per_minute=round(60 * use.idle_writes.total() / use.idle_seconds, 1),
         advertisements=size.advertisements,

@@ -16,16 +16,14 @@ from typing import Any, Final, cast
 
 import structlog
 
-from kubelend.core import events, journal, resources
+from kubelend.core import audit_log, events, resources
+from kubelend.core.audit_log import BROKER_ACTOR, Actor, AuditEntry
 from kubelend.core.errors import KeyReused, KubelendError, NoCapacity
 from kubelend.core.events import Change
-from kubelend.core.journal import BROKER_ACTOR, Actor, AuditEntry
-from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.limits import Limits
+from kubelend.core.lifecycle import Phase, Reason, Role
 from kubelend.core.members import Member, MembershipStatus, Token
-from kubelend.core.models import Cluster, ClusterId, Request, Reservation, ReservationId
+from kubelend.core.models import Cluster, ClusterId, Limits, Request, Reservation, ReservationId
 from kubelend.core.resources import Resources
-from kubelend.core.roles import Role
 
 LogLine = tuple[str, dict[str, Any]]
 """A constant text and its keys."""
@@ -299,6 +297,6 @@ LINES: Final[dict[str, Callable[[AuditEntry], LogLine]]] = {
     events.TokenCreated.__name__: _of_token("Token created"),
     events.TokenUsed.__name__: _of_token("Token used"),
     events.TokenRemoved.__name__: _of_token("Token deleted"),
-    journal.TRUNCATED_ACTION: _truncated,
+    audit_log.TRUNCATED_ACTION: _truncated,
 }
 """Lines by the action of their audit entry."""

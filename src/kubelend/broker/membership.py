@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from kubelend.broker.ports import CertificateAuthority, Issued, SigningRequest
 from kubelend.broker.writer import LedgerWriter
-from kubelend.core import enrolment, revocation
+from kubelend.core import enrolment
 from kubelend.core.commands import Command
-from kubelend.core.enrolment import Applicant, JoinPolicy
+from kubelend.core.enrolment import Applicant, JoinPolicy, Removal, Revocation
 from kubelend.core.errors import Conflict, Forbidden, InvalidInput
 from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, MemberId, MembershipStatus, Token, TokenId
-from kubelend.core.revocation import Removal, Revocation
-from kubelend.core.roles import Role
 
 
 class PresentedCertificate(NamedTuple):
@@ -153,7 +152,7 @@ class Membership:
         self, role: Role, name: str, *, reason: str, by: str, release: bool
     ) -> Revocation:
         return await self._writer.change(
-            lambda ledger, now: revocation.revoke_member(
+            lambda ledger, now: enrolment.revoke_member(
                 ledger, role, name, reason=reason, by=by, release=release, now=now
             ),
             lambda _, done: done,
@@ -161,7 +160,7 @@ class Membership:
 
     async def remove(self, role: Role, name: str, by: str) -> Removal:
         return await self._writer.change(
-            lambda ledger, now: revocation.remove_member(ledger, role, name, by, now),
+            lambda ledger, now: enrolment.remove_member(ledger, role, name, by, now),
             lambda _, done: done,
         )
 

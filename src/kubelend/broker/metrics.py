@@ -6,9 +6,14 @@ scrape takes a `snapshot` in the event loop and renders it as text in another th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from itertools import accumulate
+from operator import attrgetter
+from typing import Final, Literal, NamedTuple
 
 from prometheus_client import (
     CONTENT_TYPE_PLAIN_0_0_4,
@@ -17,20 +22,18 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 import kubelend
-from kubelend.broker import families, gauges
-from kubelend.broker.families import MetricFamily
-from kubelend.broker.gauges import FleetSnapshot
-from kubelend.broker.tallies import FastCounter, FastHistogram, LabelValues
+from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import Change
 from kubelend.core.explanations import Explanation
-from kubelend.core.journal import AuditEntry
 from kubelend.core.ledger import Ledger
-from kubelend.core.lifecycle import FINAL, Phase, Reason
-from kubelend.core.models import Reservation
-from kubelend.core.refusals import Rejection
-from kubelend.wire import enrolment, routes
+from kubelend.core.lifecycle import FINAL, Phase, Reason, Rejection
+from kubelend.core.models import Advertisement, Cluster, Reservation
+from kubelend.core.resources import Resources
+from kubelend.wire import routes
 
 PlacementOutcome = Literal["placed", "queued", "rejected"]
 
@@ -64,25 +67,25 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._ledger = Ledger()
-        self._gauge(families.BUILD_INFO).labels(kubelend.__version__).set(1)
-        self._store_up_gauge = self._gauge(families.STORE_UP)
-        self._certificate_expiry = self._gauge(families.CERTIFICATE_EXPIRY)
-        self._placement_duration = self._histogram(families.PLACEMENT_DURATION)
+        self._gauge(BUILD_INFO).labels(kubelend.__version__).set(1)
+        self._store_up_gauge = self._gauge(STORE_UP)
+        self._certificate_expiry = self._gauge(CERTIFICATE_EXPIRY)
+        self._placement_duration = self._histogram(PLACEMENT_DURATION)
         self._placement_series = {
             outcome: self._placement_duration.series(outcome) for outcome in _PLACEMENT_OUTCOMES
         }
         self._placement_failures = self._counter(
-            families.PLACEMENT_FAILURES, [(why,) for why in _FAILURE_REASONS]
+            PLACEMENT_FAILURES, [(why,) for why in _FAILURE_REASONS]
         )
-        self._commit_time = self._histogram(families.STORE_COMMIT_DURATION).series()
-        self._commit_size = self._histogram(families.STORE_COMMIT_CHANGES).series()
-        self._finished = self._counter(families.RESERVATIONS_FINISHED, _FINAL_STATES)
-        self._requests = self._counter(families.HTTP_REQUESTS)
-        self._request_duration = self._histogram(families.HTTP_REQUEST_DURATION)
-        self._requests_rejected = self._counter(families.HTTP_REQUESTS_REJECTED)
-        self._streams = self._gauge(families.OPEN_STREAMS)
-        self._connections = self._gauge(families.OPEN_CONNECTIONS)
-        self._connections_rejected = self._counter(families.CONNECTIONS_REJECTED)
+        self._commit_time = self._histogram(STORE_COMMIT_DURATION).series()
+        self._commit_size = self._histogram(STORE_COMMIT_CHANGES).series()
+        self._finished = self._counter(RESERVATIONS_FINISHED, _FINAL_STATES)
+        self._requests = self._counter(HTTP_REQUESTS)
+        self._request_duration = self._histogram(HTTP_REQUEST_DURATION)
+        self._requests_rejected = self._counter(HTTP_REQUESTS_REJECTED)
+        self._streams = self._gauge(OPEN_STREAMS)
+        self._connections = self._gauge(OPEN_CONNECTIONS)
+        self._connections_rejected = self._counter(CONNECTIONS_REJECTED)
         ProcessCollector(registry=self.registry)
 
     # -- reported by the service
@@ -158,11 +161,11 @@ class Metrics:
 
     def snapshot(self, now: datetime) -> FleetSnapshot:
         """Copies the current ledger. Must be called in the event loop."""
-        return gauges.fleet_snapshot(self._ledger, now)
+        return fleet_snapshot(self._ledger, now)
 
     def render(self, snapshot: FleetSnapshot) -> bytes:
         """Returns all metrics in the Prometheus text format. Call it in another thread."""
-        return b"".join([generate_latest(self.registry), *gauges.fleet_metrics_text(snapshot)])
+        return b"".join([generate_latest(self.registry), *fleet_metrics_text(snapshot)])
 
     # -- construction
 
@@ -185,5 +188,410 @@ def _route_label(route: str) -> str:
 
 
 _ROUTE_LABELS: Final = (
-    routes.ROUTES_BY_NAME.keys() | enrolment.ENROLMENT_ROUTE_NAMES | {HANDSHAKE_ROUTE}
+    routes.ROUTES_BY_NAME.keys() | routes.ENROLMENT_ROUTE_NAMES | {HANDSHAKE_ROUTE}
 )
+
+
+DECISION_BUCKETS: Final = (
+    *(0.00002, 0.00005, 0.0001, 0.0002, 0.0005),
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
+)
+"""Histogram buckets for placement decisions: the target is 100 us over 10,000 clusters."""
+
+LATENCY_BUCKETS: Final = (
+    *(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02),
+    *(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+"""Histogram buckets for disk and network latencies."""
+
+SIZE_BUCKETS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+
+class MetricFamily(NamedTuple):
+    """One metric with all its time series."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+
+BUILD_INFO: Final = MetricFamily(
+    "kubelend_build_info", "gauge", ("version",), "Version of the broker; the value is always 1"
+)
+STORE_UP: Final = MetricFamily(
+    "kubelend_store_up",
+    "gauge",
+    (),
+    "Whether the store accepts writes (1) or the broker is not ready (0)",
+)
+CERTIFICATE_EXPIRY: Final = MetricFamily(
+    "kubelend_certificate_expiry_timestamp_seconds",
+    "gauge",
+    ("name",),
+    "Expiry time of a certificate that the broker uses, as a Unix timestamp",
+)
+OPEN_STREAMS: Final = MetricFamily(
+    "kubelend_open_streams", "gauge", (), "Number of open instruction streams"
+)
+OPEN_CONNECTIONS: Final = MetricFamily(
+    "kubelend_open_connections",
+    "gauge",
+    (),
+    "Number of open connections to the TLS ports, including unfinished handshakes",
+)
+CONNECTIONS_REJECTED: Final = MetricFamily(
+    "kubelend_connections_rejected_total",
+    "counter",
+    ("reason",),
+    "Number of connections closed because of a limit: TooManyConnections, TooManyOfCaller, ...",
+)
+
+PLACEMENT_DURATION: Final = MetricFamily(
+    "kubelend_placement_duration_seconds",
+    "histogram",
+    ("outcome",),
+    "Duration of placement decisions, without the commit; outcome is placed, queued or rejected",
+    DECISION_BUCKETS,
+)
+PLACEMENT_FAILURES: Final = MetricFamily(
+    "kubelend_placement_failures_total",
+    "counter",
+    ("reason",),
+    "Number of requests rejected because no cluster fits, by the most frequent rejection reason",
+)
+STORE_COMMIT_DURATION: Final = MetricFamily(
+    "kubelend_store_commit_duration_seconds",
+    "histogram",
+    (),
+    "Duration of group commits to the store, until the changes are durable",
+    LATENCY_BUCKETS,
+)
+STORE_COMMIT_CHANGES: Final = MetricFamily(
+    "kubelend_store_commit_changes",
+    "histogram",
+    (),
+    "Number of changes per group commit",
+    SIZE_BUCKETS,
+)
+RESERVATIONS_FINISHED: Final = MetricFamily(
+    "kubelend_reservations_finished_total",
+    "counter",
+    ("phase", "reason"),
+    "Number of reservations that ended, by final phase and reason",
+)
+
+RESERVATIONS: Final = MetricFamily(
+    "kubelend_reservations",
+    "gauge",
+    ("phase", "reason"),
+    "Number of reservations by phase and reason, without archived ones",
+)
+PENDING_REQUESTS: Final = MetricFamily(
+    "kubelend_pending_requests", "gauge", (), "Number of requests waiting for capacity"
+)
+CLUSTERS: Final = MetricFamily(
+    "kubelend_clusters",
+    "gauge",
+    ("state",),
+    "Number of known clusters; state is active, cordoned or stale (a stale cluster counts only as stale)",
+)
+CLUSTERS_OVERCOMMITTED: Final = MetricFamily(
+    "kubelend_clusters_overcommitted",
+    "gauge",
+    (),
+    "Number of clusters whose own pods use resources that are reserved for others",
+)
+CLUSTER_ACTIVE: Final = MetricFamily(
+    "kubelend_cluster_active",
+    "gauge",
+    ("cluster",),
+    "Whether the cluster's advertisement is current (1) or stale (0)",
+)
+CLUSTER_CERTIFICATE_EXPIRY: Final = MetricFamily(
+    "kubelend_cluster_certificate_expiry_timestamp_seconds",
+    "gauge",
+    ("cluster",),
+    "Expiry time of the certificate that the cluster last advertised with, as a Unix timestamp",
+)
+CLUSTER_CAPACITY: Final = MetricFamily(
+    "kubelend_cluster_capacity",
+    "gauge",
+    ("cluster", "resource"),
+    "Capacity of the cluster, in cores, bytes or devices",
+)
+CLUSTER_ALLOCATABLE: Final = MetricFamily(
+    "kubelend_cluster_allocatable",
+    "gauge",
+    ("cluster", "resource"),
+    "Allocatable resources of the cluster, in cores, bytes or devices",
+)
+CLUSTER_RESERVED: Final = MetricFamily(
+    "kubelend_cluster_reserved",
+    "gauge",
+    ("cluster", "resource"),
+    "Resources that live reservations hold in the cluster, in cores, bytes or devices",
+)
+CLUSTER_AVAILABLE: Final = MetricFamily(
+    "kubelend_cluster_available",
+    "gauge",
+    ("cluster", "resource"),
+    "Resources that can still be reserved in the cluster, in cores, bytes or devices; never below zero",
+)
+
+HTTP_REQUESTS: Final = MetricFamily(
+    "kubelend_http_requests_total",
+    "counter",
+    ("route", "method", "code"),
+    "Number of HTTP requests by route and status code; 499 if the client disconnected first",
+)
+HTTP_REQUEST_DURATION: Final = MetricFamily(
+    "kubelend_http_request_duration_seconds",
+    "histogram",
+    ("route",),
+    "Duration of HTTP requests from headers to response; for streams, how long they were open",
+    LATENCY_BUCKETS,
+)
+HTTP_REQUESTS_REJECTED: Final = MetricFamily(
+    "kubelend_http_requests_rejected_total",
+    "counter",
+    ("route", "code"),
+    "Number of HTTP requests answered with an error, by error code: Forbidden, RateLimited, ...",
+)
+
+ALL_METRICS: Final = (
+    *(BUILD_INFO, STORE_UP, CERTIFICATE_EXPIRY),
+    *(PLACEMENT_DURATION, PLACEMENT_FAILURES, STORE_COMMIT_DURATION, STORE_COMMIT_CHANGES),
+    *(RESERVATIONS, RESERVATIONS_FINISHED, PENDING_REQUESTS),
+    *(CLUSTERS, CLUSTERS_OVERCOMMITTED, CLUSTER_ACTIVE, CLUSTER_CERTIFICATE_EXPIRY),
+    *(CLUSTER_CAPACITY, CLUSTER_ALLOCATABLE, CLUSTER_RESERVED, CLUSTER_AVAILABLE),
+    *(HTTP_REQUESTS, HTTP_REQUEST_DURATION, HTTP_REQUESTS_REJECTED, OPEN_STREAMS),
+    *(OPEN_CONNECTIONS, CONNECTIONS_REJECTED),
+)
+
+
+def metrics_table() -> str:
+    """Returns all metrics as a Markdown table for docs/metrics.md."""
+    rows = ["| metric | kind | labels | description |", "| --- | --- | --- | --- |"]
+    for family in ALL_METRICS:
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
+    return "\n".join(rows) + "\n"
+
+
+LabelValues = tuple[str | int, ...]
+
+
+class FastCounter(Collector):
+    """A counter with all its time series."""
+
+    def __init__(self, family: MetricFamily, known: Iterable[LabelValues] = ()) -> None:
+        """The known series start at zero, so that `rate` sees their first increase."""
+        self.counts: dict[LabelValues, int] = dict.fromkeys(known, 0)
+        self._family = family
+
+    def add(self, *labels: str | int) -> None:
+        self.counts[labels] = self.counts.get(labels, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        metric = CounterMetricFamily(
+            self._family.name, self._family.help, labels=self._family.labels
+        )
+        for labels, count in self.counts.copy().items():
+            metric.add_metric([str(label) for label in labels], count)
+        yield metric
+
+
+class HistogramSeries:
+    """One time series of a histogram."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, amount: float) -> None:
+        self.counts[bisect_left(self.bounds, amount)] += 1
+        self.total += amount
+
+
+class FastHistogram(Collector):
+    """A histogram with all its time series."""
+
+    def __init__(self, family: MetricFamily) -> None:
+        self._family = family
+        self._bounds = [*map(str, family.buckets), "+Inf"]
+        self._series: dict[LabelValues, HistogramSeries] = {}
+
+    def series(self, *labels: str | int) -> HistogramSeries:
+        found = self._series.get(labels)
+        if found is None:
+            found = self._series[labels] = HistogramSeries(self._family.buckets)
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        metric = HistogramMetricFamily(
+            self._family.name, self._family.help, labels=self._family.labels
+        )
+        for labels, series in self._series.copy().items():
+            total, counts = series.total, accumulate(series.counts.copy())
+            buckets = list(zip(self._bounds, counts, strict=True))
+            metric.add_metric([str(label) for label in labels], buckets, total)
+        yield metric
+
+
+class FleetSnapshot(NamedTuple):
+    """The part of the ledger that the gauges need, at a point in time. Immutable."""
+
+    now: datetime
+    clusters: list[Cluster]
+    reserved: list[Resources]
+    """Reserved resources of each cluster, in the same order."""
+    reservation_counts: dict[tuple[Phase, Reason], int]
+    pending_requests: int
+
+
+def fleet_snapshot(ledger: Ledger, now: datetime) -> FleetSnapshot:
+    """Must be called in the event loop."""
+    return FleetSnapshot(
+        now,
+        list(ledger.clusters.values()),
+        list(map(ledger.reserved, ledger.clusters)),
+        dict(ledger.phase_counts),
+        ledger.waiting_count,
+    )
+
+
+def fleet_metrics_text(snapshot: FleetSnapshot) -> list[bytes]:
+    """Returns the snapshot in the Prometheus text format, in chunks. May run in any thread."""
+    fleet = _FleetText()
+    for number, (cluster, reserved) in enumerate(
+        zip(snapshot.clusters, snapshot.reserved, strict=True), start=1
+    ):
+        fleet.add(cluster, reserved, snapshot.now)
+        if number % CLUSTERS_PER_CHUNK == 0:
+            fleet.encode_lines()
+            time.sleep(CHUNK_PAUSE)
+    return [*_totals_text(snapshot, fleet), *fleet.chunks()]
+
+
+CLUSTERS_PER_CHUNK: Final = 50
+CHUNK_PAUSE: Final = 0.0001
+"""The thread sleeps after this many clusters, so that the event loop waits about one millisecond for the
+interpreter lock, and not five."""
+
+_BASE_UNIT_RESOURCES: Final = tuple(
+    (name, attrgetter(name)) for name in ("memory", "gpu", "storage")
+)
+"""The named resources whose unit is the base unit already."""
+
+_CLUSTER_STATES: Final = ("active", "cordoned", "stale")
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+_ResourceRow = tuple[str, float, float, float, float]
+"""A resource and, in base units: capacity, allocatable, reserved, free (may be negative)."""
+
+
+class _FleetText:
+    """Collects the lines of all clusters by metric, as the format requires."""
+
+    def __init__(self) -> None:
+        self.states = Counter(dict.fromkeys(_CLUSTER_STATES, 0))
+        self.overcommitted = 0
+        self._active: list[str] = []
+        self._certificate: list[str] = []
+        self._capacity: list[str] = []
+        self._allocatable: list[str] = []
+        self._reserved: list[str] = []
+        self._available: list[str] = []
+        self._families = (
+            (CLUSTER_ACTIVE, self._active),
+            (CLUSTER_CERTIFICATE_EXPIRY, self._certificate),
+            (CLUSTER_CAPACITY, self._capacity),
+            (CLUSTER_ALLOCATABLE, self._allocatable),
+            (CLUSTER_RESERVED, self._reserved),
+            (CLUSTER_AVAILABLE, self._available),
+        )
+        self._chunks = {family: [_metric_header(family)] for family, _ in self._families}
+
+    def add(self, cluster: Cluster, reserved: Resources, now: datetime) -> None:
+        stale = cluster.is_stale(now)
+        self.states["stale" if stale else "active" if cluster.cordon is None else "cordoned"] += 1
+        label = f'cluster="{cluster.id.translate(_LABEL_ESCAPES)}"'
+        self._active.append(f"kubelend_cluster_active{{{label}}} {int(not stale)}\n")
+        if cluster.certificate_until is not None:
+            name, until = (
+                CLUSTER_CERTIFICATE_EXPIRY.name,
+                cluster.certificate_until.timestamp(),
+            )
+            self._certificate.append(f"{name}{{{label}}} {until}\n")
+        overcommitted = False
+        for resource, capacity, allocatable, lent, free in _resource_rows(cluster, reserved):
+            labels = f'{{{label},resource="{resource}"}}'
+            self._capacity.append(f"kubelend_cluster_capacity{labels} {capacity}\n")
+            self._allocatable.append(f"kubelend_cluster_allocatable{labels} {allocatable}\n")
+            self._reserved.append(f"kubelend_cluster_reserved{labels} {lent}\n")
+            self._available.append(f"kubelend_cluster_available{labels} {max(free, 0)}\n")
+            overcommitted = overcommitted or free < 0
+        self.overcommitted += overcommitted
+
+    def encode_lines(self) -> None:
+        """Encodes lines in small steps: a single step would hold the interpreter lock for too long."""
+        for family, lines in self._families:
+            self._chunks[family].append("".join(lines).encode())
+            lines.clear()
+
+    def chunks(self) -> Iterator[bytes]:
+        self.encode_lines()
+        for parts in self._chunks.values():
+            yield from parts
+
+
+def _resource_rows(cluster: Cluster, reserved: Resources) -> Iterator[_ResourceRow]:
+    """Yields CPU and memory always, and every other resource that the cluster has or lends."""
+    offer = cluster.advertisement
+    capacity, allocatable, allocated = offer.capacity, offer.allocatable, offer.allocated
+    has, most, lent = capacity.cpu, allocatable.cpu, reserved.cpu
+    yield "cpu", has / 1000, most / 1000, lent / 1000, (most - allocated.cpu - lent) / 1000
+    for name, of in _BASE_UNIT_RESOURCES:
+        has, most, lent = of(capacity), of(allocatable), of(reserved)
+        if has or most or lent or name == "memory":
+            yield name, has, most, lent, most - of(allocated) - lent
+    if capacity.extended or allocatable.extended or reserved.extended:
+        yield from _extended_rows(offer, reserved)
+
+
+def _extended_rows(offer: Advertisement, reserved: Resources) -> Iterator[_ResourceRow]:
+    parts = offer.capacity, offer.allocatable, reserved
+    for name in sorted({name for part in parts for name in part.extended}):
+        has, most, lent = (part.amount(name) for part in parts)
+        yield name, has, most, lent, most - offer.allocated.amount(name) - lent
+
+
+def _totals_text(snapshot: FleetSnapshot, fleet: _FleetText) -> Iterator[bytes]:
+    by_phase = {
+        (str(phase), str(why)): count for (phase, why), count in snapshot.reservation_counts.items()
+    }
+    yield _series_text(RESERVATIONS, by_phase.items())
+    yield _series_text(PENDING_REQUESTS, [((), snapshot.pending_requests)])
+    yield _series_text(CLUSTERS, [((state,), n) for state, n in fleet.states.items()])
+    yield _series_text(CLUSTERS_OVERCOMMITTED, [((), fleet.overcommitted)])
+
+
+def _series_text(family: MetricFamily, series: Iterable[tuple[tuple[str, ...], int]]) -> bytes:
+    lines = [_metric_header(family).decode()]
+    for values, number in series:
+        pairs = zip(family.labels, values, strict=True)
+        labels = ",".join(f'{name}="{value}"' for name, value in pairs)
+        lines.append(
+            f"{family.name}{{{labels}}} {number}\n" if labels else f"{family.name} {number}\n"
+        )
+    return "".join(lines).encode()
+
+
+def _metric_header(family: MetricFamily) -> bytes:
+    return f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n".encode()

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
-from kubelend.core.events import Change
-from kubelend.core.journal import AuditLine, ChainHead
+from kubelend.core.audit_log import AuditLine, ChainHead
+from kubelend.core.errors import StoreFailed
+from kubelend.core.events import Change, CommittedChanges, WorkingSet
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Certificate
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import CommittedChanges, WorkingSet
-from kubelend.core.roles import Role
 
 Result = TypeVar("Result")
 
@@ -145,3 +145,36 @@ class CertificateAuthority(Protocol):
         max_lifetime: timedelta | None = None,
     ) -> Issued:
         """Issues a certificate for the applicant, valid from `not_before` and for at most `longest`."""
+
+
+class SingleReplica:
+    """Always the leader: no second broker can open the store."""
+
+    is_leader = True
+    term = 0
+    leader = ""
+
+    async def wait_for_leadership(self) -> None:
+        """Returns at once."""
+
+    async def refresh(self) -> None:
+        """Does nothing: there is no other broker."""
+
+
+class NoReplica:
+    """Replication for a broker that is always the leader: there is nothing to follow."""
+
+    async def follow(self) -> AsyncGenerator[WorkingSet | CommittedChanges, None]:
+        for changes in _NO_CHANGES:
+            yield changes
+        raise StoreFailed(_NO_OTHER_BROKER)
+
+    async def query(self, query: Callable[[Store], Result]) -> Result:  # noqa: ARG002
+        raise StoreFailed(_NO_OTHER_BROKER)
+
+
+SINGLE_REPLICA = SingleReplica()
+NO_REPLICA = NoReplica()
+
+_NO_CHANGES: tuple[WorkingSet, ...] = ()
+_NO_OTHER_BROKER = "no other broker can use this store"

@@ -5,20 +5,28 @@ Each is a command or a query for the single writer. Policies and quotas are in `
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from functools import lru_cache
+from heapq import nlargest
+from itertools import islice
+from operator import attrgetter
+from random import Random
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.broker import change_log, naming, views
-from kubelend.broker.leadership import NO_REPLICA, SINGLE_REPLICA
+from kubelend.broker import change_log
 from kubelend.broker.metrics import Metrics, PlacementOutcome
-from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica
+from kubelend.broker.ports import NO_REPLICA, SINGLE_REPLICA, Clock, Leadership, OpenStore, Replica
+from kubelend.broker.streams import Subscription
 from kubelend.broker.writer import CURRENT_ACTOR, LedgerWriter
-from kubelend.core import commands, explanations, quotas
+from kubelend.core import commands, explanations, lending, quotas
+from kubelend.core.accounts import QuotaUsage
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import (
@@ -30,14 +38,19 @@ from kubelend.core.errors import (
     reservation_not_found,
 )
 from kubelend.core.ledger import Ledger
+from kubelend.core.lending import EffectivePolicy, LendingPolicy
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import (
     Advertisement,
+    Cluster,
     ClusterId,
+    Limits,
+    Quota,
     Request,
     Reservation,
     ReservationId,
 )
+from kubelend.core.resources import Resources
 
 _REJECTIONS = (Conflict, KeyReused, QueueFull, QuotaExceeded)
 """The broker's decisions against a request, in contrast to failures and malformed requests."""
@@ -76,7 +89,7 @@ class Broker(LedgerWriter):
 
     async def advertise(
         self, advertisement: Advertisement, certificate_until: datetime | None = None
-    ) -> tuple[views.ClusterView, list[Reservation]]:
+    ) -> tuple[ClusterView, list[Reservation]]:
         """Stores the advertisement of a cluster; returns its view and the reservations it has to hold."""
         stale_after = self._rules.stale_after
         return await self.change(
@@ -84,14 +97,14 @@ class Broker(LedgerWriter):
                 ledger, advertisement, stale_after, now, certificate_until
             ),
             lambda ledger, cluster: (
-                views.cluster_view(ledger, cluster),
-                views.held_reservations(ledger, cluster.id),
+                cluster_view(ledger, cluster),
+                held_reservations(ledger, cluster.id),
             ),
         )
 
     async def holds(self, provider: ClusterId) -> list[Reservation]:
         """Returns the reservations that a provider has to hold and that are not active yet."""
-        return await self.read(lambda ledger: views.held_reservations(ledger, provider))
+        return await self.read(lambda ledger: held_reservations(ledger, provider))
 
     async def acknowledge(self, reservation: ReservationId, provider: ClusterId) -> Reservation:
         return await self._change_one(
@@ -114,7 +127,7 @@ class Broker(LedgerWriter):
 
         A caller that names its objects passes `id`; the request is rejected if the ID exists.
         """
-        new_id = id or naming.new_reservation_id(request.requester)
+        new_id = id or new_reservation_id(request.requester)
         limit = self._rules.max_waiting
         began = time.perf_counter()
 
@@ -176,23 +189,21 @@ class Broker(LedgerWriter):
 
     # -- administrators
 
-    async def cordon(self, cluster: ClusterId, reason: str) -> views.ClusterView:
+    async def cordon(self, cluster: ClusterId, reason: str) -> ClusterView:
         return await self.change(
-            lambda ledger, now: commands.cordon(ledger, cluster, reason, now), views.cluster_view
+            lambda ledger, now: commands.cordon(ledger, cluster, reason, now), cluster_view
         )
 
-    async def uncordon(self, cluster: ClusterId) -> views.ClusterView:
+    async def uncordon(self, cluster: ClusterId) -> ClusterView:
         return await self.change(
-            lambda ledger, now: commands.uncordon(ledger, cluster, now), views.cluster_view
+            lambda ledger, now: commands.uncordon(ledger, cluster, now), cluster_view
         )
 
-    async def drain(
-        self, cluster: ClusterId, reason: str
-    ) -> tuple[views.ClusterView, list[Reservation]]:
+    async def drain(self, cluster: ClusterId, reason: str) -> tuple[ClusterView, list[Reservation]]:
         view, drained = await self.change(
             lambda ledger, now: commands.drain(ledger, cluster, reason, now),
             lambda ledger, drained: (
-                views.cluster_view(ledger, ledger.cluster(cluster)),
+                cluster_view(ledger, ledger.cluster(cluster)),
                 [ledger.reservation(found) for found in drained],
             ),
         )
@@ -214,15 +225,15 @@ class Broker(LedgerWriter):
 
     # -- queries
 
-    async def cluster(self, cluster: ClusterId) -> views.ClusterView:
-        return await self.read(lambda ledger: views.cluster_view(ledger, ledger.cluster(cluster)))
+    async def cluster(self, cluster: ClusterId) -> ClusterView:
+        return await self.read(lambda ledger: cluster_view(ledger, ledger.cluster(cluster)))
 
-    async def clusters(self, after: str, limit: int) -> list[views.ClusterView]:
+    async def clusters(self, after: str, limit: int) -> list[ClusterView]:
         """Returns a page of clusters, ordered by ID."""
 
-        def page(ledger: Ledger) -> list[views.ClusterView]:
+        def page(ledger: Ledger) -> list[ClusterView]:
             ids = ledger.fleet.page(after, limit)
-            return [views.cluster_view(ledger, ledger.cluster(cluster)) for cluster in ids]
+            return [cluster_view(ledger, ledger.cluster(cluster)) for cluster in ids]
 
         return await self.read(page)
 
@@ -238,26 +249,24 @@ class Broker(LedgerWriter):
         self,
         matches: Callable[[Reservation], bool],
         cluster: ClusterId | None,
-        page: views.PageRequest,
+        page: PageRequest,
     ) -> list[Reservation]:
         """Returns a page of the matching reservations in memory, oldest first."""
 
-        return await self.read(
-            lambda ledger: views.reservations_page(ledger, matches, cluster, page)
-        )
+        return await self.read(lambda ledger: reservations_page(ledger, matches, cluster, page))
 
     async def unpaged_reservations(
         self, matches: Callable[[Reservation], bool], cluster: ClusterId, max_finished: int
     ) -> list[Reservation]:
         """Returns all matching unfinished reservations of a cluster, and the newest finished ones."""
         return await self.read(
-            lambda ledger: views.unpaged_reservations(ledger, matches, cluster, max_finished)
+            lambda ledger: unpaged_reservations(ledger, matches, cluster, max_finished)
         )
 
     @asynccontextmanager
     async def stream(
         self, cluster: ClusterId, after: int | None, via: str = ""
-    ) -> AsyncIterator[views.StreamStart]:
+    ) -> AsyncIterator[StreamStart]:
         """Opens a subscription to changes, with the state that the cluster has to receive first.
 
         `via` is the proxy of the connection, if any.
@@ -266,7 +275,7 @@ class Broker(LedgerWriter):
         feed = self.streams.open(cluster, ledger.revision, via)
         self._metrics.stream_opened()
         try:
-            opening = views.start_stream(ledger, feed, after)
+            opening = start_stream(ledger, feed, after)
             await self.wait_durable()
             yield opening
         finally:
@@ -295,3 +304,194 @@ def _placement_outcome(answer: Reservation | NoFit) -> PlacementOutcome:
     if isinstance(answer, NoFit):
         return "rejected"
     return "queued" if answer.phase is Phase.PENDING else "placed"
+
+
+_ID_RANDOM_BITS = 64
+"""The probability of any collision in a billion reservations is below 1/30."""
+
+_MAX_REQUESTER_LENGTH = 63 - len("rsv-") - len("-") - _ID_RANDOM_BITS // 4
+_INVALID_IN_LABEL = re.compile(r"[^a-z0-9]+")
+
+_random = Random()  # noqa: S311 - names are not secret
+
+
+def new_reservation_id(requester: ClusterId) -> ReservationId:
+    """Returns `rsv-<requester>-<random>`, which is a DNS label for any requester name."""
+    return ReservationId(f"rsv-{_dns_label(requester)}-{_random.getrandbits(_ID_RANDOM_BITS):016x}")
+
+
+@lru_cache(maxsize=4096)
+def _dns_label(requester: ClusterId) -> str:
+    label = (
+        _INVALID_IN_LABEL.sub("-", requester.lower()).strip("-")[:_MAX_REQUESTER_LENGTH].strip("-")
+    )
+    return label or "cluster"
+
+
+class PolicyView(NamedTuple):
+    """The policies of a provider: set by an administrator, advertised, and effective."""
+
+    cluster: ClusterId
+    admin_policy: LendingPolicy | None
+    """Set by an administrator."""
+    advertised: LendingPolicy | None
+    effective: EffectivePolicy | None
+
+
+class QuotaView(NamedTuple):
+    """Quota and usage of a requester at a point in time; the usage is a copy."""
+
+    cluster: ClusterId
+    usage: QuotaUsage
+    at: datetime
+
+
+class LimitService:
+    """Reads and sets policies and quotas."""
+
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
+
+    # -- policies
+
+    async def policy(self, cluster: ClusterId) -> PolicyView:
+        return await self._writer.read(lambda ledger: _known_policy_view(ledger, cluster))
+
+    async def set_policy(self, cluster: ClusterId, policy: LendingPolicy) -> PolicyView:
+        return await self._writer.change(
+            lambda ledger, now: commands.set_policy(ledger, cluster, policy, now),
+            lambda ledger, _: _policy_view(ledger, cluster),
+        )
+
+    async def clear_policy(self, cluster: ClusterId) -> None:
+        await self._writer.change(
+            lambda ledger, now: commands.clear_policy(ledger, cluster, now), lambda _, none: none
+        )
+
+    # -- quotas
+
+    async def quota(self, cluster: ClusterId) -> QuotaView:
+        return await self._writer.read(lambda ledger: self._quota_view(ledger, cluster))
+
+    async def quotas(self, after: str, limit: int) -> list[QuotaView]:
+        """Returns a page, ordered by cluster ID."""
+
+        def page(ledger: Ledger) -> list[QuotaView]:
+            later = (name for name in sorted(ledger.quota_usages.by_requester) if name > after)
+            return [self._quota_view(ledger, name) for name in islice(later, limit)]
+
+        return await self._writer.read(page)
+
+    async def set_quota(self, cluster: ClusterId, quota: Quota) -> QuotaView:
+        return await self._writer.change(
+            lambda ledger, now: commands.set_quota(ledger, cluster, quota, now),
+            lambda ledger, _: self._quota_view(ledger, cluster),
+        )
+
+    async def clear_quota(self, cluster: ClusterId) -> None:
+        await self._writer.change(
+            lambda ledger, now: commands.clear_quota(ledger, cluster, now), lambda _, none: none
+        )
+
+    def _quota_view(self, ledger: Ledger, cluster: ClusterId) -> QuotaView:
+        account = ledger.quota_usages.get(cluster)
+        if account is None:
+            raise commands.quota_not_found(cluster)
+        return QuotaView(cluster, account.copy(), self._writer.clock())
+
+
+def _known_policy_view(ledger: Ledger, cluster: ClusterId) -> PolicyView:
+    if ledger.limits(cluster) == Limits(cluster):
+        ledger.cluster(cluster)  # raises if the cluster is unknown
+    return _policy_view(ledger, cluster)
+
+
+def _policy_view(ledger: Ledger, cluster: ClusterId) -> PolicyView:
+    known = ledger.clusters.get(cluster)
+    advertised = None if known is None else known.advertisement.policy
+    ordered = ledger.limits(cluster).policy
+    return PolicyView(cluster, ordered, advertised, lending.effective_policy(advertised, ordered))
+
+
+_BY_TICKET = attrgetter("ticket")
+
+
+class ClusterView(NamedTuple):
+    """A cluster with the totals of its reservations."""
+
+    cluster: Cluster
+    reserved: Resources
+    reservation_count: int
+    effective_policy: EffectivePolicy | None
+    """The effective lending policy, if any."""
+
+
+class PageRequest(NamedTuple):
+    """A slice of a list: at most `limit` items after the ticket `after`."""
+
+    after: int
+    limit: int
+
+
+class StreamStart(NamedTuple):
+    """The start of a stream. Unless resumed, `news` holds all unfinished reservations."""
+
+    subscription: Subscription
+    changes: list[Reservation]
+    resumed: bool
+
+
+def cluster_view(ledger: Ledger, cluster: Cluster) -> ClusterView:
+    name = cluster.id
+    holds = ledger.limit_index.effective_policy(name)
+    return ClusterView(cluster, ledger.reserved(name), ledger.lent_count(name), holds)
+
+
+def held_reservations(ledger: Ledger, provider: ClusterId) -> list[Reservation]:
+    """Returns the reservations that a provider has to hold and that are not active yet."""
+    return [found for found in ledger.lent_by(provider) if found.phase is Phase.RESERVED]
+
+
+def reservations_page(
+    ledger: Ledger,
+    matches: Callable[[Reservation], bool],
+    cluster: ClusterId | None,
+    page: PageRequest,
+) -> list[Reservation]:
+    """Returns reservations in the order of creation, which is the order of the ledger."""
+    known = ledger.by_cluster(cluster) if cluster else ledger.reservations.values()
+    oldest_first = sorted(known, key=_BY_TICKET) if cluster else known
+    later = (found for found in oldest_first if found.ticket > page.after)
+    return list(islice(filter(matches, later), page.limit))
+
+
+def unpaged_reservations(
+    ledger: Ledger, matches: Callable[[Reservation], bool], cluster: ClusterId, max_finished: int
+) -> list[Reservation]:
+    """Returns all unfinished and the newest finished ones, for clients without pagination."""
+    open_: list[Reservation] = []
+    over: list[Reservation] = []
+    for found in filter(matches, ledger.by_cluster(cluster)):
+        (open_ if _is_unfinished(found) else over).append(found)
+    newest = nlargest(max_finished, over, key=_BY_TICKET)
+    return sorted([*open_, *newest], key=_BY_TICKET)
+
+
+def start_stream(ledger: Ledger, subscription: Subscription, after: int | None) -> StreamStart:
+    """Returns what changed since `after`, or all unfinished ones if that revision is compacted."""
+    since = (
+        after
+        if after is not None and ledger.compacted_revision <= after <= ledger.revision
+        else None
+    )
+    news = [
+        found
+        for found in ledger.by_cluster(subscription.cluster)
+        if (_is_unfinished(found) if since is None else found.revision > since)
+    ]
+    news.sort(key=lambda found: found.revision)
+    return StreamStart(subscription, news, since is not None)
+
+
+def _is_unfinished(found: Reservation) -> bool:
+    return found.is_live or found.phase is Phase.PENDING

@@ -19,21 +19,27 @@ from typing import TypeVar
 import structlog
 
 from kubelend.broker import change_log
-from kubelend.broker.commits import GroupCommit
-from kubelend.broker.feeds import StreamHub
-from kubelend.broker.leadership import NO_REPLICA, SINGLE_REPLICA
+from kubelend.broker.group_commit import GroupCommit
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica, Store
-from kubelend.core import commands, revocation, silence
+from kubelend.broker.ports import (
+    NO_REPLICA,
+    SINGLE_REPLICA,
+    Clock,
+    Leadership,
+    OpenStore,
+    Replica,
+    Store,
+)
+from kubelend.broker.streams import StreamHub
+from kubelend.core import commands, enrolment, failover
+from kubelend.core.audit_log import BROKER_ACTOR, Actor, AuditEntry
 from kubelend.core.commands import Command
 from kubelend.core.errors import KubelendError, NotLeader, NotReady, StoreFailed
-from kubelend.core.events import Change
-from kubelend.core.journal import BROKER_ACTOR, Actor, AuditEntry
+from kubelend.core.events import Change, CommittedChanges, WorkingSet
+from kubelend.core.failover import ProviderMonitor
+from kubelend.core.indexes import MemberIndex
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import Cluster, Reservation
-from kubelend.core.records import CommittedChanges, WorkingSet
-from kubelend.core.registry import MemberIndex
-from kubelend.core.silence import ProviderMonitor
 
 Result = TypeVar("Result")
 View = TypeVar("View")
@@ -135,7 +141,7 @@ class LedgerWriter:
         """Expires reservations, archives finished ones, and fails over from unreachable providers."""
         ledger, now = self.current()
         self._run(ledger, commands.expire_reservations(ledger, self.retention, now), now)
-        for lost in self._run(ledger, silence.fail_over(ledger, self._provider_monitor, now), now):
+        for lost in self._run(ledger, failover.fail_over(ledger, self._provider_monitor, now), now):
             log.warning(
                 "Provider unreachable, failing over its reservations",
                 cluster=lost.id,
@@ -143,7 +149,7 @@ class LedgerWriter:
             )
         if now >= self._collected_at + COLLECT_INTERVAL:
             self._collected_at = now
-            self._run(ledger, revocation.collect_expired(ledger, now), now)
+            self._run(ledger, enrolment.collect_expired(ledger, now), now)
         await self._commits.wait_durable()
 
     async def close(self) -> None:

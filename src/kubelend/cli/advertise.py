@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, escapes, options, output, request_flags, tables
+from kubelend.cli import calls, options, output, request_flags
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
+from kubelend.kits import tables
 from kubelend.wire import bodies
 
 Used = Annotated[str, typer.Option(help="Amount used by its own pods.", metavar="QUANTITY")]
@@ -127,7 +128,7 @@ def _advertisement_summary(answer: bodies.PublishResult) -> str:
     known = answer.advertisement
     free = output.amount_texts(known.resources.available)
     parts = (f"{amount} {resource}" for resource, amount in free.items())
-    text = escapes.sanitize_line(f"cluster/{known.cluster_id} advertised: {', '.join(parts)}")
+    text = tables.sanitize_line(f"cluster/{known.cluster_id} advertised: {', '.join(parts)}")
     count = len(answer.provider_instructions)
     return (
         f"{text} free; {tables.format_count(count, 'reservation')} held for others"
@@ -137,10 +138,10 @@ def _advertisement_summary(answer: bodies.PublishResult) -> str:
 
 
 def _own_name(directory: Path) -> str:
-    from kubelend.pki import identities
+    from kubelend.pki import identity
     from kubelend.transports import tls
 
-    return identities.caller_from_certificate(tls.own_certificate(directory)).name
+    return identity.caller_from_certificate(tls.own_certificate(directory)).name
 
 
 def _from_file(path: str) -> bodies.Advertisement:

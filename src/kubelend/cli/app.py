@@ -27,7 +27,6 @@ from kubelend.cli import (
     certificates,
     clusters,
     config,
-    escapes,
     grants,
     join,
     lab,
@@ -39,6 +38,7 @@ from kubelend.cli import (
 )
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.output import Format
+from kubelend.kits import tables
 
 # -- commands that have no file of their own
 
@@ -60,9 +60,9 @@ def agent(settings: AgentSettings) -> None:
 
     It needs a certificate: run the `kubelend join` command that `kubelend create token` prints.
     """
-    from kubelend.apps import launching
+    from kubelend.apps import agent_launcher
 
-    launching.launch_agent(settings)
+    agent_launcher.launch_agent(settings)
 
 
 class Versions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,7 +95,7 @@ def version(
 def _version_text(found: Versions) -> str:
     lines = [f"Client: {found.client}"]
     if found.broker:
-        lines.append(f"Broker: {escapes.sanitize_line(found.broker)}")
+        lines.append(f"Broker: {tables.sanitize_line(found.broker)}")
     return "\n".join(lines)
 
 
@@ -269,7 +269,7 @@ _LAB: Final = Group(
 _DEMO: Final = LazyCommand(
     "demo",
     "Run a broker and four clusters, and show the life of a reservation.",
-    "kubelend.demo.cli:command",
+    "kubelend.demo.story:command",
 )
 _BENCH: Final = LazyCommand("bench", "Run the benchmarks.", "kubelend.bench.cli:app")
 _OLD_SPELLINGS: Final[Mapping[str, Command]] = {

@@ -11,17 +11,17 @@ import msgspec
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, options, output, tables
+from kubelend.cli import calls, options, output
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
 from kubelend.core.resources import Resources
-from kubelend.wire import audit_bodies
+from kubelend.kits import tables
+from kubelend.wire import admin_bodies
 
 if TYPE_CHECKING:
-    from kubelend.core.journal import AuditLine
-    from kubelend.stores.opening import AnyStore
-
+    from kubelend.core.audit_log import AuditLine
+    from kubelend.stores.factory import AnyStore
 
 READ_BATCH: Final = 1000
 DEFAULT_STORE: Final = "kubelend.db"
@@ -75,10 +75,10 @@ def check_store(
 
 
 def _check(store: str) -> StoreReport:
-    from kubelend.apps import audits
     from kubelend.core import audit as invariants
+    from kubelend.stores import audit as stores_audit
 
-    ledger, details, gone = audits.audit_store(store)
+    ledger, details, gone = stores_audit.audit_store(store)
     return StoreReport(
         violations=len(details),
         clusters=len(ledger.clusters),
@@ -177,10 +177,10 @@ def verify_chain(
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Verify the hash chain of the audit log: finds lines that were changed or removed."""
-    from kubelend.stores import opening
+    from kubelend.stores import factory
 
     wanted = _parse_anchor(anchor) if anchor else None
-    opened = opening.open_readonly(store)
+    opened = factory.open_readonly(store)
     try:
         verdict = _verify(opened, wanted)
     finally:
@@ -191,10 +191,10 @@ def verify_chain(
 
 
 def _verify(opened: AnyStore, anchor: tuple[int, str] | None) -> ChainReport:
-    from kubelend.core import journal
+    from kubelend.core import audit_log as core_audit_log
 
     start, end = opened.audit_log_bounds()
-    details = list(journal.verify_chain(_lines(opened, start.number), start, end))
+    details = list(core_audit_log.verify_chain(_lines(opened, start.number), start, end))
     notes: list[str] = []
     if anchor is not None and anchor[0] < start.number:
         notes.append(
@@ -251,7 +251,7 @@ def _chain_text(verdict: ChainReport) -> str:
 
 
 def audit_table(
-    lines: list[audit_bodies.AuditLine], *, wide: bool, width: int | None = None
+    lines: list[admin_bodies.AuditLine], *, wide: bool, width: int | None = None
 ) -> str:
     """A table; on a terminal the changes are below each line, in a file behind it."""
     headers = ["LINE", "TIME", "ACTOR", "ACTION", "SUBJECT"]
@@ -275,7 +275,7 @@ def _wrapped(text: str, width: int) -> str:
     return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
 
-def _row(line: audit_bodies.AuditLine, *, wide: bool) -> list[str]:
+def _row(line: admin_bodies.AuditLine, *, wide: bool) -> list[str]:
     who = f"{line.actor.role} {line.actor.name}".strip()
     cells = [
         str(line.number),
@@ -290,14 +290,14 @@ def _row(line: audit_bodies.AuditLine, *, wide: bool) -> list[str]:
     return cells
 
 
-def _line_text(line: audit_bodies.AuditLine) -> str:
+def _line_text(line: admin_bodies.AuditLine) -> str:
     if line.code:
         return f"rejected: {line.code}: {line.message}"
     changes = [f"{name}: {_change(line, name)}" for name in line.before | line.after]
     return "; ".join([*changes, line.message] if line.message else changes)
 
 
-def _change(line: audit_bodies.AuditLine, name: str) -> str:
+def _change(line: admin_bodies.AuditLine, name: str) -> str:
     after = _value_text(name, line.after.get(name))
     return f"{_value_text(name, line.before[name])} -> {after}" if name in line.before else after
 

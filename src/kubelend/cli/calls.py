@@ -14,7 +14,7 @@ from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
 
 if TYPE_CHECKING:
-    from kubelend.transports.http_client import BrokerClient
+    from kubelend.transports.client import BrokerClient
 
 Answer = TypeVar("Answer")
 Fields = Mapping[str, str]
@@ -72,7 +72,7 @@ def call_broker(
     import asyncio
 
     from kubelend.cli import renewal
-    from kubelend.transports.http_client import BrokerClient
+    from kubelend.transports.client import BrokerClient
 
     async def conversation() -> Answer:
         async with BrokerClient(

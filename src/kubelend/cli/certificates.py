@@ -17,19 +17,19 @@ from urllib.parse import quote
 import typer
 
 from kubelend.apps.settings import CertificateSettings, ClientSettings
-from kubelend.cli import calls, options, output, tables
+from kubelend.cli import calls, options, output
 from kubelend.cli.output import Format
-from kubelend.core import durations, roles
+from kubelend.core import durations, lifecycle
 from kubelend.core.errors import InvalidIdentity, InvalidInput
+from kubelend.kits import tables
 from kubelend.pki import passphrases
 from kubelend.pki.passphrases import Passphrase
 
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from kubelend.pki.holdings import CertificateInfo
-    from kubelend.pki.inspection import AuthorityDirectoryInfo
-    from kubelend.pki.profiles import Profile
+    from kubelend.pki.identity import Profile
+    from kubelend.pki.inspection import AuthorityDirectoryInfo, CertificateInfo
 
 
 @options.takes(settings=options.holder)
@@ -37,9 +37,9 @@ def show_certificate(
     format: options.Output = Format.TABLE, *, settings: CertificateSettings
 ) -> None:
     """Show the certificate in --cert-path: holder, validity and trusted authorities."""
-    from kubelend.pki import holdings
+    from kubelend.pki import inspection
 
-    found = holdings.inspect_certificate(settings.cert_path)
+    found = inspection.inspect_certificate(settings.cert_path)
     output.show(
         found, format, text=lambda: _certificate_text(found), names=[f"certificate/{found.name}"]
     )
@@ -55,7 +55,7 @@ def renew_own_certificate(
 ) -> None:
     """Renew the certificate in --cert-path if it is due. Other commands do so by themselves."""
     from kubelend.cli import renewal
-    from kubelend.pki import holdings
+    from kubelend.pki import inspection
 
     renewed = calls.call_broker(
         settings, lambda client: renewal.renew_certificate(settings, client, force=force)
@@ -63,7 +63,7 @@ def renew_own_certificate(
     if renewed is not None:
         print(f"renewed {renewal.certificate_summary(settings, renewed)}")
         return
-    found = holdings.inspect_certificate(settings.cert_path)
+    found = inspection.inspect_certificate(settings.cert_path)
     moment = tables.format_time(found.renew_at, output.now())
     if found.renew_at > output.now():
         print(f"the certificate in {settings.cert_path} is not due for renewal before {moment}")
@@ -288,9 +288,10 @@ def rotate_authority(
     """
     if finish:
         return _finish_rotation(authority, passphrase, yes=yes)
-    from kubelend.pki import keys, rotation
+    from kubelend.pki import authority as pki_authority
+    from kubelend.pki import keys
 
-    successor = rotation.rotate_authority(
+    successor = pki_authority.rotate_authority(
         authority,
         durations.parse_duration(lifetime),
         now=output.now(),
@@ -326,7 +327,7 @@ def show_authority(
 
 
 def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: bool) -> None:
-    from kubelend.pki import rotation
+    from kubelend.pki import authority as pki_authority
 
     if not yes:
         raise InvalidInput(
@@ -334,7 +335,7 @@ def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: boo
             " from then on",
             hint="add --yes once all certificates are issued by the new one",
         )
-    finished, dropped = rotation.finish_rotation(authority, passphrase)
+    finished, dropped = pki_authority.finish_rotation(authority, passphrase)
     for each in dropped:
         print(
             f"{_authority_name(each)} removed: certificates that it signed are rejected from now on"
@@ -346,9 +347,9 @@ def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: boo
 
 
 def _authority_name(certificate: x509.Certificate) -> str:
-    from kubelend.pki import pins
+    from kubelend.pki import tokens
 
-    return f"{certificate.subject.rfc4514_string()} ({pins.ca_pin(certificate)})"
+    return f"{certificate.subject.rfc4514_string()} ({tokens.ca_pin(certificate)})"
 
 
 def _authority_text(found: AuthorityDirectoryInfo) -> str:
@@ -372,21 +373,21 @@ def _authority_text(found: AuthorityDirectoryInfo) -> str:
 
 
 def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile:
-    from kubelend.pki import profiles
+    from kubelend.pki import identity
 
     if role is Role.BROKER:
-        return profiles.server_profile(namespace=namespace, names=names)
+        return identity.server_profile(namespace=namespace, names=names)
     if names:
         raise InvalidInput("--dns and --ip are for a broker", hint="add --role broker")
-    return client_profile_for("NAME", name, roles.Role(role))
+    return client_profile_for("NAME", name, lifecycle.Role(role))
 
 
-def client_profile_for(argument: str, name: str, role: roles.Role) -> Profile:
+def client_profile_for(argument: str, name: str, role: lifecycle.Role) -> Profile:
     """The profile of a client certificate; an invalid name is reported as an error of this argument."""
-    from kubelend.pki import profiles
+    from kubelend.pki import identity
 
     try:
-        return profiles.client_profile(name, role)
+        return identity.client_profile(name, role)
     except InvalidIdentity as error:
         raise InvalidInput(f"{argument}: {error.message}", hint=error.hint) from None
 

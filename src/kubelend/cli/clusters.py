@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, escapes, limit_views, options, output, reservation_views, tables
+from kubelend.cli import calls, limit_views, options, output, reservation_views
 from kubelend.cli.calls import Backend
 from kubelend.cli.options import Target
 from kubelend.cli.output import Format
+from kubelend.kits import tables
 from kubelend.wire import bodies
 
 LIVE = "Reserved,Active"
@@ -159,10 +160,10 @@ def _show_drain_plan(name: str, lent: list[bodies.Reservation], format: Format) 
 
 def _drain_plan(name: str, lent: list[bodies.Reservation]) -> str:
     if not lent:
-        return f"Cluster {escapes.sanitize_line(name)} would be cordoned; it has no reservations."
+        return f"Cluster {tables.sanitize_line(name)} would be cordoned; it has no reservations."
     count = tables.format_count(len(lent), "reservation")
     heading = (
-        f"Cluster {escapes.sanitize_line(name)} would be cordoned, and {count} moved or released:"
+        f"Cluster {tables.sanitize_line(name)} would be cordoned, and {count} moved or released:"
     )
     return f"{heading}\n\n{reservation_views.table(lent, output.now())}"
 
@@ -217,7 +218,7 @@ def cluster_details(found: bodies.Cluster, now: datetime) -> str:
 
 def drain_summary(found: bodies.DrainResult, now: datetime) -> str:
     """The drained cluster, and where its reservations are now."""
-    name = escapes.sanitize_line(found.cluster.advertisement.cluster_id)
+    name = tables.sanitize_line(found.cluster.advertisement.cluster_id)
     if not found.reservations:
         return f"cluster/{name} drained; it had no reservations"
     moved = sum(one.status.phase in {"Reserved", "Active"} for one in found.reservations)

@@ -24,10 +24,11 @@ import typer
 from msgspec.structs import replace
 
 from kubelend.apps.settings import broker_url_problem
-from kubelend.cli import escapes, output, tables
+from kubelend.cli import output
 from kubelend.cli.output import Format
 from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidSettings, NotFound
+from kubelend.kits import tables
 
 if TYPE_CHECKING:
     import yaml
@@ -119,7 +120,7 @@ def _absolute(directory: str, base: Path) -> str:
 
 
 def save(config: Config) -> None:
-    from kubelend.kits import keyfiles
+    from kubelend.kits import files
 
     file = path()
     try:
@@ -128,17 +129,17 @@ def save(config: Config) -> None:
         raise InvalidSettings(f"{file.parent} cannot be made: {error.strerror}") from error
     # The target of a link is replaced, not the link: a configuration may be kept elsewhere.
     content = output.yaml(config).encode()
-    keyfiles.write_atomic(file.resolve(), content, mode=keyfiles.PRIVATE_MODE, overwrite=True)
+    files.write_atomic(file.resolve(), content, mode=files.PRIVATE_MODE, overwrite=True)
 
 
 @contextmanager
 def _changing() -> Iterator[None]:
     """Two commands that change the file do so one after the other, or one of them fails."""
-    from kubelend.kits import keyfiles
+    from kubelend.kits import files
 
     directory = path().resolve().parent
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with keyfiles.lock_directory(directory):
+    with files.lock_directory(directory):
         yield
 
 
@@ -280,7 +281,7 @@ def current_context() -> None:
         raise NotFound(
             f"no current context in {path()}", hint="set one with `kubelend config use-context`"
         )
-    output.print_text(escapes.sanitize_line(current))
+    output.print_text(tables.sanitize_line(current))
 
 
 def use_context(name: ContextName) -> None:
@@ -290,7 +291,7 @@ def use_context(name: ContextName) -> None:
         if config.find(name) is None:
             raise _unknown(name)
         save(replace(config, current_context=name))
-    output.print_text(f"Switched to context {escapes.sanitize_line(name)!r}.")
+    output.print_text(f"Switched to context {tables.sanitize_line(name)!r}.")
 
 
 def set_context(
@@ -333,7 +334,7 @@ def set_context(
         # The first context is the one to use: who has only one need not say so.
         save(Config(config.current_context or wanted, contexts))
     verb = "created" if known is None else "modified"
-    output.print_text(f"Context {escapes.sanitize_line(wanted)!r} {verb}.")
+    output.print_text(f"Context {tables.sanitize_line(wanted)!r} {verb}.")
 
 
 def delete_context(name: ContextName) -> None:
@@ -344,7 +345,7 @@ def delete_context(name: ContextName) -> None:
             raise _unknown(name)
         current = "" if config.current_context == name else config.current_context
         save(Config(current, [one for one in config.contexts if one.name != name]))
-    output.print_text(f"Deleted context {escapes.sanitize_line(name)!r} from {path()}.")
+    output.print_text(f"Deleted context {tables.sanitize_line(name)!r} from {path()}.")
     if not current:
         output.note("There is no current context now; `kubelend config use-context` sets one.")
 

@@ -22,7 +22,7 @@ from kubelend.cli import app, output
 from kubelend.cli.app import LazyCommand
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.core.errors import KubelendError
-from kubelend.wire import codes, crds, docstrings, enrolment, openapi, problems, routes, rules
+from kubelend.wire import cel_rules, crds, docstrings, json_types, openapi, problems, routes
 from kubelend.wire.route import BODY_ERRORS, COMMON_ERRORS, UNROUTED_ERRORS, Access, Route
 
 _CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
@@ -86,7 +86,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _limits(schema: dict[str, Any]) -> str:
-    said = [one["message"] for one in schema.get(rules.VALIDATIONS, ())]
+    said = [one["message"] for one in schema.get(cel_rules.VALIDATIONS, ())]
     if "enum" in schema:
         said.append("one of " + ", ".join(f"`{word}`" for word in schema["enum"] if word))
     for key, words in _BOUNDS.items():
@@ -276,14 +276,14 @@ def _route_cells(route: Route) -> tuple[str, ...]:
     return (route.method, f"`{route.path}`", *_WHO[route.access], route.summary, known)
 
 
-def _error_cells(kind: codes.ErrorClass) -> tuple[str, ...]:
+def _error_cells(kind: json_types.ErrorClass) -> tuple[str, ...]:
     status, code = problems.status_and_codes([kind])[0].split()
     meaning = _INTERNAL if kind is KubelendError else docstrings.class_docstring(kind)
     again = "yes" if kind.retryable else ""
     return (f"`{code}`", status, again, meaning, ", ".join(_senders(kind)) or _NOT_SENT)
 
 
-def _senders(kind: codes.ErrorClass) -> Iterator[str]:
+def _senders(kind: json_types.ErrorClass) -> Iterator[str]:
     if kind in COMMON_ERRORS:
         yield "any route"
     else:
@@ -293,11 +293,11 @@ def _senders(kind: codes.ErrorClass) -> Iterator[str]:
             yield "any route with a body"
         named = [f"`{route.name}`" for route in routes.ROUTES if kind in route.errors]
         yield from named if len(named) <= _MOST_NAMES else ["many routes"]
-    if kind in enrolment.ENROLMENT_ERRORS:
+    if kind in routes.ENROLMENT_ERRORS:
         yield "joining"
 
 
-_KINDS = tuple(codes.ERRORS_BY_CODE.values())
+_KINDS = tuple(json_types.ERRORS_BY_CODE.values())
 _MOST_NAMES = 8
 _INTERNAL = "Something failed that nobody had thought of; the broker's log says what."
 _NOT_SENT = "nobody: commands and agents speak of it"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, escapes, options, output, tables
+from kubelend.cli import calls, options, output
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, InvalidSettings
+from kubelend.kits import tables
 
 if TYPE_CHECKING:
     from kubelend.pki.grants import Grant, Jwk
@@ -65,11 +66,11 @@ def verify_grant(
 def _keys(path: Path) -> list[Jwk]:
     import msgspec
 
-    from kubelend.kits import keyfiles
+    from kubelend.kits import files
     from kubelend.pki.grants import JwkSet
 
     try:
-        return msgspec.json.decode(keyfiles.read_file(path), type=JwkSet).keys
+        return msgspec.json.decode(files.read_file(path), type=JwkSet).keys
     except msgspec.MsgspecError:
         raise InvalidSettings(
             f"--keys: {path} has no keys", hint="write it with `kubelend grant keys`"
@@ -79,6 +80,6 @@ def _keys(path: Path) -> list[Jwk]:
 def _grant_summary(grant: Grant) -> str:
     amounts = ", ".join(f"{amount} {name}" for name, amount in grant.resources.items())
     end = tables.format_time(datetime.fromtimestamp(grant.exp, UTC), output.now())
-    return escapes.sanitize_line(
+    return tables.sanitize_line(
         f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}"
     )

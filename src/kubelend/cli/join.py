@@ -11,15 +11,16 @@ from urllib.parse import quote
 import typer
 
 from kubelend.apps import settings
-from kubelend.cli import members, output, tables
+from kubelend.cli import members, output
 from kubelend.cli.certificates import Algorithm, KeyAlgorithm, client_profile_for
 from kubelend.cli.members import JoinRole
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput
+from kubelend.kits import tables
 
 if TYPE_CHECKING:
-    from kubelend.apps.joining import JoinParameters, JoinOutcome
-    from kubelend.wire.membership_bodies import JoinPending
+    from kubelend.apps.join import JoinOutcome, JoinParameters
+    from kubelend.wire.admin_bodies import JoinPending
 
 EnrolmentUrl = Annotated[
     str,
@@ -93,17 +94,17 @@ def join(
 def _invitation(
     broker: str, token: str, token_file: Path | None, ca_hash: str, name: str, role: JoinRole
 ) -> JoinParameters:
-    from kubelend.apps.joining import JoinParameters
-    from kubelend.core import roles
-    from kubelend.pki import pins
+    from kubelend.apps.join import JoinParameters
+    from kubelend.core import lifecycle
+    from kubelend.pki import tokens
 
     text = token if token_file is None else _read_token_file(token_file)
     if not text:
         raise InvalidInput(
             "a token is required", hint="an administrator creates one with `kubelend create token`"
         )
-    client_profile_for("--cluster-id", name, roles.Role(role))
-    return JoinParameters(broker, text, pins.parse_ca_pin(ca_hash), name, roles.Role(role))
+    client_profile_for("--cluster-id", name, lifecycle.Role(role))
+    return JoinParameters(broker, text, tokens.parse_ca_pin(ca_hash), name, lifecycle.Role(role))
 
 
 def _join(
@@ -111,7 +112,7 @@ def _join(
 ) -> JoinOutcome:
     import asyncio
 
-    from kubelend.apps import joining
+    from kubelend.apps import join as apps_join
     from kubelend.pki import keys
 
     def on_pending(answer: JoinPending) -> None:
@@ -125,7 +126,7 @@ def _join(
         )
 
     return asyncio.run(
-        joining.join_broker(
+        apps_join.join_broker(
             invitation,
             directory,
             wait=durations.parse_duration(wait),
@@ -136,10 +137,10 @@ def _join(
 
 
 def _read_token_file(path: Path) -> str:
-    from kubelend.kits import keyfiles
+    from kubelend.kits import files
 
     if str(path) == "-":
         return sys.stdin.readline().strip()
-    if problem := keyfiles.mode_problem(path, content="a token"):
+    if problem := files.mode_problem(path, content="a token"):
         output.note(f"warning: {problem}")
-    return keyfiles.read_file(path, hint="write the token to it").decode(errors="replace").strip()
+    return files.read_file(path, hint="write the token to it").decode(errors="replace").strip()

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from kubelend.cli import exit_codes, kube_objects, output
 from kubelend.cli.kube_objects import KindAdapter
 from kubelend.cli.options import KubeTarget
-from kubelend.communicators import kube_bodies
+from kubelend.communicators import kubernetes_calls
 from kubelend.core import durations
 from kubelend.core.errors import (
     AlreadyExists,
@@ -37,10 +37,10 @@ from kubelend.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from kubelend.kube import access, kubeconfig, resources, watching
-from kubelend.kube.access import KubeConfig
+from kubelend.kube import config, informer, kubeconfig, resources
 from kubelend.kube.client import Client
-from kubelend.wire import bodies, mailboxes
+from kubelend.kube.config import KubeConfig
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import Kind, Metadata, Object, ProviderInstruction, ResourceRequest
 
@@ -72,7 +72,7 @@ class KindBackend(Generic[Kind]):
 
     async def reserve(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         """Create the object and wait for the decision; delete it if there is none, or if it failed."""
-        kube_bodies.check_request(request)
+        kubernetes_calls.check_request(request)
         wanted = self.adapter.build(self._metadata(request, key), request)
         try:
             made = await self._client.create(self.adapter.resource, wanted)
@@ -114,7 +114,7 @@ class KindBackend(Generic[Kind]):
         """All objects, and then each change. Only the first list may fail."""
         scope = self.adapter.resource, self.namespace
         await self._client.list(*scope, labels=self.adapter.labels)
-        changes = watching.list_and_watch(
+        changes = informer.list_and_watch(
             self._client, *scope, labels=self.adapter.labels, report=_note_watch_problem
         )
         async with contextlib.aclosing(changes) as stream:
@@ -122,11 +122,11 @@ class KindBackend(Generic[Kind]):
                 for body in self._changed(change):
                     yield bodies.Instruction(0, "requester", "", body.status.message, body)
 
-    def _changed(self, change: watching.Change[Kind]) -> list[bodies.Reservation]:
+    def _changed(self, change: informer.Change[Kind]) -> list[bodies.Reservation]:
         match change:
-            case watching.Listed():
+            case informer.Listed():
                 found = change.objects
-            case watching.Deleted():
+            case informer.Deleted():
                 return [_as_released(self._body(change.found))]
             case Object():
                 found = [change]
@@ -281,7 +281,7 @@ DEFAULT: Final = "default"
 
 _ADVERTISEMENTS: Final = resources.resource_for(ClusterAdvertisement)
 _INSTRUCTIONS: Final = resources.resource_for(ProviderInstruction)
-_NAMESPACES: Final = resources.resource_for(mailboxes.Namespace, namespaced=False)
+_NAMESPACES: Final = resources.resource_for(cluster_namespaces.Namespace, namespaced=False)
 
 
 @contextlib.asynccontextmanager
@@ -296,10 +296,10 @@ async def open_backend(target: KubeTarget) -> AsyncIterator[KubeBackend]:
 def kube_config(target: KubeTarget) -> KubeConfig:
     """Load the client config by kubectl's rules: flags, $KUBECONFIG, home directory, service account."""
     is_named = bool(target.kubeconfig or target.context)
-    is_pod = bool(os.environ.get(access.HOST_VARIABLE))
+    is_pod = bool(os.environ.get(config.HOST_VARIABLE))
     if is_pod and not is_named and not any(path.exists() for path in kubeconfig.kubeconfig_files()):
-        return access.in_cluster_config()
-    return access.config_from_kubeconfig(target.kubeconfig, target.context)
+        return config.in_cluster_config()
+    return config.config_from_kubeconfig(target.kubeconfig, target.context)
 
 
 class KubeBackend:
@@ -406,7 +406,7 @@ class KubeBackend:
                 found = [] if one is None else [one]
             else:
                 found = (
-                    await self._client.list(_NAMESPACES, labels=mailboxes.CLUSTER_LABEL)
+                    await self._client.list(_NAMESPACES, labels=cluster_namespaces.CLUSTER_LABEL)
                 ).objects
         except Forbidden:
             return {}

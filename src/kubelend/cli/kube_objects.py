@@ -13,13 +13,12 @@ from typing import Final, Generic, NamedTuple
 
 from msgspec.structs import replace
 
-from kubelend.communicators import kube_bodies
-from kubelend.controllers import specs
-from kubelend.core import ratings
-from kubelend.kube import resources
+from kubelend.communicators import kubernetes_calls
+from kubelend.core import resources
+from kubelend.kube import resources as kube_resources
 from kubelend.kube.resources import Resource
-from kubelend.stores import kube_objects
-from kubelend.wire import bodies
+from kubelend.stores.kubernetes import objects
+from kubelend.wire import bodies, conversion
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
     Kind,
@@ -111,7 +110,7 @@ def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:
     made = _created_at(found.metadata)
     return bodies.Cluster(
         replace(
-            specs.advertisement_from_spec(spec),
+            conversion.advertisement_from_spec(spec),
             resources=bodies.Metrics(
                 capacity=known.capacity,
                 allocatable=known.allocatable or known.capacity,
@@ -136,7 +135,7 @@ def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:
 
 
 def reservation_object(metadata: Metadata, request: bodies.ReservationRequest) -> Reservation:
-    return Reservation(metadata, kube_bodies.reservation_spec(request))
+    return Reservation(metadata, kubernetes_calls.reservation_spec(request))
 
 
 def resource_request_object(
@@ -172,7 +171,7 @@ def _created_at(metadata: Metadata) -> datetime:
 
 
 def _rating(score: str) -> str:
-    return ratings.display_band(Fraction(score)) if score else "not rated yet"
+    return resources.display_band(Fraction(score)) if score else "not rated yet"
 
 
 class KindAdapter(NamedTuple, Generic[Kind]):
@@ -201,7 +200,7 @@ def _request_is_decided(found: ResourceRequest) -> bool:
 
 
 RESOURCE_REQUESTS: Final = KindAdapter(
-    resource=resources.resource_for(ResourceRequest),
+    resource=kube_resources.resource_for(ResourceRequest),
     build=resource_request_object,
     to_body=body_from_request,
     is_decided=_request_is_decided,
@@ -213,14 +212,14 @@ RESOURCE_REQUESTS: Final = KindAdapter(
 """In an agent's cluster: the agent borrows for the cluster."""
 
 RESERVATIONS: Final = KindAdapter(
-    resource=resources.resource_for(Reservation),
+    resource=kube_resources.resource_for(Reservation),
     build=reservation_object,
     to_body=body_from_reservation,
     is_decided=lambda found: bool(found.status.phase),
     reservation_name=lambda found: found.metadata.name,
     # One with a question is an agent's call in its cluster namespace, not the reservation itself.
     is_listed=lambda found: found.spec.request is None,
-    labels=f"{kube_objects.ARCHIVED_LABEL}!=true",
+    labels=f"{objects.ARCHIVED_LABEL}!=true",
     controller="a broker with --broker-interface=kubernetes that serves this namespace",
 )
 """In the broker's cluster."""

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kubelend.cli import output, tables
+from kubelend.cli import output
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.core import durations
 from kubelend.core.errors import NotFound
+from kubelend.kits import tables
 
 if TYPE_CHECKING:
-    from kubelend.demo.telling import ProgressDisplay
-    from kubelend.lab.health import ComponentStatus, LabHealth
-    from kubelend.lab.messages import Message
-    from kubelend.lab.records import LabDirectory, LabState
+    from kubelend.demo.screen import ProgressDisplay
+    from kubelend.lab.state import LabDirectory, LabState, Message
+    from kubelend.lab.walkthrough import ComponentStatus, LabHealth
     from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
 NEXT_HINT = "See `kubelend dev lab status`; `kubelend dev lab down` stops them."
@@ -87,11 +87,11 @@ def next_commands(home: LabDirectory, record: LabState) -> list[str]:
 
 def _directory(home: LabDirectory) -> list[str]:
     """The variable for the directory, if it is not the default one."""
-    from kubelend.lab import records
+    from kubelend.lab import state
 
-    if home.directory == records.default_directory().absolute():
+    if home.directory == state.default_directory().absolute():
         return []
-    return [f"export {records.DIRECTORY_VARIABLE}={shlex.quote(str(home.directory))}"]
+    return [f"export {state.DIRECTORY_VARIABLE}={shlex.quote(str(home.directory))}"]
 
 
 def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
@@ -155,11 +155,11 @@ def up(
     They run in the background until `kubelend dev lab down`. The clusters are real API servers without
     kubelets (`make kube-assets` gets the programs), with simulated nodes and pods.
     """
-    from kubelend.lab import starting
+    from kubelend.lab import background
 
     home = _lab_directory(directory)
     with _progress_printer() as teller:
-        started = starting.start_lab(home, _on_message(teller), uses_kind=kind)
+        started = background.start_lab(home, _on_message(teller), uses_kind=kind)
         if started is None:
             print("They are running or starting already.", NEXT_HINT, sep="\n")
             return
@@ -179,7 +179,7 @@ def walkthrough(
     """
     import asyncio
 
-    from kubelend.lab import walk as walking
+    from kubelend.lab import walkthrough as walking
 
     patience = durations.parse_duration(timeout)
     asyncio.run(walking.run_walkthrough(_running(_lab_directory(directory)), _step, patience))
@@ -193,30 +193,30 @@ def status(*, directory: Directory = None) -> None:
     """
     import asyncio
 
-    from kubelend.lab import health
+    from kubelend.lab import walkthrough as walking
 
     home = _lab_directory(directory)
     record = home.read_state()
     if record is None:
         raise NotFound("no clusters were started", hint="`kubelend dev lab up` starts them")
-    found = asyncio.run(health.check_health(home, record))
+    found = asyncio.run(walking.check_health(home, record))
     print(health_text(found), f"Logs and kubeconfigs are in {home.directory}", sep="\n\n")
     _report_health(found)
 
 
 def down(*, directory: Directory = None) -> None:
     """Stop everything that `up` has started, also after a crash."""
-    from kubelend.lab import ending
+    from kubelend.lab import background
 
     home = _lab_directory(directory)
-    was_there = ending.stop_lab(home)
+    was_there = background.stop_lab(home)
     print(f"Stopped, and deleted {home.directory}." if was_there else "Nothing was running.")
 
 
 def _lab_directory(directory: Path | None) -> LabDirectory:
-    from kubelend.lab import records
+    from kubelend.lab import state
 
-    return records.LabDirectory(directory or records.default_directory())
+    return state.LabDirectory(directory or state.default_directory())
 
 
 def _running(home: LabDirectory) -> LabState:
@@ -235,7 +235,7 @@ def _progress_printer() -> Iterator[ProgressDisplay]:
 
 
 def _on_message(teller: ProgressDisplay) -> Callable[[Message], None]:
-    from kubelend.lab.messages import StepFinished, StepStarted
+    from kubelend.lab.state import StepFinished, StepStarted
 
     number = 0
 
@@ -251,9 +251,9 @@ def _on_message(teller: ProgressDisplay) -> Callable[[Message], None]:
 
 
 def _step(title: str, seconds: float) -> None:
-    from kubelend.demo import telling
+    from kubelend.demo import screen
 
-    print(telling.title_line(title, seconds), flush=True)
+    print(screen.title_line(title, seconds), flush=True)
 
 
 def _report_health(found: LabHealth) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kubelend.cli import escapes, tables
 from kubelend.cli.output import format_price
-from kubelend.wire import bodies, limit_bodies
+from kubelend.kits import tables
+from kubelend.wire import admin_bodies, bodies
 
 POLICY_HEADERS = ("LIMIT", "BY ADMIN", "BY CLUSTER", "IN EFFECT")
 POLICY_LIST_HEADERS = ("CLUSTER", "POLICY")
@@ -30,10 +30,10 @@ NAMES = Limits(
 )
 
 
-def policy_text(found: limit_bodies.PolicyStatus, width: int | None) -> str:
+def policy_text(found: admin_bodies.PolicyStatus, width: int | None) -> str:
     """What admins have set, what the cluster advertises, and what is in effect."""
     if found.effective is None:
-        name = escapes.sanitize_line(found.cluster_id)
+        name = tables.sanitize_line(found.cluster_id)
         return f"{name} has no lending policy: it lends all free resources, to everyone and at any time"
     given = (
         _set_limits(found.admin),
@@ -44,13 +44,13 @@ def policy_text(found: limit_bodies.PolicyStatus, width: int | None) -> str:
     return tables.format_table(POLICY_HEADERS, rows, width=width)
 
 
-def policy_table(found: list[limit_bodies.PolicyStatus], width: int | None) -> str:
+def policy_table(found: list[admin_bodies.PolicyStatus], width: int | None) -> str:
     """A line for each policy in effect."""
     rows = [(one.cluster_id, _policy_line(one)) for one in found]
     return tables.format_table(POLICY_LIST_HEADERS, rows, width=width)
 
 
-def _policy_line(found: limit_bodies.PolicyStatus) -> str:
+def _policy_line(found: admin_bodies.PolicyStatus) -> str:
     if found.effective is None:
         return ""
     limits = zip(NAMES, effective_limits(found.effective), strict=True)
@@ -74,7 +74,7 @@ def limit_amounts(texts: Mapping[str, str | int]) -> str:
     return ", ".join(f"{amount} {name}" for name, amount in texts.items())
 
 
-def quota_text(found: limit_bodies.QuotaStatus) -> str:
+def quota_text(found: admin_bodies.QuotaStatus) -> str:
     """All of one quota."""
     limits, used = found.quota, found.used
     facts = tables.format_pairs(
@@ -99,23 +99,23 @@ def quota_text(found: limit_bodies.QuotaStatus) -> str:
     return f"{facts}\n\n{tables.format_table(('RESOURCE', 'USED', 'PENDING', 'LIMIT'), rows)}"
 
 
-def quota_table(found: list[limit_bodies.QuotaStatus]) -> str:
+def quota_table(found: list[admin_bodies.QuotaStatus]) -> str:
     return tables.format_table(QUOTA_HEADERS, [_cells(one) for one in found])
 
 
-def _cells(found: limit_bodies.QuotaStatus) -> tuple[str, ...]:
+def _cells(found: admin_bodies.QuotaStatus) -> tuple[str, ...]:
     held, most = found.used.held, found.quota.amounts
     parts = (f"{held.get(name, '0')} of {cap} {name}" for name, cap in most.items())
     return found.cluster_id, _count(found), _money(found), ", ".join(parts)
 
 
-def _count(found: limit_bodies.QuotaStatus) -> str:
+def _count(found: admin_bodies.QuotaStatus) -> str:
     used, most = found.used, found.quota.reservations
     count = f"{used.reservations + used.waiting}" + ("" if most is None else f" of {most}")
     return f"{count}, {used.waiting} pending" if used.waiting else count
 
 
-def _money(found: limit_bodies.QuotaStatus) -> str:
+def _money(found: admin_bodies.QuotaStatus) -> str:
     limits = found.quota
     if not limits.budget:
         return ""

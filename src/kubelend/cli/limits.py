@@ -11,7 +11,7 @@ from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, limit_views, options, output, request_flags
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
-from kubelend.wire.limit_bodies import PolicyRequest, PolicyStatus, QuotaRequest, QuotaStatus
+from kubelend.wire.admin_bodies import PolicyRequest, PolicyStatus, QuotaRequest, QuotaStatus
 
 _NAMES: Final = "NAME,..."
 _AMOUNTS: Final = "NAME=QUANTITY,..."

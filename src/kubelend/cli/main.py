@@ -15,9 +15,10 @@ from typing import Final, NoReturn
 
 import typer
 
-from kubelend.cli import app, escapes, exit_codes, options, output
+from kubelend.cli import app, exit_codes, options, output
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.core.errors import KubelendError
+from kubelend.kits import tables
 
 
 class OutputLost(Exception):
@@ -138,7 +139,7 @@ def _usage(error: typer.TyperException) -> str:
 
 def _trace(state: app.GlobalFlags) -> None:
     if state.debug:
-        print(escapes.sanitize_lines(traceback.format_exc()), end="", file=sys.stderr)
+        print(tables.sanitize_lines(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def _lost(loss: OutputLost) -> ExitCode:

@@ -11,16 +11,15 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, escapes, options, output, reservation_views, tables
+from kubelend.cli import calls, options, output, reservation_views
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, NotFound
-from kubelend.sources import names
-from kubelend.wire import bodies as reservation_bodies
-from kubelend.wire import mailbox_manifests, mailboxes
-from kubelend.wire import membership_bodies as bodies
+from kubelend.kits import tables
+from kubelend.sources import object_semantics
+from kubelend.wire import admin_bodies, bodies, cluster_namespaces
 
 if TYPE_CHECKING:
-    from kubelend.transports.http_client import BrokerClient
+    from kubelend.transports.client import BrokerClient
 
 
 class Role(StrEnum):
@@ -227,7 +226,7 @@ def _delete(settings: ClientSettings, who: MemberReference) -> None:
     _note_approved(left.let_in)
 
 
-def _find_member(settings: ClientSettings, who: MemberReference) -> bodies.Member:
+def _find_member(settings: ClientSettings, who: MemberReference) -> admin_bodies.Member:
     for found in calls.call_broker(settings, lambda client: client.members.all()):
         if (found.role, found.name) == who:
             return found
@@ -250,7 +249,7 @@ def _revocation_plan(settings: ClientSettings, who: MemberReference, *, release:
         return heading
     name = who.name
 
-    async def find(client: BrokerClient) -> list[list[reservation_bodies.Reservation]]:
+    async def find(client: BrokerClient) -> list[list[bodies.Reservation]]:
         return [
             await client.all_reservations(role=role, phase=_UNFINISHED, cluster=name)
             for role in ("requester", "provider")
@@ -266,7 +265,7 @@ def _revocation_plan(settings: ClientSettings, who: MemberReference, *, release:
     )
 
 
-def _ending(what: str, found: list[reservation_bodies.Reservation]) -> str:
+def _ending(what: str, found: list[bodies.Reservation]) -> str:
     if not found:
         return f"No reservations are {what}."
     count = tables.format_count(len(found), "reservation")
@@ -282,7 +281,7 @@ def create_token(
     *,
     ttl: Annotated[
         str, typer.Option(help="Lifetime, at most 720h.", metavar="DURATION")
-    ] = bodies.DEFAULT_TTL,
+    ] = admin_bodies.DEFAULT_TTL,
     name: Annotated[
         str,
         typer.Option(
@@ -309,7 +308,7 @@ def create_token(
 
     The token is shown only once.
     """
-    request = bodies.TokenRequest(ttl=ttl, role=role.value, name=name, uses=uses)
+    request = admin_bodies.TokenRequest(ttl=ttl, role=role.value, name=name, uses=uses)
     made = calls.call_broker(settings, lambda client: client.tokens.create(request), _TOKEN_FIELDS)
     output.show(
         made,
@@ -385,14 +384,14 @@ def delete_token(token: TokenId, *, settings: ClientSettings) -> None:
     output.print_text(f"token/{token} deleted")
 
 
-def _find_token(settings: ClientSettings, token: str) -> bodies.Token:
+def _find_token(settings: ClientSettings, token: str) -> admin_bodies.Token:
     for found in calls.call_broker(settings, lambda client: client.tokens.all()):
         if found.id == token:
             return found
     raise NotFound(f"no token {token!r}", hint="see `kubelend get tokens`")
 
 
-def _token_note(made: bodies.NewToken) -> str:
+def _token_note(made: admin_bodies.NewToken) -> str:
     uses = "once" if made.uses == 1 else f"{made.uses} times"
     text = f"Valid {uses}, until {tables.format_time(made.expires_at, output.now())}."
     if made.name:
@@ -428,10 +427,10 @@ def create_cluster_namespace(
 
     An agent with --broker-transport=kubernetes reaches the broker through it.
     """
-    mailboxes.check_cluster_label(cluster_id)
+    cluster_namespaces.check_cluster_label(cluster_id)
     place = namespace or f"mailbox-{cluster_id.lower()}"
-    names.parse_object_key(f"{place}/any")
-    documents = mailbox_manifests.cluster_namespace_manifests(cluster_id, place, user=user)
+    object_semantics.parse_object_key(f"{place}/any")
+    documents = cluster_namespaces.cluster_namespace_manifests(cluster_id, place, user=user)
     print("---\n".join(map(output.yaml, documents)), end="")
 
 
@@ -449,11 +448,11 @@ WIDE_MEMBER_HEADERS: Final = (
 )
 
 
-def token_table(found: list[bodies.Token], now: datetime) -> str:
+def token_table(found: list[admin_bodies.Token], now: datetime) -> str:
     return tables.format_table(TOKEN_HEADERS, [_token_cells(one, now) for one in found])
 
 
-def token_details(found: bodies.Token, now: datetime) -> str:
+def token_details(found: admin_bodies.Token, now: datetime) -> str:
     return tables.format_pairs(
         [
             ("ID", found.id),
@@ -468,7 +467,7 @@ def token_details(found: bodies.Token, now: datetime) -> str:
     )
 
 
-def member_table(found: list[bodies.Member], now: datetime, *, wide: bool = False) -> str:
+def member_table(found: list[admin_bodies.Member], now: datetime, *, wide: bool = False) -> str:
     """Whole hashes only where they are compared: for pending requests."""
     if not wide:
         return tables.format_table(MEMBER_HEADERS, [_member_cells(one, now) for one in found])
@@ -476,7 +475,7 @@ def member_table(found: list[bodies.Member], now: datetime, *, wide: bool = Fals
     return tables.format_table(WIDE_MEMBER_HEADERS, rows)
 
 
-def member_details(found: bodies.Member, now: datetime) -> str:
+def member_details(found: admin_bodies.Member, now: datetime) -> str:
     known = found.certificate
     return tables.format_pairs(
         [
@@ -497,7 +496,7 @@ def member_details(found: bodies.Member, now: datetime) -> str:
     )
 
 
-def join_command(made: bodies.NewToken, broker: str, address: str = "") -> str:
+def join_command(made: admin_bodies.NewToken, broker: str, address: str = "") -> str:
     """The command to run where somebody joins. `broker` is the address that this administrator uses."""
     url = address or _on_same_host(broker, made.enrol_port)
     is_cluster = made.role == "cluster"
@@ -507,7 +506,7 @@ def join_command(made: bodies.NewToken, broker: str, address: str = "") -> str:
     parts += [] if is_cluster else ["--role", made.role]
     command = shlex.join([*parts, "--out", f"certs/{quote(name, safe=' @+:,=')}"])
     # Not as a flag: every user of the machine could see that in the list of processes.
-    return escapes.sanitize_line(f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}")
+    return tables.sanitize_line(f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}")
 
 
 def broker_address(enrolment: str, port: int) -> str:
@@ -515,16 +514,16 @@ def broker_address(enrolment: str, port: int) -> str:
     return _on_same_host(enrolment, port)
 
 
-def approval_summary(member: bodies.Member, now: datetime) -> str:
-    text = escapes.sanitize_line(f"{_member_reference(member)} approved")
+def approval_summary(member: admin_bodies.Member, now: datetime) -> str:
+    text = tables.sanitize_line(f"{_member_reference(member)} approved")
     if member.revoked_at is None:
         return text
     since = tables.format_time(member.revoked_at, now)
     return f"{text}; certificates from before {since} stay revoked"
 
 
-def revocation_summary(done: bodies.Revocation, *, release: bool) -> str:
-    text = escapes.sanitize_line(f"{_member_reference(done.member)} revoked")
+def revocation_summary(done: admin_bodies.Revocation, *, release: bool) -> str:
+    text = tables.sanitize_line(f"{_member_reference(done.member)} revoked")
     if done.member.role != "cluster":
         return text + _deleted_tokens(done.tokens)
     if not release:
@@ -534,8 +533,8 @@ def revocation_summary(done: bodies.Revocation, *, release: bool) -> str:
     return f"{text}; {borrowed} released, {lent} moved or released"
 
 
-def deletion_summary(who: str, left: bodies.Removal, now: datetime) -> str:
-    text = escapes.sanitize_line(f"{who} deleted")
+def deletion_summary(who: str, left: admin_bodies.Removal, now: datetime) -> str:
+    text = tables.sanitize_line(f"{who} deleted")
     if left.refused:
         until = tables.format_time(left.refused_until, now)
         rest = f"until the last one ends, {until}" if until else "until it is approved again"
@@ -549,11 +548,11 @@ def _deleted_tokens(tokens: list[str]) -> str:
     )
 
 
-def _member_reference(found: bodies.Member) -> str:
+def _member_reference(found: admin_bodies.Member) -> str:
     return f"{found.role}/{found.name}"
 
 
-def _token_cells(token: bodies.Token, now: datetime) -> tuple[str, ...]:
+def _token_cells(token: admin_bodies.Token, now: datetime) -> tuple[str, ...]:
     return (
         token.id,
         token.state,
@@ -565,7 +564,7 @@ def _token_cells(token: bodies.Token, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _member_cells(member: bodies.Member, now: datetime) -> tuple[str, ...]:
+def _member_cells(member: admin_bodies.Member, now: datetime) -> tuple[str, ...]:
     known = member.certificate
     since = member.revoked_at if member.standing == "Revoked" else member.decided_at
     return (
@@ -578,7 +577,7 @@ def _member_cells(member: bodies.Member, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _wide_member_cells(member: bodies.Member) -> tuple[str, ...]:
+def _wide_member_cells(member: admin_bodies.Member) -> tuple[str, ...]:
     known = member.certificate
     return (
         member.decided_by,

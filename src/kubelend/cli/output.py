@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kubelend.cli import escapes, tables
 from kubelend.core.errors import InvalidInput, InvalidQuantity
 from kubelend.core.quantities import Quantity
+from kubelend.kits import tables
 
 if TYPE_CHECKING:
     import msgspec
@@ -84,7 +84,7 @@ def _show(value: object, format: Format, text: Callable[[], str], names: Iterabl
         print(yaml(value), end="")
     elif format is Format.NAME:
         for name in names:
-            print(escapes.sanitize_line(name))
+            print(tables.sanitize_line(name))
     else:
         print_text(text())
 
@@ -95,13 +95,13 @@ _STRUCTURED = frozenset({Format.JSON, Format.YAML})
 def json(body: object) -> str:
     import msgspec
 
-    return escapes.sanitize_json(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
+    return tables.sanitize_json(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
 
 
 def json_line(body: object) -> str:
     import msgspec
 
-    return escapes.sanitize_json(msgspec.json.encode(body).decode())
+    return tables.sanitize_json(msgspec.json.encode(body).decode())
 
 
 def yaml(body: object) -> str:
@@ -110,7 +110,7 @@ def yaml(body: object) -> str:
 
     content = msgspec.to_builtins(body)
     text = library.safe_dump(content, sort_keys=False, allow_unicode=True)
-    if escapes.sanitize_lines(text) == text:
+    if tables.sanitize_lines(text) == text:
         return text
     # It writes all beyond ASCII as it is, or nothing of it.
     return library.safe_dump(content, sort_keys=False)
@@ -118,14 +118,14 @@ def yaml(body: object) -> str:
 
 def print_text(text: str) -> None:
     """For people, on one line or several."""
-    print(escapes.sanitize_lines(text))
+    print(tables.sanitize_lines(text))
 
 
 def note(text: str) -> None:
     """One line on standard error: for the person at the terminal, not for programs that read the output."""
     # If standard error is closed, the exit code tells.
     with contextlib.suppress(OSError):
-        print(escapes.sanitize_line(text), file=sys.stderr)
+        print(tables.sanitize_line(text), file=sys.stderr)
 
 
 def print_error(error: object) -> None:
@@ -140,8 +140,8 @@ def confirm(plan: Callable[[], str], question: str) -> None:
             "confirmation is required, and there is no terminal to ask on",
             hint="add --yes, or --dry-run to see what would be done",
         )
-    print(escapes.sanitize_lines(plan()), file=sys.stderr)
-    typer.confirm(escapes.sanitize_line(question), abort=True, err=True)
+    print(tables.sanitize_lines(plan()), file=sys.stderr)
+    typer.confirm(tables.sanitize_line(question), abort=True, err=True)
 
 
 def width() -> int | None:

@@ -9,15 +9,16 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import output, tables
+from kubelend.cli import output
 from kubelend.core.errors import KubelendError
-from kubelend.pki import lifetimes
+from kubelend.kits import tables
+from kubelend.pki import x509 as pki_x509
 from kubelend.transports import tls
 
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from kubelend.transports.http_client import BrokerClient
+    from kubelend.transports.client import BrokerClient
 
 RENEWAL_TIMEOUT = 5.0
 """Seconds by which a renewal may delay the end of a command."""
@@ -27,7 +28,7 @@ async def renew_if_due(settings: ClientSettings, client: BrokerClient) -> None:
     """Renew the certificate if it is due. Errors are ignored: the next command tries again."""
     try:
         # Checked first: importing what renews takes longer than this whole check.
-        if lifetimes.renewal_time(tls.own_certificate(settings.cert_path)) > output.now():
+        if pki_x509.renewal_time(tls.own_certificate(settings.cert_path)) > output.now():
             return
         async with asyncio.timeout(RENEWAL_TIMEOUT):
             renewed = await renew_certificate(settings, client)

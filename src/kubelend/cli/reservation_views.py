@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kubelend.cli import escapes, output, tables
+from kubelend.cli import output
+from kubelend.kits import tables
 from kubelend.wire import bodies
 
 HEADERS = ("NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE")
@@ -61,7 +62,7 @@ def summary(found: bodies.Reservation, now: datetime) -> str:
         text = f"{found.id} is {status.phase} on {found.target_cluster_id} for {left}"
     else:
         text = f"{found.id} is {status.phase}: {status.message or status.reason}"
-    return escapes.sanitize_line(text)
+    return tables.sanitize_line(text)
 
 
 def details(found: bodies.Reservation, now: datetime) -> str:

@@ -13,22 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import (
-    calls,
-    escapes,
-    exit_codes,
-    options,
-    output,
-    request_flags,
-    reservation_views,
-    tables,
-)
+from kubelend.cli import calls, exit_codes, options, output, request_flags, reservation_views
 from kubelend.cli.options import KubeTarget, Target
 from kubelend.cli.output import Format
 from kubelend.cli.reservation_views import details, reference, references, summary, table
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity, NotFound
 from kubelend.core.lifecycle import Phase
+from kubelend.kits import tables
 from kubelend.wire import bodies
 
 if TYPE_CHECKING:
@@ -466,7 +458,7 @@ def _progress(text: str) -> Iterator[None]:
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True, highlight=False).status(Text(escapes.sanitize_line(text))):
+    with Console(stderr=True, highlight=False).status(Text(tables.sanitize_line(text))):
         yield
 
 
@@ -492,7 +484,7 @@ def _print_change(found: bodies.Reservation, format: Format) -> None:
     elif format is Format.YAML:
         print("---\n" + output.yaml(output.typed("Reservation", found)), end="", flush=True)
     elif format is Format.NAME:
-        print(escapes.sanitize_line(reference(found)), flush=True)
+        print(tables.sanitize_line(reference(found)), flush=True)
     elif format is Format.WIDE:
         _print_row(reservation_views.wide_cells(found, output.now()), format)
     else:
@@ -552,7 +544,7 @@ def _show_explanation(found: bodies.Explanation, format: Format) -> None:
 def explanation_text(found: bodies.Explanation, width: int | None) -> str:
     """The summary, the clusters, and the nearest suggestion if none fits."""
     parts = [
-        escapes.sanitize_line(found.summary),
+        tables.sanitize_line(found.summary),
         *(_filled(f"Quota: {text}.", width) for text in found.quota),
     ]
     shown = len(found.candidates)
@@ -572,7 +564,7 @@ _MAX_CANDIDATES: Final = 100
 
 
 def _filled(text: str, width: int | None) -> str:
-    text = escapes.sanitize_line(text)
+    text = tables.sanitize_line(text)
     return text if width is None else textwrap.fill(text, width)
 
 

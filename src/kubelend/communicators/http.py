@@ -11,12 +11,12 @@ from contextlib import aclosing
 from datetime import timedelta
 from typing import Self
 
-from kubelend.communicators import endings
-from kubelend.communicators.options import IDLE_TIMEOUT, CommunicatorOptions
+from kubelend.communicators import factory
+from kubelend.communicators.factory import IDLE_TIMEOUT, CommunicatorOptions
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import backoff
 from kubelend.kits.backoff import Backoff
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 
 UNFINISHED_PHASES_QUERY = "Pending,Reserved,Active"
@@ -106,7 +106,7 @@ class HttpCommunicator:
 
     def _open_client(self) -> BrokerClient:
         if self._is_closed:
-            raise endings.closed_error()
+            raise factory.closed_error()
         return self._client
 
     def _on_reset(self, on_reset: Callable[[], None]) -> None:

@@ -14,32 +14,33 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
-from kubelend.communicators import endings, kube_asking, kube_bodies, kube_stream
-from kubelend.communicators.kube_asking import ObjectCaller
-from kubelend.communicators.kube_requests import ReservationRequests
-from kubelend.communicators.kube_stream import (
+from kubelend.communicators import factory, kubernetes_calls
+from kubelend.communicators.factory import CommunicatorOptions
+from kubelend.communicators.kubernetes_calls import (
     OPEN_ACTIONS,
+    ObjectCaller,
     ObjectStream,
     RevisionTracker,
     WatchEvents,
 )
-from kubelend.communicators.options import CommunicatorOptions
 from kubelend.core import durations, transitions
 from kubelend.core.errors import (
+    AlreadyExists,
     BrokerUnreachable,
     Conflict,
     Forbidden,
     InvalidInput,
+    KeyReused,
     KubelendError,
     NotFound,
     WrongPhase,
     reservation_not_found,
 )
 from kubelend.core.lifecycle import FINAL, Phase
-from kubelend.kube import access
+from kubelend.kube import config
 from kubelend.kube.client import Client
-from kubelend.wire import bodies, mailboxes, route
-from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterSession
+from kubelend.wire import bodies, cluster_namespaces, route
+from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterSession, Reservation
 
 LEAVE_TIMEOUT: Final = 2.0
 """Seconds that a stopping agent takes to end its session. Otherwise the broker ends it by timeout."""
@@ -47,7 +48,7 @@ LEAVE_TIMEOUT: Final = 2.0
 
 async def connect(options: CommunicatorOptions) -> KubernetesCommunicator:
     """Loads the kubeconfig; the first call opens the connection."""
-    found = access.load_config(options.kubeconfig)
+    found = config.load_config(options.kubeconfig)
     namespace = options.namespace or found.namespace
     stack = AsyncExitStack()
     client = await stack.enter_async_context(Client.open(found, timeout=options.timeout))
@@ -76,17 +77,19 @@ class KubernetesCommunicator:
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         async with self._call():
             question = self._caller.new_request("publish")
-            wanted = kube_bodies.cluster_advertisement(
+            wanted = kubernetes_calls.cluster_advertisement(
                 advertisement, question, self._caller.namespace
             )
             found = await self._apply_advertisement(wanted)
-            while not kube_asking.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
-                found = await self._caller.wait_for_response(kube_asking.ADVERTISEMENT_SLOT, found)
-                if not kube_asking.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
+            while not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
+                found = await self._caller.wait_for_response(
+                    kubernetes_calls.ADVERTISEMENT_SLOT, found
+                )
+                if not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
                     found = await self._apply_advertisement(wanted)
             self._advertised = found
-            accepted = mailboxes.advertisement_from_response(
-                kube_asking.raise_for_error(found.status.response)
+            accepted = cluster_namespaces.advertisement_from_response(
+                kubernetes_calls.raise_for_error(found.status.response)
             )
             return bodies.PublishResult(accepted, await self._reserved_holds())
 
@@ -103,15 +106,15 @@ class KubernetesCommunicator:
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         async with self._call():
             question = self._caller.new_request("reserve")
-            wanted = kube_bodies.reservation_object(
+            wanted = kubernetes_calls.reservation_object(
                 request, route.check_idempotency_key(key), question, self._caller.namespace
             )
             try:
                 found = await self._caller.wait_for_response(
-                    kube_asking.RESERVATION_SLOT, await self._requests.create_or_find(wanted)
+                    kubernetes_calls.RESERVATION_SLOT, await self._requests.create_or_find(wanted)
                 )
             except InvalidInput as problem:
-                kube_bodies.check_request(request)
+                kubernetes_calls.check_request(request)
                 raise problem
             return await self._requests.outcome(found)
 
@@ -150,7 +153,7 @@ class KubernetesCommunicator:
         stream = ObjectStream(
             self._caller, status.session, status.revision, self._revisions, is_new
         )
-        events = WatchEvents(self._caller, endings.closed_error)
+        events = WatchEvents(self._caller, factory.closed_error)
         self._streams.add(events)
         try:
             async with events.running(), aclosing(stream.instructions(events)) as instructions:
@@ -180,7 +183,7 @@ class KubernetesCommunicator:
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
         if self._is_closed:
-            raise endings.closed_error()
+            raise factory.closed_error()
         self._was_used = True
         try:
             async with asyncio.timeout(self._timeout.total_seconds()):
@@ -190,7 +193,7 @@ class KubernetesCommunicator:
             raise BrokerUnreachable(f"the broker did not answer within {within}") from None
         except (BrokerUnreachable, RuntimeError):
             if self._is_closed:  # closed during the call
-                raise endings.closed_error() from None
+                raise factory.closed_error() from None
             raise
 
     async def _call_session(self, call: str, text: str = "") -> ClusterSession:
@@ -200,8 +203,8 @@ class KubernetesCommunicator:
         async with self._session_lock:
             try:
                 found = await self._caller.call(
-                    kube_asking.SESSION_SLOT,
-                    mailboxes.SESSION_NAME,
+                    kubernetes_calls.SESSION_SLOT,
+                    cluster_namespaces.SESSION_NAME,
                     self._caller.new_request(call, text),
                     {},
                 )
@@ -210,29 +213,35 @@ class KubernetesCommunicator:
                     f"namespace {self._caller.namespace} of the broker's cluster has no session object",
                     hint="have an administrator apply the output of `kubelend create clusternamespace`",
                 ) from error
-        kube_asking.raise_for_error(found.status.response)
+        kubernetes_calls.raise_for_error(found.status.response)
         return found
 
     async def _end_session(self) -> None:
-        question = mailboxes.request_fields(self._caller.new_request("leave"))
+        question = cluster_namespaces.request_fields(self._caller.new_request("leave"))
         await self._caller.client.patch(
-            kube_asking.SESSION_SLOT.resource,
-            mailboxes.SESSION_NAME,
+            kubernetes_calls.SESSION_SLOT.resource,
+            cluster_namespaces.SESSION_NAME,
             self._caller.namespace,
             {"spec": {"request": question}},
         )
 
     async def _apply_advertisement(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
         """Replaced as a whole, so that nothing of the previous advertisement is left."""
-        slot, client, known = kube_asking.ADVERTISEMENT_SLOT, self._caller.client, self._advertised
+        slot, client, known = (
+            kubernetes_calls.ADVERTISEMENT_SLOT,
+            self._caller.client,
+            self._advertised,
+        )
         self._advertised = None
         while True:
             if known is None or known.metadata.name != wanted.metadata.name:
                 known = await self._caller.find(slot, wanted.metadata.name)
-            with contextlib.suppress(Conflict), kube_asking.as_unreachable(Conflict):
+            with contextlib.suppress(Conflict), kubernetes_calls.as_unreachable(Conflict):
                 if known is None:
                     return await client.create(slot.resource, wanted)
-                return await client.update(slot.resource, kube_bodies.with_spec_of(known, wanted))
+                return await client.update(
+                    slot.resource, kubernetes_calls.with_spec_of(known, wanted)
+                )
             known = None
 
     async def _reserved_holds(self) -> list[bodies.Reservation]:
@@ -247,7 +256,7 @@ class KubernetesCommunicator:
         namespace.
         """
         mailbox = await self._call_session("read", reservation)
-        found = mailboxes.reservation_from_response(mailbox.status.response)
+        found = cluster_namespaces.reservation_from_response(mailbox.status.response)
         # An older broker does not respond for a single reservation: read the namespace.
         found = (
             found
@@ -270,7 +279,9 @@ class KubernetesCommunicator:
             if (name := await self._object_name(reservation)) is None:
                 return await self._call_archived(reservation, call)
             try:
-                found = await self._caller.call(kube_asking.RESERVATION_SLOT, name, question, {})
+                found = await self._caller.call(
+                    kubernetes_calls.RESERVATION_SLOT, name, question, {}
+                )
             except NotFound:
                 self._requests.object_names.pop(reservation, None)
                 return await self._call_archived(reservation, call)
@@ -299,30 +310,31 @@ class KubernetesCommunicator:
 
     async def _list_provider_instructions(self) -> list[bodies.Instruction]:
         found = map(
-            kube_stream.latest_instruction, await self._caller.list(kube_asking.INSTRUCTION_SLOT)
+            kubernetes_calls.latest_instruction,
+            await self._caller.list(kubernetes_calls.INSTRUCTION_SLOT),
         )
         return [one for one in found if one is not None]
 
     async def _find_provider_instruction(self, reservation: str) -> bodies.Reservation | None:
-        name = mailboxes.instruction_object_name(reservation)
-        found = await self._caller.find(kube_asking.INSTRUCTION_SLOT, name)
-        instruction = None if found is None else kube_stream.latest_instruction(found)
+        name = cluster_namespaces.instruction_object_name(reservation)
+        found = await self._caller.find(kubernetes_calls.INSTRUCTION_SLOT, name)
+        instruction = None if found is None else kubernetes_calls.latest_instruction(found)
         return None if instruction is None else instruction.reservation
 
     async def _call_provider_instruction(
         self, reservation: str, call: str, text: str, status: dict[str, object]
     ) -> bodies.Reservation:
         async with self._call():
-            question, slot = self._caller.new_request(call, text), kube_asking.INSTRUCTION_SLOT
-            name = mailboxes.instruction_object_name(reservation)
+            question, slot = self._caller.new_request(call, text), kubernetes_calls.INSTRUCTION_SLOT
+            name = cluster_namespaces.instruction_object_name(reservation)
             if await self._find_provider_instruction(reservation) is None:
                 await self._call_session("read")
             try:
                 found = await self._caller.call(slot, name, question, status)
             except NotFound:
                 raise await self._not_provider_error(reservation) from None
-            instruction = mailboxes.instruction_from_response(
-                kube_asking.raise_for_error(found.spec.response)
+            instruction = cluster_namespaces.instruction_from_response(
+                kubernetes_calls.raise_for_error(found.spec.response)
             )
             if instruction is None:
                 raise BrokerUnreachable("the broker's response is empty")
@@ -345,3 +357,76 @@ def _not_usable_error(found: bodies.Reservation) -> KubelendError:
     if phase not in FINAL:
         return reservation_not_found(found.id)
     return WrongPhase(f"{found.id} is {phase}", hint=transitions.next_phase_hint(Phase(phase)))
+
+
+class ReservationRequests:
+    """Creates Reservation objects, and maps reservation IDs to them."""
+
+    def __init__(self, caller: ObjectCaller) -> None:
+        self.object_names: dict[str, str] = {}
+        """Object names by reservation ID; a list is only read for IDs that are missing."""
+        self._caller = caller
+
+    async def create_or_find(self, wanted: Reservation) -> Reservation:
+        """The object of this request: a new one, or that of an earlier attempt."""
+        slot, client = kubernetes_calls.RESERVATION_SLOT, self._caller.client
+        while True:
+            with contextlib.suppress(AlreadyExists), kubernetes_calls.as_unreachable():
+                return await client.create(slot.resource, wanted)
+            found = await self._caller.find(slot, wanted.metadata.name)
+            if found is None:
+                continue
+            if found.metadata.deletion_timestamp is not None:
+                await self._caller.wait_deleted(slot, found)
+            elif kubernetes_calls.is_same_request(found, wanted):
+                return await self._repeat_request(found, wanted)
+            elif found.status.response is None or found.status.response.body:
+                raise KeyReused(
+                    f"idempotency key {wanted.metadata.annotations[cluster_namespaces.IDEMPOTENCY_ANNOTATION]!r}"
+                    " was used for another request",
+                    hint="send the same request again, or use a new key",
+                )
+            else:
+                await self._delete(found)
+
+    async def _repeat_request(self, found: Reservation, wanted: Reservation) -> Reservation:
+        if not kubernetes_calls.RESERVATION_SLOT.has_response(found):
+            return found
+        call = self._caller.new_request("reserve")
+        name = wanted.metadata.name
+        return await self._caller.call(kubernetes_calls.RESERVATION_SLOT, name, call, {})
+
+    async def outcome(self, found: Reservation) -> bodies.Reservation:
+        """The result of a request. The object of a permanently rejected one is deleted."""
+        try:
+            instruction = cluster_namespaces.instruction_from_response(
+                kubernetes_calls.raise_for_error(found.status.response)
+            )
+        except KubelendError as refusal:
+            if not refusal.retryable and found.status.response and not found.status.response.body:
+                await self._delete(found)
+            raise
+        if instruction is None:
+            raise BrokerUnreachable("the broker's response is empty")
+        self.object_names[instruction.reservation.id] = found.metadata.name
+        return instruction.reservation
+
+    async def _delete(self, found: Reservation) -> None:
+        with kubernetes_calls.as_unreachable():
+            await self._caller.client.delete(
+                kubernetes_calls.RESERVATION_SLOT.resource,
+                found.metadata.name,
+                self._caller.namespace,
+                uid=found.metadata.uid,
+            )
+
+    async def list_own(self) -> list[bodies.Instruction]:
+        """Instructions for the reservations that this cluster has requested."""
+        found = await self._caller.list(kubernetes_calls.RESERVATION_SLOT)
+        instructions = {
+            one.metadata.name: kubernetes_calls.latest_instruction(one) for one in found
+        }
+        self.object_names = {
+            one.reservation.id: name for name, one in instructions.items() if one is not None
+        }
+        return [one for one in instructions.values() if one is not None]

@@ -11,31 +11,22 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kubelend.broker import views
-from kubelend.broker.service import Broker
-from kubelend.broker.views import ClusterView
-from kubelend.controllers import (
-    advertisement_plans,
-    ghosts,
-    happenings,
-    marks,
-    showing,
-    standings,
-)
-from kubelend.controllers.advertisement_plans import Advertise, DeleteOrphan, IgnoreOutdated, Repair
-from kubelend.controllers.alarms import NextDue
-from kubelend.controllers.controller import Reconciler
-from kubelend.controllers.happenings import EventRecord, EventRecorder
-from kubelend.controllers.mirrors import Update
+from kubelend.broker import service
+from kubelend.broker.service import Broker, ClusterView
+from kubelend.controllers import advertisement_plan, events, labels, reconciler
+from kubelend.controllers.advertisement_plan import Advertise, DeleteOrphan, IgnoreOutdated, Repair
+from kubelend.controllers.events import EventRecord, EventRecorder
+from kubelend.controllers.reconciler import NextDue, Reconciler
 from kubelend.core import models
 from kubelend.core.errors import Conflict, InvalidInput, NotFound, Revoked, Unavailable
 from kubelend.core.events import Change, ClusterDeleted, RecordDeleted
 from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation
-from kubelend.core.roles import Role
 from kubelend.kube.client import Client
-from kubelend.stores import kube_objects
+from kubelend.kube.informer import Update
+from kubelend.stores.kubernetes import objects
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
 RECONCILE_DELAY: Final = timedelta(milliseconds=100)
@@ -52,7 +43,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
     def __init__(
         self, broker: Broker, client: Client, namespace: str, recorder: EventRecorder
     ) -> None:
-        super().__init__(marks.ADVERTISEMENT_RESOURCE, broker, client, namespace, recorder)
+        super().__init__(labels.ADVERTISEMENT_RESOURCE, broker, client, namespace, recorder)
         self._processed: dict[str, models.Advertisement] = {}
         """By object UID: the last advertisement processed since this broker leads."""
         self._aliases: dict[str, set[str]] = {}
@@ -105,7 +96,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
 
     def _enqueue_cluster(self, cluster: str) -> None:
         for name in (
-            kube_objects.record_object_name("cluster", cluster),
+            objects.record_object_name("cluster", cluster),
             *self._aliases.get(cluster, ()),
         ):
             self._enqueue_soon(name)
@@ -117,18 +108,18 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         self._enqueue_soon(name)
 
     def _events(self, update: Update[ClusterAdvertisement]) -> Iterable[EventRecord]:
-        return happenings.advertisement_events(update.before, update.after)
+        return events.advertisement_events(update.before, update.after)
 
     # -- reconcile
 
     async def _sync(self, found: ClusterAdvertisement) -> None:
         self._missing.pop(found.metadata.name, None)
-        if marks.is_being_deleted(found.metadata):
+        if labels.is_being_deleted(found.metadata):
             return
         self._note_alias(found)
         advertisement, error = self._advertisement(found)
         record, uid = self._record_for(found), found.metadata.uid
-        action = advertisement_plans.plan_advertisement(
+        action = advertisement_plan.plan_advertisement(
             found, advertisement, self._processed.get(uid), record
         )
         if isinstance(action, Advertise):
@@ -139,7 +130,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             case Advertise():
                 self._enqueue_soon(found.metadata.name)
             case IgnoreOutdated():
-                self._recorder.emit(happenings.outdated_event(found))
+                self._recorder.emit(events.outdated_event(found))
                 self._enqueue_soon(found.metadata.name)
             case Repair() | DeleteOrphan():
                 await self._repair(found, record)
@@ -154,11 +145,11 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         current = await self._read_current(found.metadata.name)
         if current is None or self._record_for(current) is not record:
             return
-        action = advertisement_plans.plan_advertisement(current, None, None, record)
+        action = advertisement_plan.plan_advertisement(current, None, None, record)
         if isinstance(action, DeleteOrphan):
             await self._broker.check_fencing()
-            if not await ghosts.delete_orphan(
-                self._client, marks.ADVERTISEMENT_RESOURCE, current, self._recorder
+            if not await reconciler.delete_orphan(
+                self._client, labels.ADVERTISEMENT_RESOURCE, current, self._recorder
             ):
                 self._enqueue_soon(current.metadata.name)
         elif action is not None and record is not None and self._drift.may_repair(current, action):
@@ -167,13 +158,12 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
     async def _finalize(self, deleted: ClusterAdvertisement) -> None:
         record = self._record_for(deleted)
         processed = self._processed.get(deleted.metadata.uid) or self._advertisement(deleted)[0]
-        if record is not None and advertisement_plans.is_withdrawn(deleted, processed, record):
+        if record is not None and advertisement_plan.is_withdrawn(deleted, processed, record):
             await self._broker.withdraw(record.id)
 
     def _expected_names(self, ledger: Ledger) -> Iterable[str]:
         known = {
-            kube_objects.record_object_name("cluster", cluster): cluster
-            for cluster in ledger.clusters
+            objects.record_object_name("cluster", cluster): cluster for cluster in ledger.clusters
         }
         self._missing = {
             name: cluster for name, cluster in known.items() if self.cache.find(name) is None
@@ -210,16 +200,16 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         self, found: ClusterAdvertisement
     ) -> tuple[models.Advertisement | None, str]:
         """The advertisement in the spec, and if it is rejected, why."""
-        if marks.is_managed(found.metadata):
+        if labels.is_managed(found.metadata):
             return None, ""
         try:
-            standings.check_not_revoked(self._broker.members, ClusterId(found.spec.cluster_id))
-            return advertisement_plans.advertisement_from_object(found), ""
+            labels.check_not_revoked(self._broker.members, ClusterId(found.spec.cluster_id))
+            return advertisement_plan.advertisement_from_object(found), ""
         except (InvalidInput, Revoked) as error:
-            return None, f"{advertisement_plans.REJECTED_PREFIX}{error}"
+            return None, f"{advertisement_plan.REJECTED_PREFIX}{error}"
 
     def _note_alias(self, found: ClusterAdvertisement) -> None:
-        if not advertisement_plans.is_record_object(found):
+        if not advertisement_plan.is_record_object(found):
             self._aliases.setdefault(found.spec.cluster_id, set()).add(found.metadata.name)
 
     # -- status
@@ -233,7 +223,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             self.queue.add_after(name, WRITE_INTERVAL - timedelta(seconds=since))
             return
         await self._broker.wait_durable()
-        current = await self._client.find(marks.ADVERTISEMENT_RESOURCE, name, self._namespace)
+        current = await self._client.find(labels.ADVERTISEMENT_RESOURCE, name, self._namespace)
         if current is None or current.metadata.uid != found.metadata.uid:
             return
         # A spec that has not been processed yet must not be marked as observed.
@@ -242,10 +232,10 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
 
     def _patches(
         self, found: ClusterAdvertisement, error: str
-    ) -> tuple[showing.MergePatch, showing.MergePatch]:
+    ) -> tuple[advertisement_plan.MergePatch, advertisement_plan.MergePatch]:
         view, now = self._view(found)
-        spec = {} if view is None else showing.spec_patch(found, view)
-        return spec, showing.status_patch(found, view, error, now)
+        spec = {} if view is None else advertisement_plan.spec_patch(found, view)
+        return spec, advertisement_plan.status_patch(found, view, error, now)
 
     async def _write_status(self, found: ClusterAdvertisement, error: str) -> None:
         try:
@@ -259,16 +249,19 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             self._enqueue_soon(found.metadata.name)  # changed meanwhile
 
     async def _patch(
-        self, found: ClusterAdvertisement, change: showing.MergePatch, subresource: str = ""
+        self,
+        found: ClusterAdvertisement,
+        change: advertisement_plan.MergePatch,
+        subresource: str = "",
     ) -> ClusterAdvertisement:
         name = found.metadata.name
         self._written_at[name] = time.monotonic()
         whole = {**change, "metadata": {"resourceVersion": found.metadata.resource_version}}
         return await self._client.patch(
-            marks.ADVERTISEMENT_RESOURCE, name, self._namespace, whole, subresource=subresource
+            labels.ADVERTISEMENT_RESOURCE, name, self._namespace, whole, subresource=subresource
         )
 
     def _view(self, found: ClusterAdvertisement) -> tuple[ClusterView | None, datetime]:
         ledger, now = self._broker.current()
         cluster = ledger.clusters.get(ClusterId(found.spec.cluster_id))
-        return None if cluster is None else views.cluster_view(ledger, cluster), now
+        return None if cluster is None else service.cluster_view(ledger, cluster), now

@@ -12,20 +12,10 @@ from typing import Final
 
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import CURRENT_ACTOR
-from kubelend.controllers import (
-    ghosts,
-    happenings,
-    marks,
-    refusals,
-    removals,
-    reservation_plans,
-    standings,
-)
-from kubelend.controllers.alarms import NextDue
-from kubelend.controllers.controller import Reconciler
-from kubelend.controllers.happenings import EventRecord, EventRecorder
-from kubelend.controllers.mirrors import Update
-from kubelend.controllers.reservation_plans import (
+from kubelend.controllers import events, labels, reconciler, reservation_plan
+from kubelend.controllers.events import EventRecord, EventRecorder
+from kubelend.controllers.reconciler import DRIFT_GRACE, NextDue, Reconciler
+from kubelend.controllers.reservation_plan import (
     Activate,
     DeleteOrphan,
     Forget,
@@ -37,15 +27,15 @@ from kubelend.controllers.reservation_plans import (
     Reserve,
     Reset,
 )
-from kubelend.controllers.suspicions import DRIFT_GRACE
 from kubelend.core import models
+from kubelend.core.audit_log import AuditEntry
 from kubelend.core.errors import Conflict, KubelendError, NotFound, Unavailable
-from kubelend.core.journal import AuditEntry
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
 from kubelend.kube.client import Client
-from kubelend.stores import kube_objects
+from kubelend.kube.informer import Update
+from kubelend.stores.kubernetes import objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
 from kubelend.wire.conversion import RequestLimits
 
@@ -61,7 +51,7 @@ class ReservationReconciler(Reconciler[Reservation]):
         terms: RequestLimits,
         recorder: EventRecorder,
     ) -> None:
-        super().__init__(marks.RESERVATION_RESOURCE, broker, client, namespace, recorder)
+        super().__init__(labels.RESERVATION_RESOURCE, broker, client, namespace, recorder)
         self._terms = terms
         self._rejections_due = NextDue()
         """When the next rejected request may be deleted."""
@@ -80,7 +70,7 @@ class ReservationReconciler(Reconciler[Reservation]):
         self.queue.add(name)
 
     def _events(self, update: Update[Reservation]) -> Iterable[EventRecord]:
-        return happenings.reservation_events(update.before, update.after)
+        return events.reservation_events(update.before, update.after)
 
     # -- reconcile
 
@@ -111,7 +101,7 @@ class ReservationReconciler(Reconciler[Reservation]):
 
     def _plan(self, found: Reservation) -> tuple[ReservationAction, models.Reservation | None]:
         record = self._record(found.metadata.name)
-        return reservation_plans.plan_reservation(found, record), record
+        return reservation_plan.plan_reservation(found, record), record
 
     def _record(self, name: str) -> models.Reservation | None:
         ledger, _ = self._broker.current()
@@ -124,7 +114,7 @@ class ReservationReconciler(Reconciler[Reservation]):
             return
         if record.phase not in FINAL:
             await self._finalize_live(deleted, record)
-        elif not marks.is_managed(deleted.metadata):
+        elif not labels.is_managed(deleted.metadata):
             await self._broker.release_and_archive(record.id, record.reason)
 
     async def _finalize_live(self, deleted: Reservation, record: models.Reservation) -> None:
@@ -162,8 +152,8 @@ class ReservationReconciler(Reconciler[Reservation]):
             case RemoveFinalizer():
                 await self._remove_finalizer(found)
             case DeleteOrphan():
-                if not await ghosts.delete_orphan(
-                    self._client, marks.RESERVATION_RESOURCE, found, self._recorder
+                if not await reconciler.delete_orphan(
+                    self._client, labels.RESERVATION_RESOURCE, found, self._recorder
                 ):
                     self.queue.add(found.metadata.name)
             case Reset():
@@ -173,8 +163,8 @@ class ReservationReconciler(Reconciler[Reservation]):
 
     async def _reserve(self, found: Reservation) -> None:
         try:
-            request = reservation_plans.request_from_object(found, self._terms)
-            standings.check_not_revoked(self._broker.members, request.requester)
+            request = reservation_plan.request_from_object(found, self._terms)
+            labels.check_not_revoked(self._broker.members, request.requester)
             await self._broker.reserve(request, ReservationId(found.metadata.name))
         except KubelendError as error:
             if not error.retryable:
@@ -210,20 +200,20 @@ class ReservationReconciler(Reconciler[Reservation]):
     def _is_due(self, found: Reservation, now: datetime) -> bool:
         """Whether it was rejected long enough ago; if not, the time is noted."""
         return self._rejections_due.has_passed(
-            refusals.rejected_until(found, self._broker.retention), now
+            labels.rejected_until(found, self._broker.retention), now
         )
 
     async def _delete_rejected(self, found: Reservation) -> None:
         await self._broker.check_fencing()
-        if not await removals.delete_if_unchanged(self._client, marks.RESERVATION_RESOURCE, found):
+        if not await labels.delete_if_unchanged(self._client, labels.RESERVATION_RESOURCE, found):
             self.queue.add(found.metadata.name)
 
     async def _forget_record(self, found: Reservation, record: models.Reservation) -> None:
         await self._broker.release_and_archive(record.id, Reason.DELETED)
-        if marks.is_being_deleted(found.metadata) and record.phase not in FINAL:
+        if labels.is_being_deleted(found.metadata) and record.phase not in FINAL:
             message = "Released reserved resources because the Reservation was deleted"
-            self._recorder.emit(happenings.released_event(found, message))
-        elif not marks.is_being_deleted(found.metadata):
+            self._recorder.emit(events.released_event(found, message))
+        elif not labels.is_being_deleted(found.metadata):
             self.queue.add(
                 found.metadata.name
             )  # its name was taken by another record, and is free now
@@ -246,7 +236,7 @@ class ReservationReconciler(Reconciler[Reservation]):
         whole = {**change, "metadata": metadata}
         try:
             await self._client.patch(
-                marks.RESERVATION_RESOURCE,
+                labels.RESERVATION_RESOURCE,
                 known.name,
                 self._namespace,
                 whole,
@@ -267,13 +257,13 @@ _WITHOUT_RECORD_ACTIONS: Final = (RemoveFinalizer, DeleteOrphan, Reset)
 
 def _needs_object(record: models.Reservation) -> bool:
     """Whether an object must exist: a finished one may be deleted by anybody."""
-    if kube_objects.requesting_uid(record):
+    if objects.requesting_uid(record):
         return True
-    is_named = kube_objects.record_object_name("reservation", record.id) == record.id
+    is_named = objects.record_object_name("reservation", record.id) == record.id
     return is_named and record.phase not in FINAL
 
 
 def _was_object_of(deleted: Reservation, record: models.Reservation) -> bool:
     """Whether it was this record's object, and not another one of the same name."""
-    asked_by = kube_objects.requesting_uid(record)
-    return marks.is_managed(deleted.metadata) or asked_by in ("", deleted.metadata.uid)
+    asked_by = objects.requesting_uid(record)
+    return labels.is_managed(deleted.metadata) or asked_by in ("", deleted.metadata.uid)

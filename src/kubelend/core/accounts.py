@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from copy import copy
 from datetime import datetime
-from typing import Self
+from typing import Final, NamedTuple, Self
 
-from kubelend.core import instants
-from kubelend.core.instants import DAY_MICROS, to_micros
+from kubelend.core import timestamps
 from kubelend.core.lifecycle import FINAL, Phase
-from kubelend.core.limits import Quota
-from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.models import ClusterId, Quota, Reservation
 from kubelend.core.resources import NOTHING
-from kubelend.core.spending import COST_UNITS_PER_BILLIONTH, CostInterval, DailySpend
+from kubelend.core.timestamps import DAY_MICROS, HOUR_MICROS, to_micros
 
 
 class QuotaUsage:
@@ -111,7 +109,7 @@ class QuotaUsage:
     def spent_today(self, now: datetime) -> int:
         """The cost of the current day in billionths, including that of reservations until they expire."""
         return (
-            self.daily_spend.cost_on(instants.day_number(now)) + COST_UNITS_PER_BILLIONTH // 2
+            self.daily_spend.cost_on(timestamps.day_number(now)) + COST_UNITS_PER_BILLIONTH // 2
         ) // COST_UNITS_PER_BILLIONTH
 
 
@@ -157,10 +155,93 @@ class QuotaUsages:
         if account is None or reservation.phase not in FINAL:
             return None
         days = [(span.until - 1) // DAY_MICROS for span in account.cost_intervals(reservation)]
-        return instants.from_micros(DAY_MICROS * (max(days) + 1)) if days else None
+        return timestamps.from_micros(DAY_MICROS * (max(days) + 1)) if days else None
 
     def waiting_on_budget(self) -> Iterator[ClusterId]:
         """Requesters with a budget and waiting requests: their remaining budget changes with time."""
         for requester, account in self.by_requester.items():
             if account.pending_count and account.quota.budget is not None:
                 yield requester
+
+
+COST_UNITS_PER_BILLIONTH: Final = HOUR_MICROS
+"""Cost units per billionth of the currency: an hourly price of one billionth for one hour."""
+
+
+class CostInterval(NamedTuple):
+    """An interval in microseconds with an hourly price."""
+
+    since: int
+    until: int
+    hourly: int
+
+
+class DailySpend:
+    """Cost by day number."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+        """Difference to the cost of the previous day."""
+
+    def add(self, span: CostInterval) -> None:
+        self._accumulate(span, 1)
+
+    def remove(self, span: CostInterval) -> None:
+        self._accumulate(span, -1)
+
+    def cost_on(self, day: int) -> int:
+        """The cost of a day."""
+        return sum(step for since, step in self._steps.items() if since <= day)
+
+    def steps(self) -> dict[int, int]:
+        return dict(self._steps)
+
+    def copy(self) -> DailySpend:
+        twin = DailySpend()
+        twin._steps = self.steps()
+        return twin
+
+    def max_hourly_price(self, budget: int, since: int, until: int) -> int:
+        """The highest hourly price in billionths that fits the budget on every day of the interval.
+
+        `budget` is a cost per day. Negative if it is already exceeded.
+        """
+        first, last = since // DAY_MICROS, (until - 1) // DAY_MICROS
+        if first == last:
+            return (budget - self.cost_on(first)) // (until - since)
+        edges = [
+            (budget - self.cost_on(first)) // (DAY_MICROS * (first + 1) - since),
+            (budget - self.cost_on(last)) // (until - DAY_MICROS * last),
+        ]
+        if last - first > 1:
+            edges.append((budget - self._max_cost(first + 1, last - 1)) // DAY_MICROS)
+        return min(edges)
+
+    def _max_cost(self, first: int, last: int) -> int:
+        """The cost of the most expensive of these days. Costs only rise at a step."""
+        steps = [day for day in self._steps if first < day <= last]
+        return max(self.cost_on(day) for day in (first, *steps))
+
+    def _accumulate(self, span: CostInterval, sign: int) -> None:
+        since, until, hourly = span
+        price = sign * hourly
+        first, last = since // DAY_MICROS, (until - 1) // DAY_MICROS
+        if until <= since:
+            return
+        if first == last:
+            self._add_step(first, price * (until - since), last + 1)
+            return
+        self._add_step(first, price * (DAY_MICROS * (first + 1) - since), first + 1)
+        self._add_step(first + 1, price * DAY_MICROS, last)
+        self._add_step(last, price * (until - DAY_MICROS * last), last + 1)
+
+    def _add_step(self, since: int, cost: int, until: int) -> None:
+        """Adds a cost to each day from `since` to before `until`."""
+        if since == until:
+            return
+        for day, step in ((since, cost), (until, -cost)):
+            total = self._steps.get(day, 0) + step
+            if total:
+                self._steps[day] = total
+            else:
+                self._steps.pop(day, None)

@@ -13,9 +13,10 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TypeVar
 
-from kubelend.core import decision, entries, quotas, transitions, waiting
+from kubelend.core import decision, quotas, transitions, waiting
+from kubelend.core.audit_log import BROKER_ACTOR, Actor, AuditedRecord, AuditEntry, audited_fields
 from kubelend.core.decision import NoFit
-from kubelend.core.errors import Conflict, Forbidden, KeyReused, QueueFull, WrongPhase
+from kubelend.core.errors import Conflict, Forbidden, KeyReused, NotFound, QueueFull, WrongPhase
 from kubelend.core.events import (
     Acknowledged,
     Activated,
@@ -25,20 +26,29 @@ from kubelend.core.events import (
     Cordoned,
     Event,
     Failed,
+    LimitsEvent,
+    MembershipEvent,
+    Nominated,
     Placed,
+    PolicySet,
+    QuotaSet,
     Released,
     Renewed,
     Requested,
+    ReservationEvent,
     RetentionExpired,
     Uncordoned,
 )
-from kubelend.core.journal import BROKER_ACTOR, Actor
 from kubelend.core.ledger import Ledger
+from kubelend.core.lending import NO_POLICY, LendingPolicy
 from kubelend.core.lifecycle import FINAL, Phase, Reason
+from kubelend.core.members import Member, Token
 from kubelend.core.models import (
     Advertisement,
     Cluster,
     ClusterId,
+    Limits,
+    Quota,
     Request,
     Reservation,
     ReservationId,
@@ -259,10 +269,10 @@ def _drive(ledger: Ledger, command: Command[Result], changes: list[Change], acto
 
 
 def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) -> None:
-    before = entries.record_before(ledger, event)
+    before = record_before(ledger, event)
     change = ledger.apply(event)
     changes.append(change)
-    entry = entries.audit_entry(actor, event, before, change)
+    entry = audit_entry(actor, event, before, change)
     if entry is not None:
         changes.append(entry)
 
@@ -331,3 +341,99 @@ def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[Non
         )
         why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
         yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"No cluster fitted in time{why}")
+
+
+def set_policy(
+    ledger: Ledger, cluster: ClusterId, policy: LendingPolicy, now: datetime
+) -> Command[Limits]:
+    """Sets the administrators' policy of a provider, which may not have advertised yet."""
+    wanted = None if policy == NO_POLICY else policy
+    if ledger.limits(cluster).policy != wanted:
+        yield PolicySet(now, cluster, wanted)
+    return ledger.limits(cluster)
+
+
+def clear_policy(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+    """Removes the administrators' policy; the provider's own policy stays in force."""
+    if ledger.limits(cluster).policy is None:
+        raise NotFound(f"no policy is set for {cluster!r}", hint="see `kubelend get policies`")
+    yield PolicySet(now, cluster, None)
+
+
+def set_quota(ledger: Ledger, cluster: ClusterId, quota: Quota, now: datetime) -> Command[Limits]:
+    """Sets a quota; an empty quota only enables usage accounting."""
+    if ledger.limits(cluster).quota != quota:
+        yield QuotaSet(now, cluster, quota)
+    return ledger.limits(cluster)
+
+
+def clear_quota(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+    if ledger.limits(cluster).quota is None:
+        raise quota_not_found(cluster)
+    yield QuotaSet(now, cluster, None)
+
+
+def quota_not_found(cluster: ClusterId) -> NotFound:
+    return NotFound(f"{cluster!r} has no quota", hint="an administrator can set one")
+
+
+_NOT_AUDITED = (Nominated, RetentionExpired)
+"""Internal bookkeeping without effect on what a cluster holds or may do."""
+
+
+def record_before(ledger: Ledger, event: Event) -> AuditedRecord | None:
+    """The record that an event will change; None if it is new."""
+    match event:
+        case Requested():
+            return None
+        case ReservationEvent():
+            return ledger.reservations.get(event.reservation)
+        case Advertised():
+            return ledger.clusters.get(event.advertisement.cluster)
+        case Cordoned() | Uncordoned() | ClusterRemoved():
+            return ledger.clusters.get(event.cluster)
+        case MembershipEvent():
+            return ledger.member_index.record_before(event)
+        case LimitsEvent():
+            return ledger.limit_index.limits.get(event.cluster)
+    raise TypeError(f"unknown event: {type(event).__name__}")
+
+
+def audit_entry(
+    actor: Actor, event: Event, before: AuditedRecord | None, change: Change
+) -> AuditEntry | None:
+    """The audit entry of an event; None if it is not audited."""
+    if isinstance(event, _NOT_AUDITED) or _is_unchanged_offer(event, before, change):
+        return None
+    after = change if isinstance(change, AuditedRecord) else None
+    subject = subject_name(after or before)
+    return AuditEntry(event.at, actor, type(event).__name__, subject, before, after)
+
+
+def subject_name(record: AuditedRecord | None) -> str:
+    """The audit subject of a record: `kind/name`."""
+    match record:
+        case Reservation():
+            return f"reservation/{record.id}"
+        case Cluster():
+            return f"cluster/{record.id}"
+        case Member():
+            return f"member/{record.id}"
+        case Token():
+            return f"token/{record.id}"
+        case Limits():
+            return f"limits/{record.id}"
+    raise TypeError(f"not an audited record: {record!r}")
+
+
+def _is_unchanged_offer(event: Event, before: AuditedRecord | None, change: Change) -> bool:
+    """Whether an advertisement only updates measurements: these arrive every few seconds and are
+    not audited.
+    """
+    if not (isinstance(event, Advertised) and isinstance(before, Cluster)):
+        return False
+    old, new = before.advertisement, event.advertisement
+    said = (old.labels, old.prices, old.endpoint, old.policy)
+    if said == (new.labels, new.prices, new.endpoint, new.policy):
+        return True
+    return isinstance(change, Cluster) and audited_fields(before) == audited_fields(change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kubelend.core import explanations, filters, policies
+from kubelend.core import explanations, filters, scoring
 from kubelend.core.explanations import Explanation
 from kubelend.core.filters import PlacementQuery
 from kubelend.core.fleet import Fleet
@@ -33,5 +33,5 @@ def decide_placement(query: PlacementQuery, fleet: Fleet) -> Placement | NoFit:
 def choose_cluster(query: PlacementQuery, fleet: Fleet) -> Placement | None:
     """The best cluster that fits, without an explanation if none does."""
     feasible = filters.feasible_clusters(query, fleet)
-    best = policies.best_row(query.request, fleet, feasible)
+    best = scoring.best_row(query.request, fleet, feasible)
     return None if best is None else Placement(fleet.ids[best.row], best.score)

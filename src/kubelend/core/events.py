@@ -7,17 +7,27 @@ and not on uptime. The class name of an event is its action in the audit log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from kubelend.core.journal import AuditEntry
+from kubelend.core.audit_log import AuditEntry
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
-from kubelend.core.limits import Limits, Quota
 from kubelend.core.members import Member, MemberId, Token, TokenId
-from kubelend.core.models import Advertisement, Cluster, ClusterId, Reservation, ReservationId
+from kubelend.core.models import (
+    Advertisement,
+    Cluster,
+    ClusterId,
+    Limits,
+    Quota,
+    Reservation,
+    ReservationId,
+)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -214,3 +224,37 @@ Change = (
     | AuditLogTruncated
 )
 """A change that a store persists: a new record, a deletion or archival, or an audit log entry."""
+
+
+class WorkingSet(NamedTuple):
+    """All live records of a store, from which a ledger is restored; without archived reservations
+    and the audit log.
+    """
+
+    clusters: Sequence[Cluster]
+    reservations: Sequence[Reservation]
+    revision: int
+    members: Sequence[Member] = ()
+    tokens: Sequence[Token] = ()
+    limits: Sequence[Limits] = ()
+
+    def reservations_by_age(self) -> list[Reservation]:
+        """The reservations, oldest first, without nominations of clusters that no longer exist.
+
+        A cluster may have been deleted while no broker was running; its waiter is nominated again.
+        """
+        offered_or_none = {None, *(cluster.id for cluster in self.clusters)}
+        known = (
+            found
+            if found.nominated_cluster in offered_or_none
+            else replace(found, nominated_cluster=None)
+            for found in self.reservations
+        )
+        return sorted(known, key=attrgetter("ticket"))
+
+
+class CommittedChanges(NamedTuple):
+    """The changes of one commit, for a replica that has applied all earlier ones."""
+
+    changes: Sequence[Change]
+    revision: int

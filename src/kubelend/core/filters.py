@@ -15,13 +15,11 @@ import msgspec
 import numpy as np
 
 from kubelend.core import prices
-from kubelend.core.bounds import PolicyColumns, RequesterMask
-from kubelend.core.columns import INT64_MAX, Floats, Ints, Mask
-from kubelend.core.fleet import UNPRICED, Fleet, currency_code
-from kubelend.core.instants import to_micros
+from kubelend.core.columns import INT64_MAX, Floats, Ints, Mask, PolicyColumns, RequesterMask
+from kubelend.core.fleet import UNPRICED, Fleet, FleetSubset, currency_code
+from kubelend.core.lifecycle import INSUFFICIENT_BY_RESOURCE, Rejection
 from kubelend.core.models import UNCONSTRAINED, ClusterId, Request
-from kubelend.core.refusals import INSUFFICIENT_BY_RESOURCE, Rejection
-from kubelend.core.selections import FleetSubset
+from kubelend.core.timestamps import to_micros
 
 NEW_REQUEST_TICKET = INT64_MAX
 """The ticket of a request that is not queued: every waiting request of the same priority ranks

@@ -10,28 +10,28 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from kubelend.core.bounds import LimitColumn, PolicyColumns
 from kubelend.core.columns import (
     FOREVER,
     INT64_MIN,
     NEVER,
     Floats,
     Ints,
+    LimitColumn,
     Mask,
+    PolicyColumns,
     ResourceColumn,
     widen,
 )
-from kubelend.core.instants import to_micros
 from kubelend.core.lending import EffectivePolicy
-from kubelend.core.loans import LentByRequester
-from kubelend.core.models import Cluster, ClusterId
+from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.core.prices import Prices
 from kubelend.core.resources import NOTHING, Resources
+from kubelend.core.timestamps import to_micros
 
 UNPRICED = -1
 NO_NOMINATION = INT64_MIN
@@ -408,3 +408,73 @@ class Fleet:
             return
         self._currency[row] = currency_code(prices.currency)
         self._rates[:, row] = prices.rates()
+
+
+class LentByRequester:
+    """Sums of live reservations by requester and provider. Only the ledger changes them."""
+
+    def __init__(self) -> None:
+        self.tracked: set[ClusterId] = set()
+        """Providers with a cap per requester."""
+        self._by_requester: dict[ClusterId, dict[ClusterId, Resources]] = {}
+
+    def for_requester(self, requester: ClusterId) -> Mapping[ClusterId, Resources]:
+        return self._by_requester.get(requester, {})
+
+    def track(self, provider: ClusterId, lent: Iterable[Reservation]) -> None:
+        """Starts tracking a provider with its current reservations."""
+        if provider in self.tracked:
+            return
+        self.tracked.add(provider)
+        for reservation in lent:
+            self.add(provider, reservation)
+
+    def untrack(self, provider: ClusterId) -> None:
+        if provider not in self.tracked:
+            return
+        self.tracked.remove(provider)
+        for requester, loans in list(self._by_requester.items()):
+            loans.pop(provider, None)
+            if not loans:
+                del self._by_requester[requester]
+
+    def add(self, provider: ClusterId, reservation: Reservation) -> None:
+        if provider in self.tracked:
+            loans = self._by_requester.setdefault(reservation.requester, {})
+            loans[provider] = loans.get(provider, NOTHING) + reservation.request.resources
+
+    def remove(self, provider: ClusterId, reservation: Reservation) -> None:
+        if provider not in self.tracked:
+            return
+        loans = self._by_requester[reservation.requester]
+        loans[provider] -= reservation.request.resources
+        if not loans[provider]:
+            del loans[provider]
+        if not loans:
+            del self._by_requester[reservation.requester]
+
+
+class FleetSubset:
+    """Some rows of a fleet, with the columns that scores need."""
+
+    def __init__(self, fleet: Fleet, rows: Ints) -> None:
+        self._fleet = fleet
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def currency(self) -> Ints:
+        return self._fleet.currency[self._rows]
+
+    @property
+    def rates(self) -> Floats:
+        return self._fleet.rates[:, self._rows]
+
+    def free_and_allocatable(self, name: str) -> tuple[Floats, Floats] | None:
+        shares = self._fleet.free_and_allocatable(name)
+        return None if shares is None else (shares[0][self._rows], shares[1][self._rows])
+
+    def scratch(self, _: int) -> Floats:
+        return np.empty(len(self._rows), np.float64)

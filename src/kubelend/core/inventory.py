@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kubelend.core import nodes
-from kubelend.core.nodes import Node
-from kubelend.core.pods import OffloadedFrom, Pod
+from kubelend.core import pod_requests
+from kubelend.core.pod_requests import Node, OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 
@@ -78,7 +77,7 @@ class Inventory:
     def put_node(self, node: Node) -> None:
         """Adds or updates a node."""
         known = self._nodes.get(node.name)
-        if not nodes.counts_as_capacity(node):
+        if not pod_requests.counts_as_capacity(node):
             self.delete_node(node.name)
         elif known != node:
             self._nodes[node.name] = node

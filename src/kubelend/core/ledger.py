@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from kubelend.core import transitions
 from kubelend.core.accounts import QuotaUsages
-from kubelend.core.catalogue import ReservationIndex
 from kubelend.core.errors import NotFound, reservation_not_found
 from kubelend.core.events import (
     Advertised,
@@ -34,26 +33,22 @@ from kubelend.core.events import (
     ReservationEvent,
     RetentionExpired,
     Uncordoned,
+    WorkingSet,
 )
 from kubelend.core.fleet import Fleet
-from kubelend.core.holds import HeldResources
-from kubelend.core.instants import to_micros
-from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.limits import Limits
-from kubelend.core.members import Member, Token
-from kubelend.core.models import (
-    Cluster,
-    ClusterId,
-    RequestKey,
-    Reservation,
-    ReservationId,
+from kubelend.core.indexes import (
+    DeadlineHeap,
+    HeldResources,
+    LimitIndex,
+    MemberIndex,
+    ReservationIndex,
+    WaitQueue,
 )
-from kubelend.core.queues import WaitQueue
-from kubelend.core.records import WorkingSet
-from kubelend.core.registry import MemberIndex
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.members import Member, Token
+from kubelend.core.models import Cluster, ClusterId, Limits, RequestKey, Reservation, ReservationId
 from kubelend.core.resources import Resources
-from kubelend.core.rulebook import LimitIndex
-from kubelend.core.schedules import DeadlineHeap
+from kubelend.core.timestamps import to_micros
 
 
 class Ledger:

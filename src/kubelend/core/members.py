@@ -12,8 +12,8 @@ from typing import NewType, Self
 
 from msgspec.structs import replace
 
+from kubelend.core.lifecycle import Role
 from kubelend.core.models import Record
-from kubelend.core.roles import Role
 
 MemberId = NewType("MemberId", str)
 TokenId = NewType("TokenId", str)

@@ -187,3 +187,28 @@ class Reservation(Record, frozen=True):
             if self.is_live
             else None
         )
+
+
+class Quota(Record, frozen=True):
+    """The most a requester may hold and wait for at a time, and spend per day."""
+
+    amounts: dict[str, int] = msgspec.field(default_factory=dict)
+    """By resource. A resource that is not named is unlimited; zero allows none."""
+    reservations: int | None = None
+    """Number of live and waiting reservations together."""
+    budget: int | None = None
+    """Billionths of `currency` per UTC day."""
+    currency: str = "USD"
+
+
+class Limits(Record, frozen=True):
+    """Limits of one cluster, which may not have advertised yet."""
+
+    cluster: ClusterId
+    policy: LendingPolicy | None = None
+    quota: Quota | None = None
+    revision: int = 0
+
+    @property
+    def id(self) -> ClusterId:
+        return self.cluster

@@ -13,14 +13,13 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from kubelend.core import prices, resources
-from kubelend.core.accounts import QuotaUsage
+from kubelend.core.accounts import CostInterval, QuotaUsage
 from kubelend.core.errors import QuotaExceeded
 from kubelend.core.filters import BudgetLimit, PlacementQuery
-from kubelend.core.instants import to_micros
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Request, Reservation
-from kubelend.core.spending import CostInterval
+from kubelend.core.timestamps import to_micros
 
 
 def admit_request(ledger: Ledger, request: Request, now: datetime) -> PlacementQuery:

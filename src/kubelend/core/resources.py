@@ -10,6 +10,7 @@ import functools
 import re
 import reprlib
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Final, NamedTuple
 
 import msgspec
@@ -305,3 +306,25 @@ def _missing(wanted: dict[str, int], free: dict[str, int]) -> dict[str, int]:
         for name, amount in wanted.items()
         if amount > 0 and amount > free.get(name, 0)
     }
+
+
+_DISPLAY_BANDS = ((90, "Excellent"), (70, "Good"), (50, "Moderate"))
+
+
+def display_score(available: Resources, allocatable: Resources) -> Fraction:
+    """Half for CPU and half for memory; zero if a cluster has none of either."""
+    if not allocatable.cpu or not allocatable.memory:
+        return Fraction(0)
+    free = available.clamped()
+    return Fraction(free.cpu * 50, allocatable.cpu) + Fraction(free.memory * 50, allocatable.memory)
+
+
+def display_score_text(rating: Fraction) -> str:
+    """Two decimals, as in the status of a ClusterAdvertisement."""
+    hundredths = int(rating * 100 + Fraction(1, 2))
+    return f"{hundredths // 100}.{hundredths % 100:02d}"
+
+
+def display_band(rating: Fraction) -> str:
+    """The band of a score: Excellent, Good, Moderate or Limited."""
+    return next((name for floor, name in _DISPLAY_BANDS if rating >= floor), "Limited")

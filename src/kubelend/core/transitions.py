@@ -25,8 +25,7 @@ from kubelend.core.events import (
     ReservationEvent,
 )
 from kubelend.core.lifecycle import ALLOWED_TRANSITIONS, FINAL, Phase, Reason, is_allowed_transition
-from kubelend.core.limits import Limits
-from kubelend.core.models import Charge, ClusterId, Request, Reservation, ReservationId
+from kubelend.core.models import Charge, ClusterId, Limits, Request, Reservation, ReservationId
 from kubelend.core.prices import Prices
 
 ChangedFields = dict[str, Any]

@@ -15,11 +15,10 @@ import numpy as np
 from kubelend.core import decision, filters, quotas, transitions
 from kubelend.core.columns import Mask
 from kubelend.core.events import Event, Nominated
-from kubelend.core.instants import to_micros
 from kubelend.core.ledger import Ledger
-from kubelend.core.lifecycle import Reason
+from kubelend.core.lifecycle import INSUFFICIENT_BY_RESOURCE, Reason, Rejection
 from kubelend.core.models import ClusterId, Reservation
-from kubelend.core.refusals import INSUFFICIENT_BY_RESOURCE, Rejection
+from kubelend.core.timestamps import to_micros
 
 _RESOLVED_BY_WAITING = {
     *INSUFFICIENT_BY_RESOURCE.values(),

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
 
-from kubelend.apps import audits
-from kubelend.demo import clusters, telling
-from kubelend.demo.clusters import BERLIN, PARIS
-from kubelend.demo.stage import ADMIN_NAME, DemoContext, expect
-from kubelend.kits import columns
+from kubelend.core.errors import KubelendError
+from kubelend.core.lifecycle import Role
+from kubelend.demo import screen
+from kubelend.envtest.processes import AgentProcess, BrokerProcess, TemporaryDeployment
+from kubelend.kits import clock, tables
+from kubelend.sources.file_objects import FileObjects
+from kubelend.stores import audit
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
-from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
+from kubelend.wire.objects import Kind, ProviderInstruction, ReservationInstruction, ResourceRequest
 
 REQUEST_NAME, OVERSIZED_NAME = "training", "too-much"
 FAILED, WITHDRAWN = "Failed", "Withdrawn"
@@ -28,23 +35,23 @@ async def wait_for_agents(stage: DemoContext) -> list[str]:
     for name in stage.agents:
         stage.available_before[name] = await stage.available(name)
     headers = ("CLUSTER", "REGION", "CPU FREE", "MEMORY FREE", "GPU FREE", "EUR/CORE-HOUR")
-    return columns.align_columns(headers, map(_offer_row, known), right=(2, 3, 4, 5))
+    return tables.align_columns(headers, map(_offer_row, known), right=(2, 3, 4, 5))
 
 
 async def dry_run(stage: DemoContext) -> list[str]:
     async with stage.client(BERLIN) as borrower:
-        found = await borrower.explain(clusters.RESERVATION_REQUEST)
+        found = await borrower.explain(RESERVATION_REQUEST)
     expect(found.fitting == 2, f"expected two clusters to fit, but {found.summary}")
     headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "REASON")
     rows = [_candidate_row(one) for one in found.candidates]
-    asked = f"{_amounts_text(clusters.RESERVATION_REQUEST.requested_resources)}: {found.summary}"
-    return [*telling.wrap_text(asked), *columns.align_columns(headers, rows, right=(2, 3))]
+    asked = f"{_amounts_text(RESERVATION_REQUEST.requested_resources)}: {found.summary}"
+    return [*screen.wrap_text(asked), *tables.align_columns(headers, rows, right=(2, 3))]
 
 
 async def create_request(stage: DemoContext) -> list[str]:
     path = stage.path(BERLIN, ResourceRequest, REQUEST_NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(clusters.REQUEST_MANIFEST, "utf-8")
+    path.write_text(REQUEST_MANIFEST, "utf-8")
     stage.requested_at = time.time()
     found = await stage.wait_for(
         BERLIN, ResourceRequest, REQUEST_NAME, lambda one: bool(one.status.reservation_name)
@@ -54,7 +61,7 @@ async def create_request(stage: DemoContext) -> list[str]:
         found.status.target_cluster_id,
     )
     expect(stage.provider == PARIS, f"expected provider {PARIS}, but got {stage.provider}")
-    lines = [f"spec in {path.name}:", *(f"  {line}" for line in clusters.REQUEST_SPEC.splitlines())]
+    lines = [f"spec in {path.name}:", *(f"  {line}" for line in REQUEST_SPEC.splitlines())]
     return [*lines, f"{stage.reservation} is reserved in {stage.provider}"]
 
 
@@ -81,7 +88,7 @@ async def check_instructions(stage: DemoContext) -> list[str]:
             _since_request(stage, hold.metadata.creation_timestamp),
         ),
     ]
-    return columns.align_columns(headers, rows, right=(2,))
+    return tables.align_columns(headers, rows, right=(2,))
 
 
 async def wait_active(stage: DemoContext) -> list[str]:
@@ -102,12 +109,12 @@ async def kill_provider(stage: DemoContext) -> list[str]:
         lambda one: one.status.target_cluster_id not in {"", lost},
     )
     stage.provider = found.status.target_cluster_id
-    seconds = telling.format_seconds(time.time() - killed_at)
+    seconds = screen.format_seconds(time.time() - killed_at)
     return [
-        *telling.wrap_text(
+        *screen.wrap_text(
             f"{stage.reservation} failed over from {lost} to {stage.provider} after {seconds}"
         ),
-        *telling.wrap_text(f"{BERLIN}: {found.status.message}"),
+        *screen.wrap_text(f"{BERLIN}: {found.status.message}"),
     ]
 
 
@@ -124,12 +131,12 @@ async def check_new_provider(stage: DemoContext) -> list[str]:
 
 async def reject_oversized_request(stage: DemoContext) -> list[str]:
     path = stage.path(BERLIN, ResourceRequest, OVERSIZED_NAME)
-    path.write_text(clusters.OVERSIZED_MANIFEST, "utf-8")
+    path.write_text(OVERSIZED_MANIFEST, "utf-8")
     found = await stage.wait_for(
         BERLIN, ResourceRequest, OVERSIZED_NAME, lambda one: one.status.phase == FAILED
     )
     path.unlink()
-    return telling.wrap_text(f"{FAILED}, {found.status.reason}: {found.status.message}")
+    return screen.wrap_text(f"{FAILED}, {found.status.reason}: {found.status.message}")
 
 
 async def delete_request(stage: DemoContext) -> list[str]:
@@ -140,8 +147,8 @@ async def delete_request(stage: DemoContext) -> list[str]:
         stage.provider, ProviderInstruction, name, lambda one: one.status.phase == WITHDRAWN
     )
     await stage.wait_deleted(BERLIN, ResourceRequest, REQUEST_NAME)
-    seconds = telling.format_seconds(time.time() - deleted_at)
-    return telling.wrap_text(f"{stage.provider}, after {seconds}: {over.status.message}")
+    seconds = screen.format_seconds(time.time() - deleted_at)
+    return screen.wrap_text(f"{stage.provider}, after {seconds}: {over.status.message}")
 
 
 async def check_released(stage: DemoContext) -> list[str]:
@@ -157,9 +164,9 @@ async def check_released(stage: DemoContext) -> list[str]:
 
 
 async def run_audit(stage: DemoContext) -> list[str]:
-    ledger, found, _ = audits.audit_store(str(stage.deployment.store))
+    ledger, found, _ = audit.audit_store(str(stage.deployment.store))
     expect(not found, "; ".join(found))
-    return telling.wrap_text(
+    return screen.wrap_text(
         f"0 violations; clusters: {len(ledger.clusters)}, reservations:"
         f" {len(ledger.reservations)}, revision: {ledger.revision}"
     )
@@ -186,7 +193,7 @@ def _since_request(stage: DemoContext, moment: datetime | None) -> str:
     return (
         ""
         if moment is None
-        else telling.format_seconds(max(moment.timestamp() - stage.requested_at, 0))
+        else screen.format_seconds(max(moment.timestamp() - stage.requested_at, 0))
     )
 
 
@@ -217,3 +224,182 @@ def _candidate_row(one: bodies.Candidate) -> tuple[str, ...]:
 def _amounts_text(amounts: bodies.Amounts) -> str:
     parts = [f"{amounts.cpu} CPU", f"{amounts.memory} memory"]
     return ", ".join([*parts, f"{amounts.gpu} GPU"] if amounts.gpu else parts)
+
+
+ADMIN_NAME = "admin"
+STEP_TIMEOUT = 20.0
+"""Timeout of a step in seconds."""
+
+_POLL_SECONDS = 0.005
+_AGENT_FLAGS = (
+    "--advertisement-requeue-interval=1s",
+    "--advertisement-validity=3s",
+    "--advertisement-damping=200ms",
+)
+"""Short intervals, so that the demo detects a lost provider within seconds."""
+
+ResultT = TypeVar("ResultT")
+
+
+class DemoContext:
+    """The processes of the demo and its state."""
+
+    def __init__(
+        self, trial: TemporaryDeployment, broker: BrokerProcess, agents: dict[str, AgentProcess]
+    ) -> None:
+        self.deployment = trial
+        self.broker = broker
+        self.agents = agents
+        self.requested_at = 0.0
+        """When the ResourceRequest was written, by `time.time`, which file timestamps use too."""
+        self.reservation = ""
+        self.provider = ""
+        self.available_before: dict[str, bodies.Amounts] = {}
+        """Available resources of each cluster before the first reservation."""
+        self._objects = {
+            name: FileObjects(agent.objects, clock.utc_now) for name, agent in agents.items()
+        }
+
+    def client(self, name: str) -> BrokerClient:
+        """Returns a client with the certificate of a cluster or of the administrator."""
+        role = Role.ADMIN if name == ADMIN_NAME else Role.CLUSTER
+        return BrokerClient(self.broker.url, self.deployment.certificate(name, role))
+
+    def path(self, cluster: str, kind: type[Kind], name: str) -> Path:
+        """Returns the file of an object."""
+        return self.agents[cluster].objects / kind.plural / f"default.{name}.yaml"
+
+    async def find(self, cluster: str, kind: type[Kind], name: str) -> Kind | None:
+        return await self._objects[cluster].find(kind, f"default/{name}")
+
+    async def wait_for(
+        self, cluster: str, kind: type[Kind], name: str, wanted: Callable[[Kind], bool]
+    ) -> Kind:
+        """Waits until an object of a cluster fulfils the condition."""
+
+        async def look() -> Kind | None:
+            found = await self.find(cluster, kind, name)
+            return found if found is not None and wanted(found) else None
+
+        return await _poll_until(
+            look, f"{kind.kind} {name} of {cluster} did not reach the expected state"
+        )
+
+    async def wait_deleted(self, cluster: str, kind: type[Kind], name: str) -> None:
+        """Waits until an object of a cluster has been deleted."""
+
+        async def look() -> bool | None:
+            return True if await self.find(cluster, kind, name) is None else None
+
+        await _poll_until(look, f"{kind.kind} {name} of {cluster} was not deleted")
+
+    async def available(self, cluster: str) -> bodies.Amounts:
+        async with self.client(ADMIN_NAME) as admin:
+            found = (await admin.get_cluster(cluster)).advertisement.resources.available
+        return found or bodies.Quantities("0", "0")
+
+
+async def _poll_until(look: Callable[[], Awaitable[ResultT | None]], otherwise: str) -> ResultT:
+    deadline = time.monotonic() + STEP_TIMEOUT
+    while (seen := await look()) is None:
+        expect(time.monotonic() < deadline, otherwise)
+        await asyncio.sleep(_POLL_SECONDS)
+    return seen
+
+
+@contextmanager
+def open_context(trial: TemporaryDeployment, broker: BrokerProcess) -> Iterator[DemoContext]:
+    """Starts the agents; stops them at exit."""
+    with ExitStack() as stack:
+        agents = {
+            name: stack.enter_context(
+                trial.agent(
+                    name, broker, _write_file(trial.directory / f"{name}.yaml", text), *_AGENT_FLAGS
+                )
+            )
+            for name, text in CLUSTER_DESCRIPTIONS.items()
+        }
+        yield DemoContext(trial, broker, agents)
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Raises unless the result of a step is as expected."""
+    if not holds:
+        raise KubelendError(otherwise)
+
+
+def _write_file(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+BERLIN, TURIN, ZURICH, PARIS = "berlin", "turin", "zurich", "paris"
+
+CLUSTER_DESCRIPTIONS = {
+    # Busy, and without GPUs: the requester.
+    BERLIN: """
+region: eu-central
+seed: 1
+nodes:
+  - {count: 3, capacity: {cpu: 16, memory: 64Gi}}
+pods:
+  - {share: 90%, requests: {cpu: 500m, memory: 2Gi}}
+cost: {cpuCost: "0.03", memoryCost: "0.004", currency: EUR}
+""",
+    # With GPUs, cheap.
+    TURIN: """
+region: eu-south
+seed: 2
+nodes:
+  - {count: 2, capacity: {cpu: 24, memory: 96Gi, nvidia.com/gpu: 4}}
+pods:
+  - {count: 20, requests: {cpu: "1", memory: 3Gi}}
+  - {count: 4, requests: {cpu: 500m, memory: 2Gi, nvidia.com/gpu: 1}}
+cost: {cpuCost: "0.03", memoryCost: "0.004", gpuCost: "0.60", currency: EUR}
+""",
+    # With GPUs, above the price limit of the request.
+    ZURICH: """
+region: eu-central
+seed: 3
+nodes:
+  - {count: 2, capacity: {cpu: 32, memory: 128Gi, nvidia.com/gpu: 8}}
+pods:
+  - {count: 30, requests: {cpu: 200m, memory: 512Mi}}
+cost: {cpuCost: "0.20", memoryCost: "0.020", gpuCost: "4.50", currency: EUR}
+""",
+    # Idle and cheapest: the first provider, whose agent is killed.
+    PARIS: """
+region: eu-west
+seed: 4
+nodes:
+  - {count: 2, capacity: {cpu: 16, memory: 64Gi, nvidia.com/gpu: 2}}
+pods:
+  - {count: 6, requests: {cpu: 200m, memory: 512Mi}}
+cost: {cpuCost: "0.02", memoryCost: "0.003", gpuCost: "0.45", currency: EUR}
+""",
+}
+
+REQUEST_SPEC = """\
+requestedCPU: "4"
+requestedMemory: 16Gi
+requestedGPU: "1"
+duration: 2h
+constraints: {maxPricePerHour: "2", currency: EUR}
+"""
+
+RESERVATION_REQUEST = bodies.ReservationRequest(
+    bodies.Quantities("4", "16Gi", gpu="1"),
+    duration="2h",
+    constraints=bodies.Constraints(max_price_per_hour="2", currency="EUR"),
+)
+
+
+def request_manifest(name: str, spec: str) -> str:
+    """Returns the manifest of a ResourceRequest."""
+    lines = "".join(f"  {line}\n" for line in spec.splitlines())
+    head = "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\n"
+    return f"{head}metadata: {{name: {name}}}\nspec:\n{lines}"
+
+
+REQUEST_MANIFEST = request_manifest("training", REQUEST_SPEC)
+OVERSIZED_MANIFEST = request_manifest("too-much", 'requestedCPU: "60"\nrequestedMemory: 16Gi\n')

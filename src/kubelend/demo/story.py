@@ -9,16 +9,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from kubelend.apps.children import BrokerProcess
-from kubelend.apps.trials import TemporaryDeployment
+import typer
+
 from kubelend.core.errors import KubelendError
-from kubelend.core.roles import Role
-from kubelend.demo import clusters, screen, steps
-from kubelend.demo import stage as staging
-from kubelend.demo.stage import DemoContext
-from kubelend.demo.telling import ProgressDisplay
+from kubelend.core.lifecycle import Role
+from kubelend.demo import screen, steps
+from kubelend.demo.screen import ProgressDisplay
+from kubelend.demo.steps import DemoContext
+from kubelend.envtest.processes import BrokerProcess, TemporaryDeployment
 from kubelend.kits import logs, tasks
 
 _REFRESH_SECONDS = 0.3
@@ -63,7 +63,7 @@ def run_demo(trial: TemporaryDeployment, broker: BrokerProcess, *, stay: bool) -
             seconds,
             [f"{broker.url}, with a SQLite store and new certificates"],
         )
-        with staging.open_context(trial, broker) as stage:
+        with steps.open_context(trial, broker) as stage:
             asyncio.run(_run_with_display(stage, teller, stay))
         teller.heading("\nDemo finished.")
 
@@ -76,7 +76,7 @@ async def _run_with_display(stage: DemoContext, teller: ProgressDisplay, stay: b
 
 async def _refresh_clusters(stage: DemoContext, teller: ProgressDisplay) -> None:
     """Updates the table of clusters while the broker runs."""
-    async with stage.client(staging.ADMIN_NAME) as admin:
+    async with stage.client(steps.ADMIN_NAME) as admin:
         while True:
             try:
                 teller.show_clusters(await admin.all_clusters())
@@ -134,13 +134,13 @@ def _handle_ctrl_c() -> Iterator[asyncio.Event]:
 
 def _example_commands(stage: DemoContext) -> list[str]:
     called = sys.argv[0] if Path(sys.argv[0]).name == "kubelend" else "kubelend"
-    admin = stage.deployment.certificate(staging.ADMIN_NAME, Role.ADMIN)
-    requests = stage.agents[clusters.BERLIN].objects / "resourcerequests"
+    admin = stage.deployment.certificate(steps.ADMIN_NAME, Role.ADMIN)
+    requests = stage.agents[steps.BERLIN].objects / "resourcerequests"
     return [
         f"export KUBELEND_BROKER_URL={stage.broker.url}",
-        f"export KUBELEND_CERT_PATH={stage.deployment.certificate(clusters.BERLIN)}",
+        f"export KUBELEND_CERT_PATH={stage.deployment.certificate(steps.BERLIN)}",
         f"cat > {requests}/default.mine.yaml <<'EOF'",
-        *clusters.request_manifest("mine", clusters.REQUEST_SPEC).splitlines(),
+        *steps.request_manifest("mine", steps.REQUEST_SPEC).splitlines(),
         "EOF",
         f"cat {requests}/default.mine.yaml",
         f"{called} get reservations",
@@ -149,3 +149,21 @@ def _example_commands(stage: DemoContext) -> list[str]:
         f"{called} get clusters --cert-path {admin}",
         f"{called} audit check --store {stage.deployment.store}",
     ]
+
+
+def command(
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Keep everything running until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Run a broker and four simulated clusters through the lifecycle of a reservation.
+
+    Uses free ports and a temporary directory, which is removed at the end.
+    """
+    from kubelend.envtest import processes
+
+    with (
+        processes.temporary_deployment() as trial,
+        trial.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,
+    ):
+        run_demo(trial, broker, stay=stay)

@@ -7,8 +7,12 @@ stops the process, so no failure goes unnoticed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -73,3 +77,81 @@ async def _stop_all(running: Sequence[RootTaskHandle]) -> None:
                     other.cancel()
     if interrupted is not None:
         raise interrupted
+
+
+MAX_CONCURRENCY: Final = 16
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+async def gather_limited(
+    work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
+) -> list[Result]:
+    """The results in the order of the items. After the first that fails none is begun any more.
+
+    Those that are under way are waited for: to cut a call off leaves a connection half made.
+    """
+    results: dict[int, Result] = {}
+    left = list(enumerate(items))[::-1]
+
+    async def one_after_another() -> None:
+        try:
+            while left:
+                number, item = left.pop()
+                results[number] = await work(item)
+        except BaseException:
+            left.clear()
+            raise
+
+    crew = [one_after_another() for _ in range(min(MAX_CONCURRENCY, len(items)))]
+    for outcome in await asyncio.gather(*crew, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
+    return [results[number] for number in range(len(items))]
+
+
+async def wait_for_signal() -> None:
+    """Until SIGINT or SIGTERM comes: a root task whose end stops the others."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    log.info("stopping")
+
+
+@contextmanager
+def signals_as_interrupt() -> Iterator[None]:
+    """Python dies of these two on the spot, and would leave processes and directories behind."""
+    with _signal_handlers(
+        (signal.SIGTERM, signal.SIGHUP), lambda *_: signal.raise_signal(signal.SIGINT)
+    ):
+        yield
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """What comes in between has its effect afterwards."""
+    come: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with _signal_handlers(numbers, lambda number, _: come.append(number)):
+        yield
+    for number in come:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def _signal_handlers(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    # Signals are the main thread's: others are not interrupted, and must not set handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)

@@ -20,11 +20,12 @@ import msgspec
 
 from kubelend.core.errors import Gone, NotFound, Unavailable
 from kubelend.kits.backoff import Backoff
-from kubelend.kube import answers, connections
-from kubelend.kube.access import KubeConfig
-from kubelend.kube.answers import Page, UndecodableObject, WatchEvent
-from kubelend.kube.connections import ApiRequest, Transport
+from kubelend.kube import codec
+from kubelend.kube import transport as kube_transport
+from kubelend.kube.codec import Page, UndecodableObject, WatchEvent
+from kubelend.kube.config import KubeConfig
 from kubelend.kube.resources import Kind, Resource
+from kubelend.kube.transport import ApiRequest, Transport
 
 PAGE_SIZE: Final = 500
 WATCH_DURATION: Final = timedelta(minutes=5)
@@ -63,11 +64,11 @@ class Client:
         cls,
         config: KubeConfig,
         *,
-        timeout: timedelta = connections.REQUEST_TIMEOUT,
-        backoff: Backoff = connections.REQUEST_BACKOFF,
+        timeout: timedelta = kube_transport.REQUEST_TIMEOUT,
+        backoff: Backoff = kube_transport.REQUEST_BACKOFF,
         watch_duration: timedelta = WATCH_DURATION,
         grace: timedelta = WATCH_GRACE,
-        max_concurrent: int = connections.MAX_CONCURRENT_REQUESTS,
+        max_concurrent: int = kube_transport.MAX_CONCURRENT_REQUESTS,
     ) -> AsyncIterator[Client]:
         made = Transport(config, timeout, backoff, max_concurrent)
         try:
@@ -79,9 +80,9 @@ class Client:
         """Get an object; None if it does not exist. `NotFound` if its kind is not defined."""
         call = ApiRequest("GET", resource.path(namespace, name))
         try:
-            return answers.decoder_for(resource).decode_object(await self._transport.send(call))
+            return codec.decoder_for(resource).decode_object(await self._transport.send(call))
         except NotFound as error:
-            if answers.is_object_not_found(error):
+            if codec.is_object_not_found(error):
                 return None
             raise
 
@@ -110,9 +111,9 @@ class Client:
 
     async def create(self, resource: Resource[Kind], found: Kind) -> Kind:
         """Create an object. `AlreadyExists` if the name is taken."""
-        body = answers.encode_object(resource, found, is_new=True)
+        body = codec.encode_object(resource, found, is_new=True)
         call = ApiRequest("POST", resource.path(found.metadata.namespace), body=body)
-        return answers.decoder_for(resource).decode_object(await self._transport.send(call))
+        return codec.decoder_for(resource).decode_object(await self._transport.send(call))
 
     async def update(self, resource: Resource[Kind], found: Kind) -> Kind:
         """Replace an object without its status; fields unknown to its type are lost. `Conflict` if it has
@@ -143,7 +144,7 @@ class Client:
             body=msgspec.json.encode(change),
             content_type="application/merge-patch+json",
         )
-        return answers.decoder_for(resource).decode_object(await self._transport.send(call))
+        return codec.decoder_for(resource).decode_object(await self._transport.send(call))
 
     async def delete(
         self, resource: Resource[Kind], name: str, namespace: str = "", *, uid: str = ""
@@ -158,7 +159,7 @@ class Client:
         try:
             await self._transport.send(call)
         except NotFound as error:
-            if not answers.is_object_not_found(error):
+            if not codec.is_object_not_found(error):
                 raise
 
     async def watch(
@@ -176,7 +177,7 @@ class Client:
         The first event is a bookmark with `since`, sent when the server responds. `Gone` if the version is
         compacted.
         """
-        decoder = answers.decoder_for(resource)
+        decoder = codec.decoder_for(resource)
         seconds = max(1, int(self._watch_duration.total_seconds() * (1 + random.random())))  # noqa: S311
         query = {
             "watch": "true",
@@ -209,7 +210,7 @@ class Client:
         query = selected | version
         while True:
             call = ApiRequest("GET", resource.path(namespace), query)
-            page: Page[Kind] = answers.decoder_for(resource).decode_page(
+            page: Page[Kind] = codec.decoder_for(resource).decode_page(
                 await self._transport.send(call)
             )
             objects += page.objects
@@ -222,8 +223,8 @@ class Client:
 
     async def _put(self, resource: Resource[Kind], found: Kind, subresource: str) -> Kind:
         path = resource.object_path(found, subresource)
-        call = ApiRequest("PUT", path, body=answers.encode_object(resource, found))
-        return answers.decoder_for(resource).decode_object(await self._transport.send(call))
+        call = ApiRequest("PUT", path, body=codec.encode_object(resource, found))
+        return codec.decoder_for(resource).decode_object(await self._transport.send(call))
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from kubelend.core.errors import InvalidSettings, Unavailable
-from kubelend.kits import clock, commands
+from kubelend.kits import clock, subprocesses
 
 GROUP: Final = "client.authentication.k8s.io"
 VERSIONS: Final = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
@@ -86,7 +86,7 @@ async def run_plugin(plugin: ExecPlugin, timeout: timedelta = PLUGIN_TIMEOUT) ->
     """Run the plugin. `InvalidSettings` if it can never work, `Unavailable` if a retry may succeed."""
     spec = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster else {})
     info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
-    output = await commands.run_program(
+    output = await subprocesses.run_program(
         plugin.command,
         *plugin.arguments,
         timeout=timeout,

@@ -8,7 +8,7 @@ memory.
 from __future__ import annotations
 
 import builtins
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -82,3 +82,21 @@ class Resource(msgspec.Struct, Generic[Kind], frozen=True):
 def resource_for(kind: type[OwnKind], *, namespaced: bool = True) -> Resource[OwnKind]:
     """Return the resource of one of our own kinds."""
     return Resource(kind.group, kind.version, kind.plural, kind.kind, kind, namespaced)
+
+
+Json = dict[str, Any]
+
+
+def merge_patch(before: Json, after: Json) -> Json:
+    """Return the merge patch from `before` to `after`; empty if they are equal. Lists are replaced as a
+    whole.
+    """
+    change: Json = dict.fromkeys(name for name in before if name not in after)
+    for name, value in after.items():
+        known = before.get(name)
+        if isinstance(value, dict) and isinstance(known, dict):
+            if inner := merge_patch(known, value):
+                change[name] = inner
+        elif name not in before or known != value:
+            change[name] = value
+    return change

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from kubelend.apps import interrupts
-from kubelend.lab import assets, inhabitants, kind, servers
-from kubelend.lab.records import LabDirectory
+from kubelend.core.errors import InvalidSettings, Unavailable
+from kubelend.envtest import assets, servers
+from kubelend.kits import tasks
+from kubelend.lab import setup
+from kubelend.lab.state import LabDirectory
 
 BROKER_CLUSTER = "broker-cluster"
-AGENT_CLUSTERS = tuple(inhabitants.CLUSTER_FIXTURES)
+AGENT_CLUSTERS = tuple(setup.CLUSTER_FIXTURES)
 CLUSTER_NAMES = (BROKER_CLUSTER, *AGENT_CLUSTERS)
 
 
@@ -45,27 +49,86 @@ def run_kind_clusters(
     `making` is called with all names before the first is created and with none after deletion, so that the
     state file always lists the clusters to delete.
     """
-    kind.check_kind()
-    kind.check_kind_names(CLUSTER_NAMES)
+    check_kind()
+    check_kind_names(CLUSTER_NAMES)
     kubeconfigs = {name: _kind_kubeconfig(home, name) for name in CLUSTER_NAMES}
-    with interrupts.signals_as_interrupt():
+    with tasks.signals_as_interrupt():
         try:
             record_names(CLUSTER_NAMES)
             for name, path in kubeconfigs.items():
-                kind.create_kind_cluster(name, path)
+                create_kind_cluster(name, path)
             yield LabClusters(kubeconfigs, "kubectl", has_real_nodes=True)
         finally:
-            with interrupts.defer_signals():
+            with tasks.defer_signals():
                 delete_kind_clusters(home, CLUSTER_NAMES)
                 record_names(())
 
 
 def delete_kind_clusters(home: LabDirectory, names: tuple[str, ...]) -> None:
     for name in names:
-        kind.delete_kind_cluster(name, _kind_kubeconfig(home, name))
+        delete_kind_cluster(name, _kind_kubeconfig(home, name))
 
 
 def _kind_kubeconfig(home: LabDirectory, name: str) -> Path:
     directory = home.directory / "kind" / name
     directory.mkdir(parents=True, exist_ok=True)
     return directory / "admin.kubeconfig"
+
+
+CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl")
+"""Container runtimes that kind supports."""
+
+_KIND_READY_TIMEOUT = "180s"
+_INSTALL_HINT = "install it, or omit --kind (KIND=1)"
+
+
+def check_kind() -> None:
+    """Raises `InvalidSettings` if kind or a container runtime is not installed."""
+    if shutil.which("kind") is None:
+        raise InvalidSettings("kind not found on PATH", hint=_INSTALL_HINT)
+    if not any(map(shutil.which, CONTAINER_RUNTIMES)):
+        raise InvalidSettings(
+            "kind requires docker, podman or nerdctl, and none was found on PATH",
+            hint=_INSTALL_HINT,
+        )
+
+
+def check_kind_names(names: Iterable[str]) -> None:
+    """Raises `InvalidSettings` if kind already has a cluster with one of these names."""
+    there = set(_run_kind("get", "clusters").split())
+    if taken := [name for name in names if name in there]:
+        raise InvalidSettings(
+            f"kind already has a cluster {taken[0]}",
+            hint=f"if it is not needed, run: kind delete cluster --name {taken[0]}",
+        )
+
+
+def create_kind_cluster(name: str, kubeconfig: Path) -> None:
+    """Creates a cluster and waits until it is ready."""
+    _run_kind("create", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}", _wait_flag())
+
+
+def delete_kind_cluster(name: str, kubeconfig: Path) -> None:
+    """Deletes a cluster, if it exists."""
+    _run_kind("delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}")
+
+
+def _wait_flag() -> str:
+    return f"--wait={_KIND_READY_TIMEOUT}"
+
+
+def _run_kind(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["kind", *arguments],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    except OSError as error:
+        raise Unavailable(f"kind cannot be executed: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise Unavailable(f"kind {' '.join(arguments[:2])} failed: {lines[-1]}")
+    return done.stdout

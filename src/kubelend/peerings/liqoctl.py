@@ -14,20 +14,30 @@ cluster IDs have to be those of Liqo.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from kubelend.agent.ports import Peer, Readiness
-from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError, Unavailable
+from kubelend.core import durations, resources
+from kubelend.core.errors import (
+    InvalidInput,
+    InvalidSettings,
+    KubelendError,
+    Unavailable,
+    UnexpectedAnswer,
+)
 from kubelend.core.resources import Resources
-from kubelend.kits import commands
-from kubelend.peerings import slices
-from kubelend.peerings.turns import ProviderLocks, TimeBudget
+from kubelend.kits import subprocesses
 
 COMMAND_TIMEOUT: Final = timedelta(minutes=5)
 GET_TIMEOUT: Final = timedelta(seconds=30)
@@ -103,16 +113,14 @@ class LiqoctlPeering:
     async def ready(self, peer: Peer) -> Readiness:
         _check_names(peer)
         named = (
-            f"{slices.SLICE_RESOURCE}/{peer.reservation}",
-            f"{slices.NODE_RESOURCE}/{peer.reservation}",
+            f"{SLICE_RESOURCE}/{peer.reservation}",
+            f"{NODE_RESOURCE}/{peer.reservation}",
         )
         alone = TimeBudget(peer.cluster, self._timeout, self._now)
-        found = slices.parse_objects(await self._get(alone, *named, *_tenant_namespace(peer)))
-        if peer.reservation not in slices.existing_names(
-            one for one in found if one.kind != "Node"
-        ):
+        found = parse_objects(await self._get(alone, *named, *_tenant_namespace(peer)))
+        if peer.reservation not in existing_names(one for one in found if one.kind != "Node"):
             self._invalidate(peer)
-        return slices.slice_readiness(found, peer)
+        return slice_readiness(found, peer)
 
     async def disconnect(self, peer: Peer) -> None:
         _check_names(peer)
@@ -145,16 +153,14 @@ class LiqoctlPeering:
 
     async def _delete_slice(self, peer: Peer, budget: TimeBudget) -> set[str]:
         """Delete the reservation's slice; returns the names of the provider's other slices."""
-        found = slices.parse_objects(
-            await self._get(budget, slices.SLICE_RESOURCE, *_tenant_namespace(peer))
-        )
-        names = slices.existing_names(found)
+        found = parse_objects(await self._get(budget, SLICE_RESOURCE, *_tenant_namespace(peer)))
+        names = existing_names(found)
         if peer.reservation in names:
             # Without waiting: Liqo finishes the deletion once the provider agrees.
             await self._kubectl(
                 budget,
                 "delete",
-                f"{slices.SLICE_RESOURCE}/{peer.reservation}",
+                f"{SLICE_RESOURCE}/{peer.reservation}",
                 *_tenant_namespace(peer),
                 "--ignore-not-found",
                 "--wait=false",
@@ -163,16 +169,14 @@ class LiqoctlPeering:
 
     async def _is_peered(self, cluster: str, budget: TimeBudget) -> bool:
         """Checked first, because `unpeer` fails without a peering."""
-        found = slices.parse_objects(
-            await self._get(budget, f"{slices.FOREIGN_CLUSTER_RESOURCE}/{cluster}")
-        )
-        return cluster in slices.existing_names(found)
+        found = parse_objects(await self._get(budget, f"{FOREIGN_CLUSTER_RESOURCE}/{cluster}"))
+        return cluster in existing_names(found)
 
     async def _get(self, budget: TimeBudget, *arguments: str) -> bytes:
         return await self._kubectl(budget, "get", *arguments, "--ignore-not-found", "--output=json")
 
     async def _kubectl(self, budget: TimeBudget, *arguments: str) -> bytes:
-        return await commands.run_program(
+        return await subprocesses.run_program(
             self._kubectl_program,
             *arguments,
             *self._own_kubeconfig_flag(),
@@ -182,7 +186,7 @@ class LiqoctlPeering:
         )
 
     async def _liqoctl(self, budget: TimeBudget, *arguments: str) -> None:
-        await commands.run_program(
+        await subprocesses.run_program(
             self._liqoctl_program,
             *arguments,
             "--skip-confirm",
@@ -212,7 +216,7 @@ class LiqoctlPeering:
         return "--timeout", f"{max(1, round(seconds))}s"
 
     def _slice_arguments(self, peer: Peer) -> list[str]:
-        wanted = slices.liqo_quantities(peer.resources)
+        wanted = liqo_quantities(peer.resources)
         sized = ["--cpu", wanted.pop("cpu"), "--memory", wanted.pop("memory")]
         for name, amount in wanted.items():
             sized += ["--resource", f"{name}={amount}"]
@@ -254,3 +258,221 @@ def _check_names(peer: Peer) -> None:
                 f"{name[:64]!r}: not a valid Liqo cluster ID or slice name",
                 hint="use letters, digits and dashes",
             )
+
+
+LOCK_SLACK: Final = timedelta(seconds=1)
+"""How much longer a waiter waits than the holder may run, so that it gets the holder's error and not
+a timeout."""
+
+
+class TimeBudget:
+    """The time left for the commands of the lock holder."""
+
+    def __init__(self, cluster: str, limit: timedelta, now: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._limit = limit
+        self._now = now
+        self._end = now() + limit.total_seconds()
+
+    def remaining(self, limit: timedelta) -> timedelta:
+        """For the next command, at most `limit`; `Unavailable` if no time is left."""
+        left = timedelta(seconds=round(self._end - self._now(), 2))  # also shown to people
+        if left <= timedelta():
+            raise Unavailable(
+                f"peering commands for {self._cluster} exceeded {durations.format_duration_short(self._limit)}"
+            )
+        return min(left, limit)
+
+
+class ProviderLocks:
+    """The lock of each provider, with its waiters."""
+
+    def __init__(self, limit: timedelta, now: Callable[[], float]) -> None:
+        """`limit` is for the commands of one holder, and as much for waiting; `now` returns seconds."""
+        self._limit = limit
+        self._now = now
+        self._waiters: dict[str, _Waiters] = {}
+        """The waiters of each provider whose lock is held."""
+
+    @asynccontextmanager
+    async def acquire(self, cluster: str, *, is_urgent: bool = False) -> AsyncIterator[TimeBudget]:
+        """Acquire the lock; `Unavailable` if that takes too long. An urgent caller goes before all
+        others.
+        """
+        await self._lock(cluster, is_urgent)
+        try:
+            yield TimeBudget(cluster, self._limit, self._now)
+        finally:
+            self._release(cluster)
+
+    async def _lock(self, cluster: str, is_urgent: bool) -> None:
+        line = self._waiters.get(cluster)
+        if line is None:
+            self._waiters[cluster] = _Waiters()
+            return
+        try:
+            async with asyncio.timeout((self._limit + LOCK_SLACK).total_seconds()):
+                await self._wait_in_queue(line, cluster, is_urgent)
+        except TimeoutError:
+            raise Unavailable(
+                f"another peering command for {cluster} is still running after {durations.format_duration_short(self._limit)}"
+            ) from None
+
+    async def _wait_in_queue(self, waiters: _Waiters, cluster: str, is_urgent: bool) -> None:
+        called = asyncio.get_running_loop().create_future()
+        waiting = waiters.urgent if is_urgent else waiters.others
+        waiting.append(called)
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called.cancelled():
+                with contextlib.suppress(ValueError):
+                    waiting.remove(called)
+            else:  # acquired at the same moment
+                self._release(cluster)
+            raise
+
+    def _release(self, cluster: str) -> None:
+        line = self._waiters[cluster]
+        for waiting in (line.urgent, line.others):
+            while waiting:
+                called = waiting.popleft()
+                if not called.done():
+                    called.set_result(None)
+                    return
+        del self._waiters[cluster]
+
+
+class _Waiters:
+    """Waiters, in order of arrival."""
+
+    __slots__ = ("others", "urgent")
+
+    def __init__(self) -> None:
+        self.urgent: deque[asyncio.Future[None]] = deque()
+        self.others: deque[asyncio.Future[None]] = deque()
+
+
+SLICE_RESOURCE = "resourceslices.authentication.liqo.io"
+NODE_RESOURCE = "nodes"
+FOREIGN_CLUSTER_RESOURCE = "foreignclusters.core.liqo.io"
+
+LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
+"""Kubernetes' names of the resources that Kubelend names differently."""
+
+
+class LiqoCondition(msgspec.Struct, frozen=True):
+    """Of a slice or a node."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class LiqoMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields that are read here."""
+
+    name: str = ""
+    deletion_timestamp: str | None = None
+
+
+class LiqoStatus(msgspec.Struct, frozen=True):
+    """Of a slice or a node."""
+
+    conditions: list[LiqoCondition] = []
+    resources: dict[str, str] = {}
+    """Of a slice: what was granted."""
+    allocatable: dict[str, str] = {}
+    """Of a node."""
+
+
+class LiqoObject(msgspec.Struct, frozen=True):
+    """A slice, a node, or a list of them."""
+
+    kind: str = ""
+    metadata: LiqoMetadata = LiqoMetadata()
+    status: LiqoStatus = LiqoStatus()
+    items: Sequence[LiqoObject] = ()
+
+
+def parse_objects(output: bytes) -> Sequence[LiqoObject]:
+    """The output of `kubectl get -o json`: nothing, one object or a list."""
+    if not output.strip():
+        return ()
+    try:
+        found = msgspec.json.decode(output, type=LiqoObject)
+    except msgspec.MsgspecError as problem:
+        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {problem}") from None
+    return found.items if found.kind.endswith("List") else (found,)
+
+
+def existing_names(found: Iterable[LiqoObject]) -> set[str]:
+    """The names of objects that are not being deleted."""
+    return {one.metadata.name for one in found if one.metadata.deletion_timestamp is None}
+
+
+def liqo_quantities(wanted: Resources) -> dict[str, str]:
+    """Quantities by Kubernetes' resource names."""
+    return {LIQO_NAMES.get(name, name): text for name, text in wanted.quantities().items()}
+
+
+def slice_readiness(found: Iterable[LiqoObject], peer: Peer) -> Readiness:
+    """Whether all of the reserved resources can be used."""
+    known = {one.kind: one for one in found}
+    granted, node = known.get("ResourceSlice"), known.get("Node")
+    problem = _not_granted(granted, peer) or _not_usable(node, peer)
+    if problem:
+        return Readiness(is_ready=False, reason=problem)
+    what = peer.resources.describe()
+    return Readiness(is_ready=True, reason=f"node {peer.reservation} offers {what}")
+
+
+def _not_granted(found: LiqoObject | None, peer: Peer) -> str:
+    if found is None:
+        return f"ResourceSlice {peer.reservation} not found yet"
+    if found.metadata.deletion_timestamp is not None:
+        return f"ResourceSlice {peer.reservation} is being deleted"
+    for kind in ("Authentication", "Resources"):
+        condition = _find_condition(found, kind)
+        if condition is None:
+            return (
+                f"ResourceSlice {peer.reservation}: {peer.cluster} has not set condition {kind} yet"
+            )
+        if condition.status != "Accepted":
+            return f"ResourceSlice {peer.reservation}: {kind} not accepted: {_condition_text(condition)}"
+    return _shortfall_message("granted", found.status.resources, peer)
+
+
+def _not_usable(node: LiqoObject | None, peer: Peer) -> str:
+    if node is None:
+        return f"virtual node {peer.reservation} not found yet"
+    condition = _find_condition(node, "Ready")
+    if condition is None or condition.status != "True":
+        why = "it has no condition Ready" if condition is None else _condition_text(condition)
+        return f"virtual node {peer.reservation} not ready: {why}"
+    return _shortfall_message("offered by the virtual node", node.status.allocatable, peer)
+
+
+def _shortfall_message(how: str, texts: dict[str, str], peer: Peer) -> str:
+    """What is missing of the reserved resources; empty if nothing is."""
+    try:
+        there = resources.parse_offered(
+            {_KUBELEND_NAMES.get(name, name): text for name, text in texts.items()}
+        )
+    except InvalidInput as problem:
+        return f"invalid quantity in what is {how}: {problem.message}"
+    missing = peer.resources.shortfall(there)
+    return f"{missing.describe()} less is {how} than reserved" if missing else ""
+
+
+_KUBELEND_NAMES = {liqo: ours for ours, liqo in LIQO_NAMES.items()}
+
+
+def _find_condition(found: LiqoObject, kind: str) -> LiqoCondition | None:
+    # Liqo may list several conditions of one type; the last is the latest.
+    return next((one for one in reversed(found.status.conditions) if one.type == kind), None)
+
+
+def _condition_text(condition: LiqoCondition) -> str:
+    return condition.message or condition.reason or condition.status

@@ -23,18 +23,22 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.pki import certificates, chains, files, keys, lifetimes
+from kubelend.kits import files as kits_files
+from kubelend.pki import files, keys
+from kubelend.pki import x509 as pki_x509
 from kubelend.pki.files import AuthorityFiles, Credentials
+from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm, PrivateKey, PublicKey
 from kubelend.pki.passphrases import Passphrase
-from kubelend.pki.profiles import Profile
+from kubelend.pki.x509 import Validity
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=365)
@@ -67,8 +71,8 @@ class Authority(msgspec.Struct, frozen=True):
     ) -> Self:
         """Create an authority with a self-signed certificate, in memory only: see `save`."""
         key = keys.generate(algorithm)
-        validity = lifetimes.validity_period(lifetime, now)
-        certificate = certificates.self_signed_certificate(_authority_name(name), key, validity)
+        validity = pki_x509.validity_period(lifetime, now)
+        certificate = self_signed_certificate(_authority_name(name), key, validity)
         return cls(certificate, key, (certificate,), passphrase=passphrase)
 
     @classmethod
@@ -80,7 +84,7 @@ class Authority(msgspec.Struct, frozen=True):
         found = files.load_authority(directory, passphrase)
         certificate = _signing_certificate(found)
         others = (each for each in found.trusted if each != certificate)
-        chain = chains.chain_for(certificate, [*found.own, *found.trusted, *found.cross])
+        chain = pki_x509.chain_for(certificate, [*found.own, *found.trusted, *found.cross])
         return cls(certificate, found.key, (certificate, *others), chain, passphrase)
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
@@ -121,12 +125,10 @@ class Authority(msgspec.Struct, frozen=True):
         It is backdated, because clocks differ, but not before `not_before`: certificates of a revoked name
         are distinguished by their start.
         """
-        validity = lifetimes.validity_period(
+        validity = pki_x509.validity_period(
             lifetime, now, until=self._expiry(now), not_before=not_before
         )
-        return certificates.leaf_certificate(
-            profile, public_key, validity, self.certificate, self.key
-        )
+        return leaf_certificate(profile, public_key, validity, self.certificate, self.key)
 
     @property
     def is_rotating(self) -> bool:
@@ -149,13 +151,11 @@ class Authority(msgspec.Struct, frozen=True):
         """
         key = keys.generate(algorithm or keys.algorithm_of_successor(self.key))
         subject = _authority_name(name or _next_name(self.certificate))
-        own = certificates.self_signed_certificate(
-            subject, key, lifetimes.validity_period(lifetime, now)
-        )
-        cross = certificates.cross_signed_certificate(
+        own = self_signed_certificate(subject, key, pki_x509.validity_period(lifetime, now))
+        cross = cross_signed_certificate(
             subject,
             key.public_key(),
-            lifetimes.validity_period(lifetime, now, until=self._expiry(now)),
+            pki_x509.validity_period(lifetime, now, until=self._expiry(now)),
             self.certificate,
             self.key,
         )
@@ -169,7 +169,7 @@ class Authority(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, trusted=tuple(left), chain=())
 
     def _is_cross(self, certificate: x509.Certificate) -> bool:
-        return certificate != self.certificate and chains.have_same_key(
+        return certificate != self.certificate and pki_x509.have_same_key(
             certificate, self.certificate
         )
 
@@ -200,8 +200,8 @@ def _signing_certificate(found: AuthorityFiles) -> x509.Certificate:
             f"{found.layout.certificate} and {found.layout.key} in {found.directory} do not match",
             hint="use a matching certificate and key",
         )
-    certificate = next(filter(chains.is_self_signed, matching), matching[0])
-    if not certificates.is_authority(certificate):
+    certificate = next(filter(pki_x509.is_self_signed, matching), matching[0])
+    if not is_authority(certificate):
         raise InvalidSettings(
             f"{found.directory / found.layout.certificate} is not a CA certificate",
             hint="use one with CA:TRUE, or create one with `kubelend ca init`",
@@ -223,4 +223,214 @@ _NUMBERED = re.compile(r"(.+)-([0-9]{1,6})", re.DOTALL)
 
 
 def _signed_any(issuer: x509.Certificate, issued: Sequence[x509.Certificate]) -> bool:
-    return any(chains.is_issued_by(each, issuer) for each in issued)
+    return any(pki_x509.is_issued_by(each, issuer) for each in issued)
+
+
+def rotate_authority(
+    directory: Path,
+    lifetime: timedelta = AUTHORITY_LIFETIME,
+    *,
+    now: datetime,
+    name: str = "",
+    algorithm: Algorithm | None = None,
+    passphrase: Passphrase | None = None,
+    new_passphrase: Passphrase | None = None,
+) -> Authority:
+    """Replace the authority by a successor and return it. The key algorithm stays by default.
+
+    The new key is encrypted with `new_passphrase`, else with the predecessor's.
+    """
+    with kits_files.lock_directory(directory):
+        authority = Authority.load(directory, passphrase)
+        _check_can_rotate(authority, directory)
+        successor = _without_lost_successor(authority, directory).successor(
+            lifetime, now=now, name=name, algorithm=algorithm, passphrase=new_passphrase
+        )
+        files.remove_temporary_files(directory)
+        successor.save(directory, overwrite=True)
+    return successor
+
+
+def finish_rotation(
+    directory: Path, passphrase: Passphrase | None = None
+) -> tuple[Authority, tuple[x509.Certificate, ...]]:
+    """Drop the predecessor. Return the current authority and the dropped certificates."""
+    with kits_files.lock_directory(directory):
+        authority = Authority.load(directory, passphrase)
+        if not authority.is_rotating:
+            raise InvalidSettings(
+                f"no rotation in progress in {directory}",
+                hint="start one with `kubelend ca rotate`",
+            )
+        finished = authority.without_predecessor()
+        dropped = tuple(each for each in authority.trusted if each not in finished.trusted)
+        files.remove_temporary_files(directory)
+        # Written first: after a crash the rotation can be finished again, and the dropped ones are known.
+        files.save_dropped(directory, dropped)
+        finished.save(directory, overwrite=True)
+    return finished, dropped
+
+
+def _check_can_rotate(authority: Authority, directory: Path) -> None:
+    if files.layout_of(directory) is files.CERT_MANAGER_LAYOUT:
+        raise InvalidSettings(
+            f"{directory} is managed by cert-manager", hint="rotate the issuer with cert-manager"
+        )
+    if authority.is_rotating:
+        raise InvalidSettings(
+            f"a rotation is already in progress in {directory}",
+            hint="when all clients have new certificates, run `kubelend ca rotate --finish --yes`",
+        )
+    if not pki_x509.is_self_signed(authority.certificate):
+        raise InvalidSettings(
+            f"the authority in {directory} is an intermediate",
+            hint="have its issuer sign a new one",
+        )
+    constraints = find_extension(authority.certificate, x509.BasicConstraints)
+    # Peers would reject the cross certificate.
+    if constraints is not None and constraints.path_length == 0:
+        raise InvalidSettings(
+            f"the authority in {directory} cannot sign another authority (path length 0)",
+            hint="create another with `kubelend ca init`, and add it to every ca.crt first",
+        )
+
+
+def _without_lost_successor(authority: Authority, directory: Path) -> Authority:
+    """Drop a trusted successor whose key was lost in a crash, which only its cross certificate shows."""
+    lost = [
+        each
+        for each in files.load_cross(directory)
+        if pki_x509.is_issued_by(each, authority.certificate)
+    ]
+    remaining = (
+        each
+        for each in authority.trusted
+        if each == authority.certificate
+        or not any(pki_x509.have_same_key(each, one) for one in lost)
+    )
+    return msgspec.structs.replace(authority, trusted=tuple(remaining))
+
+
+_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
+
+
+def self_signed_certificate(
+    name: x509.Name, key: PrivateKey, validity: Validity
+) -> x509.Certificate:
+    """Build the self-signed certificate of a new authority."""
+    builder = _add_authority_extensions(_certificate_builder(name, key.public_key(), validity))
+    return builder.issuer_name(name).sign(key, keys.digest_for(key))
+
+
+def cross_signed_certificate(
+    name: x509.Name,
+    public_key: PublicKey,
+    validity: Validity,
+    issuer: x509.Certificate,
+    key: PrivateKey,
+) -> x509.Certificate:
+    """Build a successor's certificate signed by the old authority, for peers that trust only the old one."""
+    builder = _add_authority_extensions(_certificate_builder(name, public_key, validity))
+    return _sign_with_issuer(builder, issuer, key)
+
+
+def leaf_certificate(
+    profile: Profile,
+    public_key: PublicKey,
+    validity: Validity,
+    issuer: x509.Certificate,
+    key: PrivateKey,
+) -> x509.Certificate:
+    """Build a leaf certificate from a profile. Nothing is taken from a CSR but the key."""
+    builder = _certificate_builder(profile.subject, public_key, validity)
+    return _sign_with_issuer(_add_leaf_extensions(builder, profile, public_key), issuer, key)
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether the certificate may sign others."""
+    constraints = find_extension(certificate, x509.BasicConstraints)
+    usage = find_extension(certificate, x509.KeyUsage)
+    # Without basic constraints it is not a CA; without key usage all usages are allowed.
+    return bool(constraints and constraints.ca) and (usage is None or usage.key_cert_sign)
+
+
+def find_extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
+    """Return an extension of a certificate, if present."""
+    for each in certificate.extensions:
+        if isinstance(each.value, kind):
+            return each.value
+    return None
+
+
+def _certificate_builder(
+    subject: x509.Name, public_key: PublicKey, validity: Validity
+) -> x509.CertificateBuilder:
+    serial = pki_x509.mark_backdated(x509.random_serial_number(), backdated=validity.backdated)
+    return (
+        x509.CertificateBuilder()
+        .serial_number(serial)
+        .subject_name(subject)
+        .public_key(public_key)
+        .not_valid_before(validity.start)
+        .not_valid_after(validity.end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _add_authority_extensions(builder: x509.CertificateBuilder) -> x509.CertificateBuilder:
+    # No path length, so that the authority can cross-sign its successor.
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    return builder.add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+
+
+def _add_leaf_extensions(
+    builder: x509.CertificateBuilder, profile: Profile, public_key: PublicKey
+) -> x509.CertificateBuilder:
+    # Some peers require keyEncipherment for RSA keys, for older cipher suites of TLS 1.2.
+    usage = _key_usage(
+        digital_signature=True, key_encipherment=isinstance(public_key, rsa.RSAPublicKey)
+    )
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
+    builder = builder.add_extension(usage, critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([profile.usage]), critical=False)
+    if profile.names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(profile.names), critical=False)
+    return builder
+
+
+def _key_usage(
+    *,
+    digital_signature: bool = False,
+    key_encipherment: bool = False,
+    key_cert_sign: bool = False,
+    crl_sign: bool = False,
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_encipherment=key_encipherment,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _sign_with_issuer(
+    builder: x509.CertificateBuilder, issuer: x509.Certificate, key: PrivateKey
+) -> x509.Certificate:
+    builder = builder.issuer_name(issuer.subject)
+    builder = builder.add_extension(_authority_key_identifier(issuer), critical=False)
+    return builder.sign(key, keys.digest_for(key))
+
+
+def _authority_key_identifier(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    # Copied if present, because other tools may compute it differently.
+    identifier = find_extension(certificate, x509.SubjectKeyIdentifier)
+    if identifier is None:
+        identifier = x509.SubjectKeyIdentifier.from_public_key(certificate.public_key())
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)

@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import keyfiles
-from kubelend.pki import chains, keys
+from kubelend.kits import files
+from kubelend.pki import keys
+from kubelend.pki import x509 as pki_x509
 from kubelend.pki.keys import PrivateKey
 from kubelend.pki.passphrases import PASSPHRASE_VARIABLE, Passphrase
 
@@ -50,8 +51,8 @@ class Layout(NamedTuple):
     key: str
 
 
-OWN_LAYOUT = Layout(keyfiles.CA_CERTIFICATES, CA_KEY)
-CERT_MANAGER_LAYOUT = Layout(keyfiles.TLS_CERTIFICATE, keyfiles.TLS_KEY)
+OWN_LAYOUT = Layout(files.CA_CERTIFICATES, CA_KEY)
+CERT_MANAGER_LAYOUT = Layout(files.TLS_CERTIFICATE, files.TLS_KEY)
 
 
 class AuthorityFiles(msgspec.Struct, frozen=True):
@@ -72,22 +73,22 @@ def save_credentials(directory: Path, credentials: Credentials, *, overwrite: bo
     make_private_directory(directory)
     if not overwrite:
         hint = "choose another directory, or replace them with --overwrite"
-        _check_not_existing(directory, keyfiles.TLS_KEY, keyfiles.TLS_CERTIFICATE, hint=hint)
+        _check_not_existing(directory, files.TLS_KEY, files.TLS_CERTIFICATE, hint=hint)
     _save_authorities(directory, credentials.authorities, overwrite=overwrite)
-    _save_key(directory / keyfiles.TLS_KEY, credentials.key, overwrite=overwrite)
+    _save_key(directory / files.TLS_KEY, credentials.key, overwrite=overwrite)
     presented = [credentials.certificate, *credentials.chain]
-    _save_certificates(directory / keyfiles.TLS_CERTIFICATE, presented, overwrite=overwrite)
+    _save_certificates(directory / files.TLS_CERTIFICATE, presented, overwrite=overwrite)
 
 
 def load_credentials(directory: Path) -> Credentials:
     """Read the three files. A certificate and key that do not match are an error."""
     hint = "issue a certificate with `kubelend ca issue`"
-    certificate, *chain = load_certificates(directory / keyfiles.TLS_CERTIFICATE, hint=hint)
-    key = load_key(directory / keyfiles.TLS_KEY, hint=hint)
-    authorities = load_certificates(directory / keyfiles.CA_CERTIFICATES, hint=hint)
+    certificate, *chain = load_certificates(directory / files.TLS_CERTIFICATE, hint=hint)
+    key = load_key(directory / files.TLS_KEY, hint=hint)
+    authorities = load_certificates(directory / files.CA_CERTIFICATES, hint=hint)
     if not is_certificate_of(certificate, key):
         raise InvalidSettings(
-            f"{directory / keyfiles.TLS_CERTIFICATE} and {directory / keyfiles.TLS_KEY} do not match",
+            f"{directory / files.TLS_CERTIFICATE} and {directory / files.TLS_KEY} do not match",
             hint="use a matching certificate and key",
         )
     return Credentials(certificate, key, authorities, tuple(chain))
@@ -110,21 +111,19 @@ def save_authority(
     make_private_directory(directory)
     if not overwrite:
         hint = "choose another directory, or move the old files away"
-        _check_not_existing(
-            directory, CA_KEY, keyfiles.CA_CERTIFICATES, CROSS_CERTIFICATES, hint=hint
-        )
+        _check_not_existing(directory, CA_KEY, files.CA_CERTIFICATES, CROSS_CERTIFICATES, hint=hint)
     if cross:
         _save_certificates(directory / CROSS_CERTIFICATES, cross, overwrite=overwrite)
     _save_authorities(directory, certificates, overwrite=overwrite)
     _save_key(directory / CA_KEY, key, passphrase, overwrite=overwrite)
     if not cross:
-        keyfiles.remove_file(directory / CROSS_CERTIFICATES)
+        files.remove_file(directory / CROSS_CERTIFICATES)
 
 
 def remove_temporary_files(directory: Path) -> None:
     """Remove temporary files of a killed process. The caller must hold the directory lock."""
     for name in (CROSS_CERTIFICATES, DROPPED_CERTIFICATES, *OWN_LAYOUT):
-        keyfiles.remove_temporary_files(directory / name)
+        files.remove_temporary_files(directory / name)
 
 
 def layout_of(directory: Path) -> Layout:
@@ -137,7 +136,7 @@ def load_authority(directory: Path, passphrase: Passphrase | None = None) -> Aut
     """Read an authority's certificates and key. A key that other users can access is rejected."""
     layout = layout_of(directory)
     path = directory / layout.key
-    if problem := keyfiles.mode_problem(path):
+    if problem := files.mode_problem(path):
         hint = f"chmod 600 {path}, or set the secret volume's defaultMode; consider the key compromised"
         raise InvalidSettings(problem, hint=hint)
     # The key is written last and therefore read first: the certificates read afterwards include its own.
@@ -150,11 +149,11 @@ def load_authority(directory: Path, passphrase: Passphrase | None = None) -> Aut
 
 def load_trusted(directory: Path) -> tuple[x509.Certificate, ...]:
     """Return the authorities that clients shall trust; without `ca.crt` the roots of cert-manager's chain."""
-    path = directory / keyfiles.CA_CERTIFICATES
+    path = directory / files.CA_CERTIFICATES
     if path.exists() or layout_of(directory) is OWN_LAYOUT:
         return load_certificates(path, hint=NO_AUTHORITY_HINT)
-    own = load_certificates(directory / keyfiles.TLS_CERTIFICATE)
-    return tuple(filter(chains.is_self_signed, own)) or own[:1]
+    own = load_certificates(directory / files.TLS_CERTIFICATE)
+    return tuple(filter(pki_x509.is_self_signed, own)) or own[:1]
 
 
 def load_cross(directory: Path) -> tuple[x509.Certificate, ...]:
@@ -177,7 +176,7 @@ def save_dropped(directory: Path, certificates: Iterable[x509.Certificate]) -> N
 
 def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, ...]:
     """Return all certificates of a PEM file in order, at least one."""
-    text = keyfiles.read_file(path, hint=hint)
+    text = files.read_file(path, hint=hint)
     try:
         certificates = tuple(x509.load_pem_x509_certificates(text))
     except (ValueError, x509.InvalidVersion) as error:
@@ -190,7 +189,7 @@ def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, 
 
 def load_key(path: Path, passphrase: Passphrase | None = None, *, hint: str = "") -> PrivateKey:
     """Return the private key of a PEM file."""
-    text = keyfiles.read_file(path, hint=hint)
+    text = files.read_file(path, hint=hint)
     try:
         return keys.from_pem(text, passphrase)
     except ValueError as error:
@@ -205,7 +204,7 @@ def is_certificate_of(certificate: x509.Certificate, key: PrivateKey) -> bool:
 
 def common_names(directory: Path) -> list[str]:
     """Return the common names of the directory's own certificate."""
-    certificate = load_certificates(directory / keyfiles.TLS_CERTIFICATE)[0]
+    certificate = load_certificates(directory / files.TLS_CERTIFICATE)[0]
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return [str(attribute.value) for attribute in found]
 
@@ -244,15 +243,15 @@ def _save_key(
     path: Path, key: PrivateKey, passphrase: Passphrase | None = None, *, overwrite: bool
 ) -> None:
     text = keys.to_pem(key, passphrase)
-    keyfiles.write_atomic(path, text, mode=keyfiles.PRIVATE_MODE, overwrite=overwrite)
+    files.write_atomic(path, text, mode=files.PRIVATE_MODE, overwrite=overwrite)
 
 
 def _save_authorities(
     directory: Path, certificates: Sequence[x509.Certificate], *, overwrite: bool
 ) -> None:
     # The authority's own directory may also be a server's, and then has the same file already.
-    path = directory / keyfiles.CA_CERTIFICATES
-    if path.exists() and keyfiles.read_file(path) == to_pem(certificates):
+    path = directory / files.CA_CERTIFICATES
+    if path.exists() and files.read_file(path) == to_pem(certificates):
         return
     _save_certificates(path, certificates, overwrite=overwrite)
 
@@ -260,6 +259,4 @@ def _save_authorities(
 def _save_certificates(
     path: Path, certificates: Iterable[x509.Certificate], *, overwrite: bool
 ) -> None:
-    keyfiles.write_atomic(
-        path, to_pem(certificates), mode=keyfiles.PUBLIC_MODE, overwrite=overwrite
-    )
+    files.write_atomic(path, to_pem(certificates), mode=files.PUBLIC_MODE, overwrite=overwrite)

@@ -7,10 +7,13 @@ set.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -20,8 +23,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from kubelend.core.errors import InvalidGrant, InvalidSettings
-from kubelend.kits import keyfiles
-from kubelend.pki import files
+from kubelend.core.models import ClusterId, Reservation
+from kubelend.kits import files
+from kubelend.pki import files as pki_files
 
 GRANT_TYPE = "kubelend-grant+jws"
 GRANT_ISSUER = "kubelend"
@@ -92,9 +96,9 @@ class GrantKeys:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Load the keys of a PEM file. A file that other users can access is rejected."""
-        if problem := keyfiles.mode_problem(path):
+        if problem := files.mode_problem(path):
             raise InvalidSettings(problem, hint=f"chmod 600 {path}; consider the key compromised")
-        blocks = keyfiles.read_file(path).split(_PEM_END)
+        blocks = files.read_file(path).split(_PEM_END)
         return cls(
             [_private_key_from_pem(block + _PEM_END, path) for block in blocks[:-1]]
             or [_no_key(path)]
@@ -104,9 +108,9 @@ class GrantKeys:
     def load_or_create(cls, path: Path) -> Self:
         """Load the keys of a PEM file; create the file with a new key if it does not exist."""
         if not path.exists():
-            files.make_private_directory(path.parent)
+            pki_files.make_private_directory(path.parent)
             key = Ed25519PrivateKey.generate()
-            keyfiles.write_atomic(path, _private_key_to_pem(key), mode=keyfiles.PRIVATE_MODE)
+            files.write_atomic(path, _private_key_to_pem(key), mode=files.PRIVATE_MODE)
         return cls.load(path)
 
     def sign(self, grant: Grant) -> str:
@@ -187,3 +191,73 @@ def _base64url_encode(content: bytes) -> bytes:
 def _base64url_decode(text: bytes | str) -> bytes:
     raw = text.encode() if isinstance(text, str) else text
     return base64.b64decode(raw + b"=" * (-len(raw) % 4), altchars=b"-_", validate=True)
+
+
+_PendingGrant = tuple[Grant, "asyncio.Future[str]"]
+
+
+class GrantSigner:
+    """Signs grants in a thread; bound to one event loop."""
+
+    def __init__(self, keys: GrantKeys) -> None:
+        self._keys = keys
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grants")
+        self._pending: list[_PendingGrant] = []
+
+    @property
+    def public(self) -> JwkSet:
+        return self._keys.public
+
+    async def grant(self, found: Reservation, reader: ClusterId) -> str | None:
+        """Returns the grant of a live reservation for its requester or provider; None for others."""
+        if reader not in (found.requester, found.target):
+            return None
+        grant = _grant_claims(found)
+        return None if grant is None else await self._sign_in_batch(grant)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _sign_in_batch(self, grant: Grant) -> asyncio.Future[str]:
+        loop = asyncio.get_running_loop()
+        if not self._pending:
+            loop.call_soon(self._sign_pending)
+        signed = loop.create_future()
+        self._pending.append((grant, signed))
+        return signed
+
+    def _sign_pending(self) -> None:
+        waiting, self._pending = self._pending, []
+        loop = asyncio.get_running_loop()
+        work = partial(self._sign, [grant for grant, _ in waiting])
+        loop.run_in_executor(self._thread, work).add_done_callback(partial(_set_results, waiting))
+
+    def _sign(self, grants: Sequence[Grant]) -> list[str]:
+        return [self._keys.sign(grant) for grant in grants]
+
+
+def _set_results(pending: Sequence[_PendingGrant], work: asyncio.Future[list[str]]) -> None:
+    problem = work.exception()
+    for index, (_, signed) in enumerate(pending):
+        if signed.done():
+            continue  # its caller was cancelled
+        if problem is None:
+            signed.set_result(work.result()[index])
+        else:
+            signed.set_exception(problem)
+
+
+def _grant_claims(found: Reservation) -> Grant | None:
+    if not found.is_live or found.target is None:
+        return None
+    if found.reserved_at is None or found.expires_at is None:
+        return None
+    return Grant(
+        iss=GRANT_ISSUER,
+        jti=found.id,
+        sub=found.requester,
+        aud=found.target,
+        nbf=int(found.reserved_at.timestamp()),
+        exp=int(found.expires_at.timestamp()),
+        resources=found.request.resources.quantities(),
+    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import keyfiles
+from kubelend.kits import files
 
 PASSPHRASE_VARIABLE = "KUBELEND_CA_PASSPHRASE"
 
@@ -41,11 +41,11 @@ class Passphrase:
 
 def passphrase_from_file(path: Path) -> Passphrase:
     """Read a passphrase file of one line, as OpenSSL does. A file that other users can access is rejected."""
-    if problem := keyfiles.mode_problem(path, content="a passphrase"):
+    if problem := files.mode_problem(path, content="a passphrase"):
         raise InvalidSettings(
             problem, hint=f"chmod 600 {path}; consider the passphrase compromised"
         )
-    text = keyfiles.read_file(path, hint="write the passphrase into it")
+    text = files.read_file(path, hint="write the passphrase into it")
     try:
         return Passphrase(text.removesuffix(b"\n").removesuffix(b"\r"))
     except InvalidSettings as error:

@@ -7,19 +7,18 @@ from datetime import datetime, timedelta
 from functools import partial
 from heapq import heappop, heappush
 
-from kubelend.core import journal
-from kubelend.core.events import Change, RecordKind
-from kubelend.core.journal import AuditLine, ChainHead
+from kubelend.core import audit_log
+from kubelend.core.audit_log import AuditLine, ChainHead
+from kubelend.core.events import Change, RecordKind, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
-from kubelend.core.records import WorkingSet
-from kubelend.stores import batches
-from kubelend.stores.batches import Document, WriteBatch
+from kubelend.stores import batch as stores_batch
+from kubelend.stores.batch import Document, WriteBatch
 
 
 class MemoryStore:
     """Holds records until the process ends."""
 
-    def __init__(self, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
+    def __init__(self, *, archive_for: timedelta = stores_batch.ARCHIVE_FOR) -> None:
         self._archive_for = archive_for
         self._clusters: dict[ClusterId, Cluster] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
@@ -27,7 +26,7 @@ class MemoryStore:
         self._finish_times: list[tuple[datetime, ReservationId]] = []
         self._documents: dict[tuple[RecordKind, str], Document] = {}
         self._lines: list[AuditLine] = []
-        self._start = journal.CHAIN_START
+        self._start = audit_log.CHAIN_START
         self._revision = 0
 
     def load(self) -> WorkingSet:
@@ -35,11 +34,11 @@ class MemoryStore:
             list(self._clusters.values()),
             list(self._reservations.values()),
             self._revision,
-            *batches.documents_by_kind(self._documents.values()),
+            *stores_batch.documents_by_kind(self._documents.values()),
         )
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
-        batch = batches.fold(changes)
+        batch = stores_batch.fold(changes)
         finish_times = self._check(batch, revision)
         self._revision = revision
         self._put_clusters(batch)
@@ -73,9 +72,9 @@ class MemoryStore:
 
     def _check(self, batch: WriteBatch, revision: int) -> list[tuple[datetime, ReservationId]]:
         """Reject before the first change, because there is no rollback; returns who is archived."""
-        batches.check_revision(self._revision, revision)
+        stores_batch.check_revision(self._revision, revision)
         return [
-            (batches.finish_time(deleted, self._latest(deleted, batch)), deleted)
+            (stores_batch.finish_time(deleted, self._latest(deleted, batch)), deleted)
             for deleted in batch.archived
         ]
 
@@ -97,7 +96,7 @@ class MemoryStore:
                 self._documents[key] = document
 
     def _append_audit_records(self, batch: WriteBatch) -> None:
-        self._lines += journal.chain_entries(batch.audit_records, self.audit_log_bounds()[1])
+        self._lines += audit_log.chain_entries(batch.audit_records, self.audit_log_bounds()[1])
         deleted = batch.truncate_to - self._start.number
         if 0 < deleted <= len(self._lines):
             self._start = self._lines[deleted - 1].head
@@ -106,7 +105,7 @@ class MemoryStore:
     def _evict_expired(self, joining: list[datetime]) -> None:
         if not joining:
             return
-        retention_limit = batches.compute_retention_limit(joining, self._archive_for)
+        retention_limit = stores_batch.compute_retention_limit(joining, self._archive_for)
         while self._finish_times[0][0] < retention_limit:
             finished_at, deleted = heappop(self._finish_times)
             if self._archive[deleted].finished_at == finished_at:

@@ -11,29 +11,136 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from kubelend.core.events import Change, RecordKind
-from kubelend.core.journal import AuditLine, ChainHead
+from kubelend.core import audit_log
+from kubelend.core.audit_log import AuditLine, ChainHead
+from kubelend.core.events import Change, RecordKind, WorkingSet
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import WorkingSet
-from kubelend.stores import batches, databases, journals, records, statements, writing
-from kubelend.stores.batches import WriteBatch
-from kubelend.stores.databases import SqliteFile
-from kubelend.stores.numbering import RowIds
-from kubelend.stores.records import CorruptRecord, RecordType
-from kubelend.stores.statements import InsertStatement
-from kubelend.stores.writing import SMALL_COMMIT_CHANGES, FilePosition, PreparedCommit
+from kubelend.stores import batch as stores_batch
+from kubelend.stores import sqlite_file
+from kubelend.stores.batch import CorruptRecord, RecordType, WriteBatch
+from kubelend.stores.sqlite_file import SqliteFile
+
+
+class RowIds:
+    """Row numbers in the file, and those that a commit is about to add."""
+
+    def __init__(self, rows: Iterable[tuple[int, ReservationId]]) -> None:
+        self._row_ids: dict[ReservationId, int] = {}
+        for number, reservation in rows:
+            if self._row_ids.setdefault(reservation, number) != number:
+                raise CorruptRecord(f"it contains reservation {reservation!r} twice")
+        self._last = max(self._row_ids.values(), default=0)
+
+    def find(self, reservation: ReservationId) -> int | None:
+        return self._row_ids.get(reservation)
+
+    def assign(self, reservations: Iterable[ReservationId]) -> dict[ReservationId, int]:
+        """Row numbers for a commit. New ones are not kept yet, because the commit may fail."""
+        last = self._last
+        numbers = {}
+        for reservation in reservations:
+            number = self._row_ids.get(reservation)
+            if number is None:
+                number = last = last + 1
+            numbers[reservation] = number
+        return numbers
+
+    def apply_commit(
+        self, committed: dict[ReservationId, int], archived: Iterable[ReservationId]
+    ) -> None:
+        self._row_ids.update(committed)
+        self._last = max(self._last, *committed.values(), 0)
+        for reservation in archived:
+            self._row_ids.pop(reservation, None)
+
+
+SMALL_COMMIT_CHANGES = 128
+SMALL_COMMIT_BYTES = 2**17
+"""Limits of a small group, which SQLite writes within one or two milliseconds."""
+
+
+class FilePosition(NamedTuple):
+    """The state of the file that the next group builds on."""
+
+    revision: int
+    end: ChainHead
+    """Of the audit log."""
+    row_ids: RowIds
+
+
+class PreparedCommit(NamedTuple):
+    """One encoded group, and the position after it."""
+
+    batch: WriteBatch
+    revision: int
+    end: ChainHead
+    row_ids: dict[ReservationId, int]
+    """Row numbers of the batch's reservations."""
+    clusters: list[tuple[str, int, bytes]]
+    reservations: list[tuple[int, str, str, int, bytes]]
+    lines: list[AuditLine]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it has only frequent kinds of changes, not many, and none that needs a read."""
+        others = self.batch.archived or self.batch.documents or self.batch.truncate_to
+        texts = chain((row[-1] for row in self.clusters), (row[-1] for row in self.reservations))
+        size = sum(map(len, texts)) + sum(len(line.text) for line in self.lines)
+        return not others and size <= SMALL_COMMIT_BYTES
+
+
+def prepare_commit(batch: WriteBatch, revision: int, position: FilePosition) -> PreparedCommit:
+    """Fails on a record that cannot be stored, and on a group that is behind the file."""
+    stores_batch.check_revision(position.revision, revision)
+    numbers = position.row_ids.assign(batch.reservations)
+    reservations = [
+        (numbers[found.id], found.phase.value, *stores_batch.encode_record(found))
+        for found in batch.reservations.values()
+    ]
+    clusters = [stores_batch.encode_record(found) for found in batch.clusters.values() if found]
+    lines = audit_log.chain_entries(batch.audit_records, position.end)
+    end = lines[-1].head if lines else position.end
+    return PreparedCommit(batch, revision, end, numbers, clusters, reservations, lines)
+
+
+MAX_ROWS_PER_STATEMENT = 64
+"""In one statement. Each number of rows is a statement of its own, which SQLite prepares once."""
+
+
+class InsertStatement(NamedTuple):
+    """An INSERT statement for any number of rows."""
+
+    head: str
+    row: str
+    tail: str = ""
+
+
+def insert_rows(
+    connection: sqlite3.Connection, statement: InsertStatement, values: Sequence[tuple[object, ...]]
+) -> None:
+    """In as few statements as possible: each one releases and reacquires the GIL."""
+    for start in range(0, len(values), MAX_ROWS_PER_STATEMENT):
+        some = values[start : start + MAX_ROWS_PER_STATEMENT]
+        connection.execute(_statement_text(statement, len(some)), tuple(chain.from_iterable(some)))
+
+
+@cache
+def _statement_text(statement: InsertStatement, size: int) -> str:
+    return f"{statement.head} {', '.join([statement.row] * size)} {statement.tail}"
 
 
 class SqliteStore:
     """Stores records in one SQLite file."""
 
     def __init__(
-        self, database: SqliteFile, *, archive_for: timedelta = batches.ARCHIVE_FOR
+        self, database: SqliteFile, *, archive_for: timedelta = stores_batch.ARCHIVE_FOR
     ) -> None:
         self._file = database
         self._checked_tables = (
@@ -44,14 +151,14 @@ class SqliteStore:
         """Known after the first read or write: no one else writes the file."""
 
     @classmethod
-    def open(cls, path: Path, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> SqliteStore:
+    def open(cls, path: Path, *, archive_for: timedelta = stores_batch.ARCHIVE_FOR) -> SqliteStore:
         """Open or create the file. Only one process can have it open for writing."""
-        return cls(databases.open_writer(path), archive_for=archive_for)
+        return cls(sqlite_file.open_writer(path), archive_for=archive_for)
 
     @classmethod
     def open_readonly(cls, path: Path) -> SqliteStore:
         """Open an existing file, also while a broker uses it; each load is a consistent snapshot."""
-        return cls(databases.open_reader(path))
+        return cls(sqlite_file.open_reader(path))
 
     def load(self) -> WorkingSet:
         """Fails on a damaged file, and if the next commit would have no space."""
@@ -60,7 +167,7 @@ class SqliteStore:
         with _gc_disabled(), self._file.transaction("DEFERRED") as connection:
             _check_integrity(connection, self._checked_tables)
             clusters = [
-                records.decode_record(records.CLUSTER_DECODER, row)
+                stores_batch.decode_record(stores_batch.CLUSTER_DECODER, row)
                 for row in connection.execute(_SELECT_CLUSTERS)
             ]
             numbered = _read_reservations(connection)
@@ -70,9 +177,9 @@ class SqliteStore:
                 clusters,
                 [found for _, found in numbered],
                 self._position.revision,
-                _read_documents(connection, "member", records.MEMBER_DECODER),
-                _read_documents(connection, "token", records.TOKEN_DECODER),
-                _read_documents(connection, "limits", records.LIMITS_DECODER),
+                _read_documents(connection, "member", stores_batch.MEMBER_DECODER),
+                _read_documents(connection, "token", stores_batch.TOKEN_DECODER),
+                _read_documents(connection, "limits", stores_batch.LIMITS_DECODER),
             )
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
@@ -95,15 +202,17 @@ class SqliteStore:
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         with self._file.transaction("DEFERRED") as connection:
-            return _find_reservation(connection, _SELECT_ARCHIVED, records.record_key(reservation))
+            return _find_reservation(
+                connection, _SELECT_ARCHIVED, stores_batch.record_key(reservation)
+            )
 
     def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         with self._file.transaction("DEFERRED") as connection:
-            return journals.read_audit_lines(connection, after, limit)
+            return read_audit_lines(connection, after, limit)
 
     def audit_log_bounds(self) -> tuple[ChainHead, ChainHead]:
         with self._file.transaction("DEFERRED") as connection:
-            return journals.audit_log_bounds(connection)
+            return audit_log_bounds(connection)
 
     def check_fencing(self) -> None:
         """No other writer can exist: the file is locked."""
@@ -112,7 +221,7 @@ class SqliteStore:
         self._file.close()
 
     def _prepare(self, changes: Sequence[Change], revision: int) -> PreparedCommit:
-        return writing.prepare_commit(batches.fold(changes), revision, self._known_position())
+        return prepare_commit(stores_batch.fold(changes), revision, self._known_position())
 
     def _commit(self, group: PreparedCommit) -> None:
         with self._file.transaction("IMMEDIATE") as connection:
@@ -124,14 +233,14 @@ class SqliteStore:
         self._update_position(group)
 
     def _execute(self, connection: sqlite3.Connection, group: PreparedCommit) -> None:
-        statements.insert_rows(connection, _UPSERT_CLUSTERS, group.clusters)
-        statements.insert_rows(connection, _UPSERT_RESERVATIONS, group.reservations)
-        journals.insert_audit_lines(connection, group.lines)
+        insert_rows(connection, _UPSERT_CLUSTERS, group.clusters)
+        insert_rows(connection, _UPSERT_RESERVATIONS, group.reservations)
+        insert_audit_lines(connection, group.lines)
         _delete_clusters(connection, group.batch)
         _write_documents(connection, group.batch)
         self._archive(connection, group)
         if group.batch.truncate_to:
-            journals.truncate_audit_lines(connection, group.batch.truncate_to)
+            truncate_audit_lines(connection, group.batch.truncate_to)
         connection.execute(_UPDATE_REVISION, (*_revision_row(group.revision), *group.end))
 
     def _update_position(self, group: PreparedCommit) -> None:
@@ -153,7 +262,7 @@ class SqliteStore:
         finish_times = {}
         for found in group.batch.archived:
             number = group.row_ids.get(found) or known.find(found)
-            finish_times[number] = batches.finish_time(
+            finish_times[number] = stores_batch.finish_time(
                 found, _find_reservation(connection, _SELECT_RESERVATION, number)
             )
         connection.executemany(
@@ -161,7 +270,9 @@ class SqliteStore:
             [(_sortable_timestamp(at), found) for found, at in finish_times.items()],
         )
         connection.executemany(_DELETE_RESERVATION, [(found,) for found in finish_times])
-        retention_limit = batches.compute_retention_limit(finish_times.values(), self._archive_for)
+        retention_limit = stores_batch.compute_retention_limit(
+            finish_times.values(), self._archive_for
+        )
         connection.execute(_DELETE_EXPIRED, (_sortable_timestamp(retention_limit),))
 
 
@@ -235,9 +346,7 @@ def _check_integrity(connection: sqlite3.Connection, tables: Iterable[str]) -> N
 
 
 def _read_position(connection: sqlite3.Connection, row_ids: RowIds) -> FilePosition:
-    return FilePosition(
-        _read_revision(connection), journals.audit_log_bounds(connection)[1], row_ids
-    )
+    return FilePosition(_read_revision(connection), audit_log_bounds(connection)[1], row_ids)
 
 
 def _read_revision(connection: sqlite3.Connection) -> int:
@@ -249,33 +358,35 @@ def _read_revision(connection: sqlite3.Connection) -> int:
 
 
 def _revision_row(revision: int) -> tuple[int, int]:
-    return revision, records.record_checksum(b"revision", str(revision).encode())
+    return revision, stores_batch.record_checksum(b"revision", str(revision).encode())
 
 
 def _read_documents(
     connection: sqlite3.Connection, kind: RecordKind, decoder: msgspec.json.Decoder[RecordType]
 ) -> list[RecordType]:
     return [
-        records.decode_record(decoder, row)
+        stores_batch.decode_record(decoder, row)
         for row in connection.execute(_SELECT_DOCUMENTS, (kind,))
     ]
 
 
 def _delete_clusters(connection: sqlite3.Connection, batch: WriteBatch) -> None:
-    dropped = [(records.record_key(name),) for name, found in batch.clusters.items() if not found]
+    dropped = [
+        (stores_batch.record_key(name),) for name, found in batch.clusters.items() if not found
+    ]
     if dropped:
         connection.executemany(_DELETE_CLUSTER, dropped)
 
 
 def _write_documents(connection: sqlite3.Connection, batch: WriteBatch) -> None:
     rows = [
-        (kind, *records.encode_record(found))
+        (kind, *stores_batch.encode_record(found))
         for (kind, _), found in batch.documents.items()
         if found
     ]
-    statements.insert_rows(connection, _UPSERT_DOCUMENTS, rows)
+    insert_rows(connection, _UPSERT_DOCUMENTS, rows)
     deleted = [
-        (kind, records.record_key(name))
+        (kind, stores_batch.record_key(name))
         for (kind, name), found in batch.documents.items()
         if not found
     ]
@@ -285,7 +396,10 @@ def _write_documents(connection: sqlite3.Connection, batch: WriteBatch) -> None:
 
 def _read_reservations(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:
     return [
-        (number, records.decode_record(records.RESERVATION_DECODER, (name, checksum, text)))
+        (
+            number,
+            stores_batch.decode_record(stores_batch.RESERVATION_DECODER, (name, checksum, text)),
+        )
         for number, name, checksum, text in connection.execute(_SELECT_RESERVATIONS)
     ]
 
@@ -294,9 +408,51 @@ def _find_reservation(
     connection: sqlite3.Connection, query: str, key: bytes | int | None
 ) -> Reservation | None:
     row = connection.execute(query, (key,)).fetchone()
-    return None if row is None else records.decode_record(records.RESERVATION_DECODER, row)
+    return (
+        None if row is None else stores_batch.decode_record(stores_batch.RESERVATION_DECODER, row)
+    )
 
 
 def _sortable_timestamp(at: datetime) -> str:
     """Of fixed length and in UTC, so that texts sort as the times do."""
     return at.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+_INSERT_AUDIT_LINES = InsertStatement(
+    "INSERT INTO journal (number, line, digest) VALUES", "(?, CAST(? AS TEXT), ?)"
+)
+_SELECT_AUDIT_LINES = """
+    SELECT number, CAST(line AS BLOB), digest FROM journal WHERE number > ? ORDER BY number LIMIT ?
+"""
+_SELECT_AUDIT_LOG_END = "SELECT line, digest FROM meta WHERE key = 'revision'"
+_SELECT_AUDIT_LOG_START = "SELECT value, digest FROM meta WHERE key = 'journal start'"
+_UPDATE_AUDIT_LOG_START = "UPDATE meta SET value = ?, digest = ? WHERE key = 'journal start'"
+_DELETE_AUDIT_LINES = "DELETE FROM journal WHERE number <= ?"
+
+
+def insert_audit_lines(connection: sqlite3.Connection, lines: Sequence[AuditLine]) -> None:
+    """Append lines."""
+    insert_rows(connection, _INSERT_AUDIT_LINES, lines)
+
+
+def truncate_audit_lines(connection: sqlite3.Connection, line: int) -> None:
+    """Delete the lines up to this one; the chain head behind it is kept."""
+    for found in read_audit_lines(connection, line - 1, 1):
+        if found.number == line:
+            connection.execute(_UPDATE_AUDIT_LOG_START, (found.number, found.digest))
+            connection.execute(_DELETE_AUDIT_LINES, (line,))
+
+
+def read_audit_lines(connection: sqlite3.Connection, after: int, limit: int) -> list[AuditLine]:
+    return [AuditLine(*row) for row in connection.execute(_SELECT_AUDIT_LINES, (after, limit))]
+
+
+def audit_log_bounds(connection: sqlite3.Connection) -> tuple[ChainHead, ChainHead]:
+    return _chain_head(connection, _SELECT_AUDIT_LOG_START), _chain_head(
+        connection, _SELECT_AUDIT_LOG_END
+    )
+
+
+def _chain_head(connection: sqlite3.Connection, query: str) -> ChainHead:
+    row: Sequence[object] | None = connection.execute(query).fetchone()
+    return audit_log.CHAIN_START if row is None else ChainHead(*row)  # type: ignore[arg-type]

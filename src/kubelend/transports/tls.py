@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import keyfiles
-from kubelend.transports.following import FileReloader
+from kubelend.kits import files
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -45,7 +44,7 @@ def server_context(
     if authorities:
         context.load_verify_locations(cadata=authorities)
     else:
-        _load_authorities(context, directory / keyfiles.CA_CERTIFICATES)
+        _load_authorities(context, directory / files.CA_CERTIFICATES)
     context.verify_mode = ssl.CERT_REQUIRED if require_certificate else ssl.CERT_NONE
     # A resumed session is not verified again, and could outlive its certificate: no tickets. (The
     # session IDs of TLS 1.2 cannot be disabled here; they end with the context.)
@@ -58,7 +57,7 @@ def client_context(directory: Path) -> ssl.SSLContext:
     """Presents `tls.crt`, and verifies the certificate and host name of the server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load_identity(context, directory)
-    _load_authorities(context, directory / keyfiles.CA_CERTIFICATES)
+    _load_authorities(context, directory / files.CA_CERTIFICATES)
     context.hostname_checks_common_name = False
     return context
 
@@ -89,9 +88,9 @@ def own_certificate(directory: Path) -> x509.Certificate:
     # Imported late: the library costs 11 MB, which most processes do not need.
     from cryptography import x509
 
-    path = directory / keyfiles.TLS_CERTIFICATE
+    path = directory / files.TLS_CERTIFICATE
     try:
-        return x509.load_pem_x509_certificate(keyfiles.read_file(path))
+        return x509.load_pem_x509_certificate(files.read_file(path))
     except ValueError as error:
         raise InvalidSettings(f"{path}: not a certificate in PEM form") from error
 
@@ -102,8 +101,8 @@ def is_own_ca_trusted(directory: Path) -> bool:
 
     try:
         shown, trusted = (
-            x509.load_pem_x509_certificates(keyfiles.read_file(directory / name))
-            for name in (keyfiles.TLS_CERTIFICATE, keyfiles.CA_CERTIFICATES)
+            x509.load_pem_x509_certificates(files.read_file(directory / name))
+            for name in (files.TLS_CERTIFICATE, files.CA_CERTIFICATES)
         )
     except ValueError as error:
         raise InvalidSettings(f"{directory}: no certificates in PEM form") from error
@@ -115,8 +114,8 @@ def key_mode_warning(directory: Path) -> str:
 
     Not an error, because Kubernetes mounts Secrets with mode 0644 by default.
     """
-    path = directory / keyfiles.TLS_KEY
-    complaint = keyfiles.mode_problem(path)
+    path = directory / files.TLS_KEY
+    complaint = files.mode_problem(path)
     return complaint and f"{complaint}; chmod 600 {path}, or set defaultMode of the Secret volume"
 
 
@@ -227,7 +226,7 @@ def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) ->
 
 def _load_identity(context: ssl.SSLContext, directory: Path) -> None:
     _set_protocol_options(context)
-    _load_pair(context, directory / keyfiles.TLS_CERTIFICATE, directory / keyfiles.TLS_KEY)
+    _load_pair(context, directory / files.TLS_CERTIFICATE, directory / files.TLS_KEY)
 
 
 def _set_protocol_options(context: ssl.SSLContext) -> None:
@@ -241,7 +240,7 @@ def _set_protocol_options(context: ssl.SSLContext) -> None:
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for path in (certificate, key):
-        keyfiles.read_file(path, hint=_HINT_CERTIFICATE)
+        files.read_file(path, hint=_HINT_CERTIFICATE)
     try:
         # With an empty password an encrypted key fails; with none OpenSSL asks on the terminal.
         context.load_cert_chain(certificate, key, password="")
@@ -263,10 +262,95 @@ def _pair_error(certificate: Path, key: Path, error: OSError) -> InvalidSettings
 
 
 def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
-    keyfiles.read_file(path, hint=_HINT_CERTIFICATE)
+    files.read_file(path, hint=_HINT_CERTIFICATE)
     try:
         context.load_verify_locations(path)
     except (ssl.SSLError, OSError) as error:
         raise InvalidSettings(
             f"{path}: not a complete certificate in PEM form", hint=_HINT_CERTIFICATE
         ) from error
+
+
+Loaded = TypeVar("Loaded")
+ReportError = Callable[[InvalidSettings], None]
+
+_LOAD_ATTEMPTS = 5
+
+
+class FileReloader(Generic[Loaded]):
+    """Holds in `current` what `make` returned for the latest consistent files.
+
+    Inconsistent files, such as a certificate whose key is still being written, leave it unchanged: `report`
+    is called once with the error, and the next `refresh` tries again.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        make: Callable[[Path], Loaded],
+        report: ReportError = lambda _: None,
+        names: Sequence[str] = (
+            files.TLS_CERTIFICATE,
+            files.TLS_KEY,
+            files.CA_CERTIFICATES,
+        ),
+    ) -> None:
+        self._paths = [directory / name for name in names]
+        self._directory = directory
+        self._make = make
+        self._report = report
+        self._reported = ""
+        self._signature: _FileSignature = ()
+        self.problem: InvalidSettings | None = None
+        """Why the current files could not be loaded; None if they were."""
+        self.current = self._load_first()
+
+    def refresh(self, *, again: bool = False) -> bool:
+        """Reloads changed files; True if it did. With `again`, also unchanged ones."""
+        # Before the files are read: the next refresh detects a change in between.
+        signature = _file_signature(self._paths)
+        if signature == self._signature and not again:
+            self.problem = None
+            return False
+        try:
+            self.current = self._make(self._directory)
+        except InvalidSettings as error:
+            self.problem = error
+            self._report_error_once(error)
+            return False
+        self._signature = signature
+        self._reported = ""
+        self.problem = None
+        return True
+
+    def _load_first(self) -> Loaded:
+        """Loads the files; tries again if they changed while they were read."""
+        for _ in range(_LOAD_ATTEMPTS):
+            self._signature = _file_signature(self._paths)
+            try:
+                return self._make(self._directory)
+            except InvalidSettings:
+                if _file_signature(self._paths) == self._signature:
+                    raise
+        return self._make(self._directory)
+
+    def _report_error_once(self, error: InvalidSettings) -> None:
+        if self._reported != str(error):
+            self._reported = str(error)
+            self._report(error)
+
+
+_FileSignature = tuple[tuple[int, ...] | None, ...]
+
+
+def _file_signature(paths: Sequence[Path]) -> _FileSignature:
+    return tuple(map(_file_stat, paths))
+
+
+def _file_stat(path: Path) -> tuple[int, ...] | None:
+    # Follows links, so it detects the switch of the ..data link of a mounted Secret; ctime detects chmod.
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

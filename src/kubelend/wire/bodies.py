@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from kubelend.wire import codes, patterns
+from kubelend.wire import json_types
 
 
 def camel_case(name: str) -> str:
@@ -24,17 +24,19 @@ def camel_case(name: str) -> str:
 
 Timestamp = Annotated[datetime, Meta(tz=True, description="RFC 3339")]
 _QUANTITY = Meta(description="A Kubernetes quantity", examples=["500m", "256Mi", "4"])
-_Number = Annotated[int, Meta(extra_json_schema=patterns.QUANTITY_NUMBER)]
-_Text = Annotated[str, Meta(extra_json_schema=patterns.QUANTITY)]
+_Number = Annotated[int, Meta(extra_json_schema=json_types.QUANTITY_NUMBER)]
+_Text = Annotated[str, Meta(extra_json_schema=json_types.QUANTITY)]
 Quantity = Annotated[_Text | _Number, _QUANTITY]
-Cores = Annotated[_Text | Annotated[int, Meta(extra_json_schema=patterns.CORES_NUMBER)], _QUANTITY]
+Cores = Annotated[
+    _Text | Annotated[int, Meta(extra_json_schema=json_types.CORES_NUMBER)], _QUANTITY
+]
 OptionalQuantity = Annotated[
-    Annotated[str, Meta(extra_json_schema=patterns.OPTIONAL_QUANTITY)] | _Number, _QUANTITY
+    Annotated[str, Meta(extra_json_schema=json_types.OPTIONAL_QUANTITY)] | _Number, _QUANTITY
 ]
 _DURATION = Meta(max_length=64, description="A Go duration", examples=["1h30m", "90s"])
-Duration = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.DURATION)]
-Wait = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.WAIT)]
-_PLAIN = Meta(extra_json_schema=patterns.PLAIN)
+Duration = Annotated[str, _DURATION, Meta(extra_json_schema=json_types.DURATION)]
+Wait = Annotated[str, _DURATION, Meta(extra_json_schema=json_types.WAIT)]
+_PLAIN = Meta(extra_json_schema=json_types.PLAIN)
 Name = Annotated[str, Meta(max_length=253), _PLAIN]
 Reason = Annotated[str, Meta(max_length=1024), _PLAIN]
 Url = Annotated[str, Meta(max_length=2048), _PLAIN]
@@ -46,9 +48,9 @@ Labels = Annotated[
 Price = Annotated[
     str,
     Meta(max_length=20, description="A decimal number", examples=["0.05"]),
-    Meta(extra_json_schema=patterns.PRICE),
+    Meta(extra_json_schema=json_types.PRICE),
 ]
-Currency = Annotated[str, Meta(max_length=8, extra_json_schema=patterns.CURRENCY)]
+Currency = Annotated[str, Meta(max_length=8, extra_json_schema=json_types.CURRENCY)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -79,7 +81,7 @@ class Quantities(Amounts, frozen=True):
     gpu: OptionalQuantity = ""
     storage: OptionalQuantity = ""
     extended: Annotated[
-        dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE_NAME)], Quantity],
+        dict[Annotated[str, Meta(extra_json_schema=json_types.RESOURCE_NAME)], Quantity],
         Meta(max_length=32),
     ] = {}
 
@@ -110,17 +112,17 @@ class Cost(Body, frozen=True):
 
 
 AmountsByName = Annotated[
-    dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE)], Quantity],
+    dict[Annotated[str, Meta(extra_json_schema=json_types.RESOURCE)], Quantity],
     Meta(max_length=36, description="Quantities by resource", examples=[{"cpu": "4"}]),
 ]
 Requesters = Annotated[
-    list[Annotated[str, Meta(max_length=253, extra_json_schema=patterns.REQUESTERS)]],
+    list[Annotated[str, Meta(max_length=253, extra_json_schema=json_types.REQUESTERS)]],
     Meta(max_length=256, description="Cluster IDs and shell patterns", examples=[["team-*"]]),
 ]
 Hours = Annotated[
     str,
     Meta(max_length=160, examples=["Mon-Fri 18:00-08:00 Europe/Rome"]),
-    Meta(extra_json_schema=patterns.HOURS),
+    Meta(extra_json_schema=json_types.HOURS),
 ]
 
 
@@ -237,13 +239,13 @@ class Constraints(Body, frozen=True):
 
 
 UNCONSTRAINED = Constraints()
-Policy = Annotated[str, Meta(max_length=253, extra_json_schema=patterns.POLICY)]
+Policy = Annotated[str, Meta(max_length=253, extra_json_schema=json_types.POLICY)]
 Weights = Annotated[
     dict[
-        Annotated[str, Meta(extra_json_schema=patterns.SCORE)],
-        Annotated[float, Meta(extra_json_schema=patterns.WEIGHT)],
+        Annotated[str, Meta(extra_json_schema=json_types.SCORE)],
+        Annotated[float, Meta(extra_json_schema=json_types.WEIGHT)],
     ],
-    Meta(max_length=16, extra_json_schema=patterns.WEIGHTS),
+    Meta(max_length=16, extra_json_schema=json_types.WEIGHTS),
 ]
 
 
@@ -251,7 +253,7 @@ class ReservationRequest(Body, frozen=True):
     """Request to reserve resources of another cluster."""
 
     requested_resources: Annotated[
-        Quantities, Meta(extra_json_schema=patterns.POSITIVE_CPU_AND_MEMORY)
+        Quantities, Meta(extra_json_schema=json_types.POSITIVE_CPU_AND_MEMORY)
     ]
     """Amounts to reserve. CPU and memory are required."""
     priority: Int32 = 0
@@ -397,7 +399,7 @@ class Problem(Body, frozen=True):
     title: str
     status: int
     detail: str
-    code: Annotated[str, Meta(extra_json_schema=patterns.enum_of(*codes.ERRORS_BY_CODE))]
+    code: Annotated[str, Meta(extra_json_schema=json_types.enum_of(*json_types.ERRORS_BY_CODE))]
     error: str
     hint: str = ""
     retryable: bool = False
@@ -409,3 +411,28 @@ class Version(Body, frozen=True):
 
     version: str
     api: str = "v1"
+
+
+class SignedGrant(Body, frozen=True):
+    """Grant of a live reservation, signed by the broker: a compact JWS (EdDSA). The keys are at
+    /api/v1/keys.
+    """
+
+    grant: str
+
+
+class PublicKey(Body, frozen=True):
+    """An Ed25519 public key as a JWK (RFC 8037)."""
+
+    kid: str
+    x: str
+    kty: str
+    crv: str
+    alg: str
+    use: str
+
+
+class KeySet(Body, frozen=True):
+    """A JWK set (RFC 7517). The first key signs; the others verify older grants."""
+
+    keys: list[PublicKey]

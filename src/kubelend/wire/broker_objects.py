@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from kubelend.core.lifecycle import Phase
-from kubelend.wire import bodies, patterns, rules
+from kubelend.wire import bodies, cel_rules, json_types
 from kubelend.wire.bodies import Amounts, Cost, Quantities, Timestamp
 from kubelend.wire.objects import (
     AgentRequest,
@@ -35,18 +35,18 @@ class StoredRecord(ObjectStruct, frozen=True):
 
     revision: int
     """The number of the store's commit that wrote it: the larger is the newer."""
-    checksum: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))]
+    checksum: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
     """Signature of the broker over the object's name, the revision and the data."""
-    data: Annotated[str, Meta(extra_json_schema=patterns.max_length(2**20))]
+    data: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**20))]
     """The record as JSON text. As text, because the API server rounds large numbers inside objects."""
 
 
 class Condition(ObjectStruct, frozen=True):
     """Condition describes one aspect of the state of an object."""
 
-    type: Annotated[str, Meta(extra_json_schema=patterns.max_length(316))]
+    type: Annotated[str, Meta(extra_json_schema=json_types.max_length(316))]
     """Type of the condition."""
-    status: Annotated[str, Meta(extra_json_schema=patterns.enum_of("True", "False", "Unknown"))]
+    status: Annotated[str, Meta(extra_json_schema=json_types.enum_of("True", "False", "Unknown"))]
     """Status of the condition: True, False or Unknown."""
     reason: Reason = ""
     """Machine-readable reason, in CamelCase."""
@@ -59,11 +59,13 @@ class Condition(ObjectStruct, frozen=True):
 
 
 Conditions = Annotated[
-    tuple[Condition, ...], Meta(max_length=16, extra_json_schema=patterns.LIST_MAP_BY_TYPE)
+    tuple[Condition, ...], Meta(max_length=16, extra_json_schema=json_types.LIST_MAP_BY_TYPE)
 ]
 
 
-WholeQuantities = Annotated[Quantities, Meta(extra_json_schema=rules.NON_NEGATIVE_CPU_AND_MEMORY)]
+WholeQuantities = Annotated[
+    Quantities, Meta(extra_json_schema=cel_rules.NON_NEGATIVE_CPU_AND_MEMORY)
+]
 
 
 class AdvertisedResources(ObjectStruct, frozen=True):
@@ -84,7 +86,7 @@ class AdvertisedResources(ObjectStruct, frozen=True):
 class ClusterAdvertisementSpec(ObjectStruct, frozen=True):
     """ClusterAdvertisementSpec defines the resources that a cluster offers, and its lending policy."""
 
-    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=rules.immutable("clusterID"))]
+    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=cel_rules.immutable("clusterID"))]
     """ID of the cluster, which is the common name of its certificate. Immutable."""
     resources: AdvertisedResources
     cluster_name: bodies.Name = ""
@@ -108,7 +110,7 @@ class ClusterAdvertisementSpec(ObjectStruct, frozen=True):
 class ClusterAdvertisementStatus(ObjectStruct, frozen=True):
     """ClusterAdvertisementStatus is the broker's view of the cluster."""
 
-    phase: Annotated[str, Meta(extra_json_schema=patterns.enum_of("Active", "Stale"))] = ""
+    phase: Annotated[str, Meta(extra_json_schema=json_types.enum_of("Active", "Stale"))] = ""
     """Active, or Stale if the advertisement is no longer valid."""
     last_update_time: Timestamp | None = None
     """Time of the last advertisement that the broker received from the cluster."""
@@ -116,7 +118,7 @@ class ClusterAdvertisementStatus(ObjectStruct, frozen=True):
     """Whether the cluster accepts new reservations."""
     message: str = ""
     """Human-readable description of a problem, if there is one."""
-    score: Annotated[str, Meta(extra_json_schema=patterns.max_length(16))] = ""
+    score: Annotated[str, Meta(extra_json_schema=json_types.max_length(16))] = ""
     """Share of free resources as a score from 0 to 100 with two decimals."""
     conditions: Conditions = ()
     """Conditions Ready, Stale and Overcommitted."""
@@ -151,8 +153,8 @@ class ReservationSpec(ObjectStruct, frozen=True):
         Quantities,
         Meta(
             extra_json_schema={
-                **patterns.POSITIVE_CPU_AND_MEMORY,
-                **rules.IMMUTABLE_POSITIVE_AMOUNTS,
+                **json_types.POSITIVE_CPU_AND_MEMORY,
+                **cel_rules.IMMUTABLE_POSITIVE_AMOUNTS,
             }
         ),
     ]
@@ -173,7 +175,7 @@ class ReservationSpec(ObjectStruct, frozen=True):
     """
     policy: bodies.Policy = ""
     """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
-    weights: Annotated[bodies.Weights, Meta(extra_json_schema=rules.WEIGHTS)] = {}
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     constraints: bodies.Constraints = bodies.UNCONSTRAINED
     """Constraints on the provider."""
@@ -183,7 +185,7 @@ class ReservationSpec(ObjectStruct, frozen=True):
 class ReservationStatus(ObjectStruct, frozen=True):
     """ReservationStatus is the observed state of the reservation."""
 
-    phase: Annotated[str, Meta(extra_json_schema=patterns.enum_of(*Phase))] = ""
+    phase: Annotated[str, Meta(extra_json_schema=json_types.enum_of(*Phase))] = ""
     """Phase of the reservation: Pending, Reserved, Active, Released or Failed. Released and Failed are
     final.
     """
@@ -224,7 +226,7 @@ class Reservation(Object, frozen=True):
 
     metadata: Metadata
     spec: Annotated[
-        ReservationSpec, Meta(extra_json_schema=rules.immutable_once_set("requesterID"))
+        ReservationSpec, Meta(extra_json_schema=cel_rules.immutable_once_set("requesterID"))
     ]
     status: ReservationStatus = ReservationStatus()
 
@@ -240,7 +242,7 @@ class ClusterSessionStatus(ObjectStruct, frozen=True):
 
     cluster_id: Name = ""
     """The cluster of this namespace, from its label."""
-    session: Annotated[str, Meta(extra_json_schema=patterns.max_length(128))] = ""
+    session: Annotated[str, Meta(extra_json_schema=json_types.max_length(128))] = ""
     """ID of the session of the cluster's active agent; another one for each session."""
     revision: int = 0
     """Ledger revision up to which the namespace was complete when the last request was answered."""
@@ -271,7 +273,7 @@ class LedgerRecord(Object, frozen=True):
     plural: ClassVar[str] = "ledgerrecords"
 
     metadata: Metadata
-    contents: Annotated[str, Meta(extra_json_schema=patterns.max_length(63))]
+    contents: Annotated[str, Meta(extra_json_schema=json_types.max_length(63))]
     """Type of the record: head, pending, audit-log, member, token or limits."""
     record: StoredRecord
 

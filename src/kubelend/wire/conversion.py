@@ -11,21 +11,12 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.core import (
-    durations,
-    explanations,
-    lending,
-    models,
-    policies,
-    prices,
-    ratings,
-    remedies,
-    resources,
-)
+from kubelend.core import durations, explanations, lending, models, prices, resources, scoring
 from kubelend.core.errors import InvalidDuration, InvalidInput
-from kubelend.core.hours import OpeningHours
+from kubelend.core.lending import OpeningHours
 from kubelend.core.models import ClusterId, RequestKey
-from kubelend.wire import bodies, limit_conversion, quantities, texts
+from kubelend.wire import admin_conversion, bodies, quantities, validation
+from kubelend.wire.broker_objects import ClusterAdvertisementSpec, ReservationSpec
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
@@ -61,7 +52,7 @@ def to_advertisement(
         labels=_labels_with_region(body.labels, body.region, "labels"),
         valid_for=positive_duration(body.valid_for, "validFor") if body.valid_for else None,
         endpoint=body.endpoint_url,
-        policy=None if body.policy is None else limit_conversion.to_policy(body.policy, "policy"),
+        policy=None if body.policy is None else admin_conversion.to_policy(body.policy, "policy"),
     )
 
 
@@ -69,7 +60,7 @@ def to_request(
     body: bodies.ReservationRequest, requester: ClusterId, key: str, limits: RequestLimits
 ) -> models.Request:
     """Convert a request of any interface into the record that the ledger works with."""
-    policies.check_policy(body.policy or "headroom", body.weights)
+    scoring.check_policy(body.policy or "headroom", body.weights)
     return models.Request(
         requester=requester,
         resources=quantities.parse_reservation_amounts(body.requested_resources),
@@ -129,11 +120,11 @@ def _parse_currency(text: str, where: str) -> str:
 def _check_texts(body: bodies.Advertisement) -> None:
     """Check all texts at once, because every advertisement passes here; on failure find the field."""
     named, labels = (body.cluster_name, body.region, body.endpoint_url), body.labels
-    if texts.is_plain("".join((*named, *labels, *labels.values()))):
+    if validation.is_plain("".join((*named, *labels, *labels.values()))):
         return
     for name, text in zip(("clusterName", "region", "endpointURL"), named, strict=True):
-        texts.check_plain(text, name)
-    texts.check_labels(labels, "labels")
+        validation.check_plain(text, name)
+    validation.check_labels(labels, "labels")
 
 
 def _parse_duration(text: str, where: str) -> timedelta:
@@ -159,14 +150,14 @@ def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
     constraints = body.constraints
     if constraints is bodies.UNCONSTRAINED and not body.target_cluster_id:
         return models.UNCONSTRAINED
-    texts.check_labels(constraints.labels, "constraints.labels")
-    texts.check_plain(constraints.region, "constraints.region")
+    validation.check_labels(constraints.labels, "constraints.labels")
+    validation.check_plain(constraints.region, "constraints.region")
     maximum = constraints.max_price_per_hour
     return models.Constraints(
         labels=_labels_with_region(constraints.labels, constraints.region, "constraints.labels"),
-        pinned=ClusterId(texts.check_plain(body.target_cluster_id, "targetClusterID")) or None,
+        pinned=ClusterId(validation.check_plain(body.target_cluster_id, "targetClusterID")) or None,
         excluded=tuple(
-            ClusterId(texts.check_plain(name, "constraints.exclude"))
+            ClusterId(validation.check_plain(name, "constraints.exclude"))
             for name in constraints.exclude
         ),
         max_price=prices.parse_price(maximum, "constraints.maxPricePerHour") if maximum else None,
@@ -212,7 +203,7 @@ def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodi
         region=region,
         valid_for=durations.format_duration(known.valid_for) if known.valid_for else "",
         endpoint_url=known.endpoint,
-        policy=limit_conversion.from_policy(known.policy),
+        policy=admin_conversion.from_policy(known.policy),
     )
 
 
@@ -246,12 +237,12 @@ def from_cluster_status(
 ) -> bodies.ClusterStatus:
     stale = cluster.is_stale(now)
     available = cluster.ceiling - reserved
-    rating = ratings.display_score(available, cluster.advertisement.allocatable)
+    rating = resources.display_score(available, cluster.advertisement.allocatable)
     return bodies.ClusterStatus(
         phase="Stale" if stale else "Active",
         active=not stale,
-        score=ratings.display_score_text(rating),
-        rating=ratings.display_band(rating),
+        score=resources.display_score_text(rating),
+        rating=resources.display_band(rating),
         last_update_time=cluster.received_at,
         valid_until=cluster.valid_until,
         cordoned=cluster.cordon is not None,
@@ -261,8 +252,8 @@ def from_cluster_status(
         if any(amount < 0 for _, amount in available.items())
         else "",
         certificate_until=cluster.certificate_until,
-        policy=limit_conversion.from_lending(lending),
-        withheld=limit_conversion.withheld_amounts(lending, available, reserved),
+        policy=admin_conversion.from_lending(lending),
+        withheld=admin_conversion.withheld_amounts(lending, available, reserved),
         closed=lending is not None and not OpeningHours(lending.hours).is_open(now),
     )
 
@@ -321,13 +312,13 @@ def _from_candidate(candidate: explanations.Candidate) -> bodies.Candidate:
     )
 
 
-def _from_suggestion(remedy: remedies.Suggestion | None) -> bodies.Suggestion | None:
+def _from_suggestion(remedy: explanations.Suggestion | None) -> bodies.Suggestion | None:
     if remedy is None:
         return None
     return bodies.Suggestion(
         cluster_id=remedy.cluster,
         text=remedy.text,
-        less=limit_conversion.from_amounts(remedy.less),
+        less=admin_conversion.from_amounts(remedy.less),
         max_price_per_hour=""
         if remedy.max_price is None
         else prices.format_price(remedy.max_price),
@@ -348,3 +339,33 @@ def _from_prices(known: prices.Prices) -> bodies.Cost:
 
 def _price_text(hourly: float) -> str:
     return prices.format_price(round(hourly * prices.BILLIONTHS))
+
+
+def advertisement_from_spec(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
+    """Ignores reserved and available, which the broker computes."""
+    amounts = spec.resources
+    return bodies.Advertisement(
+        cluster_id=spec.cluster_id,
+        resources=bodies.Metrics(amounts.capacity, amounts.allocatable, amounts.allocated),
+        cluster_name=spec.cluster_name,
+        timestamp=spec.timestamp,
+        cost=spec.cost,
+        labels=spec.labels,
+        region=spec.region,
+        valid_for=spec.valid_for,
+        endpoint_url=spec.endpoint_url,
+        policy=spec.policy,
+    )
+
+
+def request_from_spec(spec: ReservationSpec) -> bodies.ReservationRequest:
+    return bodies.ReservationRequest(
+        requested_resources=spec.requested_resources,
+        priority=spec.priority,
+        duration=spec.duration,
+        wait=spec.wait,
+        policy=spec.policy,
+        weights=spec.weights,
+        target_cluster_id=spec.target_cluster_id,
+        constraints=spec.constraints,
+    )

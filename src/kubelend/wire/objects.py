@@ -7,13 +7,15 @@ these objects through `agent.ports.LocalObjects`: in Kubernetes, in files or in 
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import Annotated, ClassVar, TypeVar
+from hashlib import sha256
+from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from kubelend.wire import bodies, patterns, rules
+from kubelend.wire import bodies, cel_rules, json_types
 from kubelend.wire.bodies import Amounts, Cost, Timestamp
 
 GROUP = "rear.fluidos.eu"
@@ -32,22 +34,22 @@ def _object_camel_case(name: str) -> str:
 
 # These constraints are only published in the CRDs. Decoding accepts any text, because the code that uses a
 # value reports a better error than a schema can.
-Name = Annotated[str, Meta(extra_json_schema=patterns.max_length(253))]
-Reason = Annotated[str, Meta(extra_json_schema=patterns.max_length(1024))]
-Amount = Annotated[str, Meta(extra_json_schema=patterns.POSITIVE_QUANTITY)]
-OptionalAmount = Annotated[str, Meta(extra_json_schema=patterns.OPTIONAL_QUANTITY)]
+Name = Annotated[str, Meta(extra_json_schema=json_types.max_length(253))]
+Reason = Annotated[str, Meta(extra_json_schema=json_types.max_length(1024))]
+Amount = Annotated[str, Meta(extra_json_schema=json_types.POSITIVE_QUANTITY)]
+OptionalAmount = Annotated[str, Meta(extra_json_schema=json_types.OPTIONAL_QUANTITY)]
 Duration = Annotated[
     str,
     Meta(
         extra_json_schema={
-            **patterns.DURATION,
-            **patterns.max_length(64),
-            **rules.POSITIVE_DURATION,
+            **json_types.DURATION,
+            **json_types.max_length(64),
+            **cel_rules.POSITIVE_DURATION,
         }
     ),
 ]
-Wait = Annotated[str, Meta(extra_json_schema={**patterns.WAIT, **patterns.max_length(64)})]
-Priority = Annotated[int, Meta(extra_json_schema=patterns.INT32)]
+Wait = Annotated[str, Meta(extra_json_schema={**json_types.WAIT, **json_types.max_length(64)})]
+Priority = Annotated[int, Meta(extra_json_schema=json_types.INT32)]
 
 
 class ObjectStruct(msgspec.Struct, frozen=True, omit_defaults=True, rename=_object_camel_case):
@@ -125,7 +127,7 @@ class AdvertisementSpec(ObjectStruct, frozen=True):
 class AdvertisementStatus(ObjectStruct, frozen=True):
     """AdvertisementStatus reports whether the advertisement was published to the broker."""
 
-    phase: Annotated[str, Meta(extra_json_schema=patterns.enum_of("Active", "Error"))] = ""
+    phase: Annotated[str, Meta(extra_json_schema=json_types.enum_of("Active", "Error"))] = ""
     """Active if the last publication succeeded, Error if it failed."""
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
@@ -159,8 +161,8 @@ class RequestedAmounts(ObjectStruct, frozen=True):
     requested_storage: OptionalAmount = ""
     """Ephemeral storage in bytes."""
     extended_resources: Annotated[
-        dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE_NAME)], Amount],
-        Meta(extra_json_schema=patterns.max_properties(32)),
+        dict[Annotated[str, Meta(extra_json_schema=json_types.RESOURCE_NAME)], Amount],
+        Meta(extra_json_schema=json_types.max_properties(32)),
     ] = {}
     """Other resources by Kubernetes resource name."""
 
@@ -200,7 +202,7 @@ class ResourceRequestSpec(RequestedAmounts, frozen=True):
     """
     policy: bodies.Policy = ""
     """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
-    weights: Annotated[bodies.Weights, Meta(extra_json_schema=rules.WEIGHTS)] = {}
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     target_cluster_id: Name = ""
     """Only this provider is considered. If empty, the broker chooses a provider."""
@@ -227,7 +229,7 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     phase: Annotated[
         str,
         Meta(
-            extra_json_schema=patterns.enum_of(
+            extra_json_schema=json_types.enum_of(
                 "Pending", "Reserved", "Failed", "Active", "Released", "Expired"
             )
         ),
@@ -256,7 +258,9 @@ class ResourceRequest(Object, frozen=True):
     kind: ClassVar[str] = "ResourceRequest"
     plural: ClassVar[str] = "resourcerequests"
 
-    spec: Annotated[ResourceRequestSpec, Meta(extra_json_schema=rules.POSITIVE_REQUESTED_FIELDS)]
+    spec: Annotated[
+        ResourceRequestSpec, Meta(extra_json_schema=cel_rules.POSITIVE_REQUESTED_FIELDS)
+    ]
     status: ResourceRequestStatus = ResourceRequestStatus()
 
 
@@ -277,7 +281,7 @@ class ReservationInstructionStatus(ObjectStruct, frozen=True):
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
     phase: Annotated[
-        str, Meta(extra_json_schema=patterns.enum_of("Connecting", "Ready", "Finished"))
+        str, Meta(extra_json_schema=json_types.enum_of("Connecting", "Ready", "Finished"))
     ] = ""
     """Phase of the instruction: Connecting, Ready, or Finished when the reservation has ended."""
     message: str = ""
@@ -285,7 +289,7 @@ class ReservationInstructionStatus(ObjectStruct, frozen=True):
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
     peered_cluster_ids: Annotated[
-        tuple[Name, ...], Meta(extra_json_schema=patterns.max_items(256))
+        tuple[Name, ...], Meta(extra_json_schema=json_types.max_items(256))
     ] = ()
     """Clusters with which a peering was established for this reservation and is not removed yet."""
 
@@ -305,12 +309,12 @@ class ReservationInstruction(Object, frozen=True):
 class AgentRequest(ObjectStruct, frozen=True):
     """A request of a cluster's agent to the broker. Each `id` is answered once."""
 
-    id: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))]
+    id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
     """Unique ID of the request; the response repeats it."""
     verb: Annotated[
         str,
         Meta(
-            extra_json_schema=patterns.enum_of(
+            extra_json_schema=json_types.enum_of(
                 *("publish", "reserve", "activate", "renew", "release"),
                 *("acknowledge", "refuse", "ping", "read", "listen", "leave"),
             )
@@ -319,18 +323,18 @@ class AgentRequest(ObjectStruct, frozen=True):
     """The operation."""
     arguments: Reason = ""
     """Duration to renew for, reason of a refusal, or ID of the reservation to read."""
-    agent: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))] = ""
+    agent: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
     """Name of the agent. The broker serves one agent of a cluster at a time."""
 
 
 class BrokerResponse(ObjectStruct, frozen=True):
     """The broker's response to a request of a cluster's agent. Written by the broker alone."""
 
-    request_id: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))] = ""
+    request_id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
     """The `id` of the last request that was answered; empty if there was none."""
-    body: Annotated[str, Meta(extra_json_schema=patterns.max_length(2**18))] = ""
+    body: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**18))] = ""
     """The response body of the REST interface, as JSON text."""
-    error: Annotated[str, Meta(extra_json_schema=patterns.max_length(2**16))] = ""
+    error: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**16))] = ""
     """The error of a failed request, as JSON text of a problem document; empty if it succeeded."""
 
 
@@ -350,7 +354,7 @@ class ProviderInstructionStatus(ObjectStruct, frozen=True):
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
     phase: Annotated[
-        str, Meta(extra_json_schema=patterns.enum_of("Held", "Withdrawn", "Refused"))
+        str, Meta(extra_json_schema=json_types.enum_of("Held", "Withdrawn", "Refused"))
     ] = ""
     """Phase of the hold: Held, Withdrawn or Refused."""
     message: str = ""
@@ -384,3 +388,25 @@ def with_status(found: Kind, status: msgspec.Struct, now: datetime) -> Kind:
     """Return the object with this status and `lastUpdateTime` set to `now`."""
     stamped = msgspec.structs.replace(status, last_update_time=now)
     return msgspec.structs.replace(found, status=stamped)
+
+
+def object_name(id: str) -> str:
+    """Return the ID if it is a valid object name, else a hash of it.
+
+    IDs that start with the hash prefix are hashed too, so that two IDs never map to the same name.
+    """
+    if (
+        len(id) <= _MAX_NAME_LENGTH
+        and _DNS_SUBDOMAIN.fullmatch(id)
+        and not id.startswith(_HASH_PREFIX)
+    ):
+        return id
+    return _HASH_PREFIX + sha256(id.encode(errors="surrogatepass")).hexdigest()[:40]
+
+
+_HASH_PREFIX: Final = "hashed-"
+_DNS_SUBDOMAIN: Final = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
+)
+_MAX_NAME_LENGTH: Final = 240
+"""Kubernetes allows 253 characters; the rest is for prefixes and suffixes."""

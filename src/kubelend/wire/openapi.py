@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kubelend.wire import bodies, patterns, problems
+from kubelend.wire import bodies, json_types, problems
 from kubelend.wire.route import COMMON_ERRORS, EVENT_STREAM, Parameter, Route
 from kubelend.wire.routes import ROUTES
 
@@ -22,7 +22,7 @@ _DESCRIPTION = (
     " of another are rejected with IdentityInUse."
 )
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_PATH_PARAMETER_SCHEMA: Json = {"type": "string", "minLength": 1, **patterns.PLAIN}
+_PATH_PARAMETER_SCHEMA: Json = {"type": "string", "minLength": 1, **json_types.PLAIN}
 
 
 @cache

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import msgspec
 
 from kubelend.core import errors
-from kubelend.wire import bodies, codes
+from kubelend.wire import bodies, json_types
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -34,7 +34,7 @@ def http_status(error: errors.KubelendError) -> HTTPStatus:
     return next(STATUS_BY_ERROR[kind] for kind in type(error).__mro__ if kind in STATUS_BY_ERROR)
 
 
-def status_and_codes(classes: Iterable[codes.ErrorClass]) -> list[str]:
+def status_and_codes(classes: Iterable[json_types.ErrorClass]) -> list[str]:
     """Format errors as status and code: `404 NotFound`."""
     return [f"{int(http_status(kind('')))} {kind.code}" for kind in classes]
 
@@ -69,5 +69,5 @@ def error_from_response(status: int, body: bytes) -> errors.KubelendError:
         is_passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         unclear = errors.Unavailable if is_passing else errors.UnexpectedAnswer
         return unclear(f"the broker answered {status}: {text or 'empty body'}")
-    kind = codes.ERRORS_BY_CODE.get(problem.code, errors.KubelendError)
+    kind = json_types.ERRORS_BY_CODE.get(problem.code, errors.KubelendError)
     return kind(problem.detail, hint=problem.hint)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from msgspec import Meta
 
 from kubelend.core import errors
-from kubelend.wire import codes
+from kubelend.wire import json_types
 
 
 class Access(StrEnum):
@@ -24,10 +24,10 @@ class Access(StrEnum):
     ADMIN = "admin"  # admins
 
 
-BODY_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (errors.TooSlow, errors.BodyTooLarge)
+BODY_ERRORS: Final[tuple[json_types.ErrorClass, ...]] = (errors.TooSlow, errors.BodyTooLarge)
 """Errors of every route with a body."""
 
-COMMON_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (
+COMMON_ERRORS: Final[tuple[json_types.ErrorClass, ...]] = (
     errors.InvalidIdentity,
     errors.Forbidden,
     errors.Revoked,
@@ -39,7 +39,7 @@ COMMON_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (
     errors.NotLeader,
 )
 
-UNROUTED_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (
+UNROUTED_ERRORS: Final[tuple[json_types.ErrorClass, ...]] = (
     errors.InvalidInput,
     errors.NotFound,
     errors.MethodNotAllowed,
@@ -67,13 +67,13 @@ class Route(NamedTuple):
     responses: dict[int, Any]
     body: Any = None
     parameters: tuple[Parameter, ...] = ()
-    errors: tuple[codes.ErrorClass, ...] = ()
+    errors: tuple[json_types.ErrorClass, ...] = ()
     media_type: str = "application/json"
     idempotent: bool = False
     """Whether a POST is idempotent."""
 
     @property
-    def declared_errors(self) -> tuple[codes.ErrorClass, ...]:
+    def declared_errors(self) -> tuple[json_types.ErrorClass, ...]:
         """Errors of this route besides those of all routes: its own, and those of reading a body."""
         return self.errors if self.body is None else (*self.errors, *BODY_ERRORS)
 

@@ -6,27 +6,678 @@ and the table of roles are generated from them, so that all of them agree.
 
 from __future__ import annotations
 
-from kubelend.wire.route import Route
-from kubelend.wire.tables import (
-    about,
-    advertisements,
-    audit,
-    clusters,
-    instructions,
-    limits,
-    membership,
-    reservations,
+from collections import defaultdict
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from msgspec import Meta
+
+from kubelend.core import errors
+from kubelend.core.errors import MethodNotAllowed, NotFound
+from kubelend.core.members import MembershipStatus
+from kubelend.wire import admin_bodies, bodies, json_types, validation
+from kubelend.wire.route import (
+    API,
+    EVENT_STREAM,
+    IDEMPOTENCY_KEY,
+    LAST_EVENT_ID,
+    MAX_FINISHED,
+    MAX_KEY_LENGTH,
+    NUMBERED_PAGE_PARAMETERS,
+    PAGE_PARAMETERS,
+    Access,
+    Parameter,
+    Route,
 )
 
+ENROLMENT_PREFIX: Final = "/enrol/v1"
+
+
+class EnrolmentRoute(NamedTuple):
+    """One method on one path. The name is used in logs and metrics."""
+
+    name: str
+    method: str
+    path: str
+
+
+AUTHORITIES_ROUTE: Final = EnrolmentRoute(
+    "enrol_authorities", "GET", f"{ENROLMENT_PREFIX}/authorities"
+)
+"""The broker's authorities in PEM form. Public; a client trusts only what matches its pin."""
+
+JOIN_ROUTE: Final = EnrolmentRoute("join", "POST", f"{ENROLMENT_PREFIX}/join")
+"""Takes a `JoinRequest`; answers 200 with `Joined` or 202 with `JoinWaits`."""
+
+ENROLMENT_ERRORS: Final[tuple[json_types.ErrorClass, ...]] = (
+    errors.InvalidInput,
+    errors.InvalidIdentity,
+    errors.TooSlow,
+    errors.Forbidden,
+    errors.Revoked,
+    errors.TokenRefused,
+    errors.NotFound,
+    errors.MethodNotAllowed,
+    errors.Conflict,
+    errors.LimitExceeded,
+    errors.RateLimited,
+    errors.BodyTooLarge,
+    errors.KubelendError,
+    errors.Unavailable,
+    errors.StoreFailed,
+    errors.NotReady,
+    errors.NotLeader,
+)
+"""Errors that the enrolment listener can answer."""
+
+ENROLMENT_ROUTES: Final = (AUTHORITIES_ROUTE, JOIN_ROUTE)
+ENROLMENT_ROUTE_NAMES: Final = frozenset(route.name for route in ENROLMENT_ROUTES)
+PEM_TYPE: Final = "application/x-pem-file"
+
+
+ABOUT_ROUTES: tuple[Route, ...] = (
+    Route(
+        "version",
+        "GET",
+        f"{API}/version",
+        "Get the version of the broker",
+        Access.ANYONE,
+        {200: bodies.Version},
+    ),
+    Route(
+        "grant_keys",
+        "GET",
+        f"{API}/keys",
+        "Get the public keys that verify grants, as a JWK set",
+        Access.ANYONE,
+        {200: bodies.KeySet},
+    ),
+    Route(
+        "openapi",
+        "GET",
+        "/openapi.json",
+        "Get this OpenAPI document",
+        Access.ANYONE,
+        {200: dict[str, Any]},
+    ),
+    Route(
+        "healthz",
+        "GET",
+        "/healthz",
+        "Liveness probe",
+        Access.ANYONE,
+        {200: str},
+        media_type="text/plain",
+    ),
+    Route(
+        "readyz",
+        "GET",
+        "/readyz",
+        "Readiness probe; the body says why the broker is not ready",
+        Access.ANYONE,
+        {200: str, 503: str},
+        media_type="text/plain",
+    ),
+)
+
+
+ADVERTISEMENT_ROUTES: tuple[Route, ...] = (
+    Route(
+        "publish",
+        "POST",
+        f"{API}/advertisements",
+        "Publish the caller's advertisement",
+        Access.CLUSTER,
+        {200: bodies.PublishResult},
+        bodies.Advertisement,
+        errors=(
+            errors.InvalidInput,
+            errors.InvalidQuantity,
+            errors.InvalidDuration,
+            errors.Forbidden,
+            errors.IdentityInUse,
+        ),
+        idempotent=True,
+    ),
+    Route(
+        "get_advertisement",
+        "GET",
+        f"{API}/advertisements/{{cluster}}",
+        "Get a cluster's advertisement, with the reserved amounts",
+        Access.OWNER,
+        {200: bodies.Advertisement},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+)
+
+
+AUDIT_ROUTES: tuple[Route, ...] = (
+    Route(
+        "audit_log",
+        "GET",
+        f"{API}/audit",
+        "List the audit log, newest first: all changes and rejected requests",
+        Access.READER,
+        {200: admin_bodies.AuditLog},
+        parameters=(
+            Parameter("actor", "Filter by caller"),
+            Parameter("action", "Filter by event or route"),
+            Parameter("subject", "Filter by subject: kind/name or a name"),
+            Parameter(
+                "refused", "`true`: only rejected requests; `false`: only changes", schema=bool
+            ),
+            Parameter(
+                "since", "Only lines at or after this time (RFC 3339)", schema=bodies.Timestamp
+            ),
+            Parameter("until", "Only lines before this time (RFC 3339)", schema=bodies.Timestamp),
+            *NUMBERED_PAGE_PARAMETERS,
+        ),
+        errors=(errors.InvalidInput, errors.Forbidden),
+    ),
+)
+
+
+CLUSTER_ROUTES: tuple[Route, ...] = (
+    Route(
+        "list_clusters",
+        "GET",
+        f"{API}/clusters",
+        "List clusters with their status",
+        Access.READER,
+        {200: bodies.ClusterList},
+        parameters=PAGE_PARAMETERS,
+        errors=(errors.InvalidInput, errors.Forbidden),
+    ),
+    Route(
+        "get_cluster",
+        "GET",
+        f"{API}/clusters/{{cluster}}",
+        "Get a cluster with its status",
+        Access.OWNER,
+        {200: bodies.Cluster},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+    Route(
+        "cordon",
+        "POST",
+        f"{API}/clusters/{{cluster}}/cordon",
+        "Cordon a cluster: no new reservations are placed on it",
+        Access.ADMIN,
+        {200: bodies.Cluster},
+        bodies.CordonRequest,
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
+        idempotent=True,
+    ),
+    Route(
+        "uncordon",
+        "POST",
+        f"{API}/clusters/{{cluster}}/uncordon",
+        "Uncordon a cluster",
+        Access.ADMIN,
+        {200: bodies.Cluster},
+        errors=(errors.Forbidden, errors.NotFound),
+        idempotent=True,
+    ),
+    Route(
+        "drain",
+        "POST",
+        f"{API}/clusters/{{cluster}}/drain",
+        "Cordon a cluster and move its reservations to others; those that fit nowhere else are released",
+        Access.ADMIN,
+        {200: bodies.DrainResult},
+        bodies.CordonRequest,
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
+    ),
+    Route(
+        "remove_cluster",
+        "DELETE",
+        f"{API}/clusters/{{cluster}}",
+        "Delete a cluster without active reservations",
+        Access.ADMIN,
+        {204: None},
+        errors=(errors.Forbidden, errors.NotFound, errors.Conflict),
+    ),
+)
+
+
+_EVENT_ID_SCHEMA = Annotated[str, Meta(extra_json_schema=json_types.EVENT_ID)]
+
+INSTRUCTION_ROUTES: tuple[Route, ...] = (
+    Route(
+        "instructions",
+        "GET",
+        f"{API}/instructions",
+        "List the reservations that the calling provider has to hold: those in phase Reserved",
+        Access.CLUSTER,
+        {200: list[bodies.Reservation]},
+    ),
+    Route(
+        "stream",
+        "GET",
+        f"{API}/instructions/stream",
+        "Stream instructions for the calling requester or provider as server-sent events",
+        Access.CLUSTER,
+        {200: bodies.Instruction},
+        parameters=(
+            Parameter(LAST_EVENT_ID, "Resume after this event", "header", _EVENT_ID_SCHEMA),
+        ),
+        errors=(errors.InvalidInput, errors.IdentityInUse, errors.LimitExceeded),
+        media_type=EVENT_STREAM,
+    ),
+    Route(
+        "acknowledge",
+        "POST",
+        f"{API}/instructions/{{reservation}}/acknowledge",
+        "Acknowledge that the provider holds the resources",
+        Access.PROVIDER,
+        {200: bodies.Reservation},
+        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
+        idempotent=True,
+    ),
+    Route(
+        "refuse",
+        "POST",
+        f"{API}/instructions/{{reservation}}/refuse",
+        "Refuse a reservation as its provider; the next best cluster is tried",
+        Access.PROVIDER,
+        {200: bodies.Reservation},
+        bodies.RefuseRequest,
+        errors=(
+            errors.InvalidInput,
+            errors.Forbidden,
+            errors.NotFound,
+            errors.WrongPhase,
+            errors.IdentityInUse,
+        ),
+        idempotent=True,
+    ),
+)
+
+
+_POLICY_PATH = f"{API}/clusters/{{cluster}}/policy"
+_QUOTA_PATH = f"{API}/quotas/{{cluster}}"
+_LIMIT_ERRORS = (
+    errors.InvalidInput,
+    errors.InvalidQuantity,
+    errors.Forbidden,
+    errors.NotFound,
+)
+
+LIMIT_ROUTES: tuple[Route, ...] = (
+    Route(
+        "get_policy",
+        "GET",
+        _POLICY_PATH,
+        "Get the lending policies of a cluster: advertised, set by an administrator, and effective",
+        Access.OWNER,
+        {200: admin_bodies.PolicyStatus},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+    Route(
+        "set_policy",
+        "PUT",
+        _POLICY_PATH,
+        "Set the administrator's lending policy of a cluster; the stricter of it and the advertised applies",
+        Access.ADMIN,
+        {200: admin_bodies.PolicyStatus},
+        admin_bodies.PolicyRequest,
+        errors=_LIMIT_ERRORS,
+    ),
+    Route(
+        "clear_policy",
+        "DELETE",
+        _POLICY_PATH,
+        "Delete the administrator's lending policy of a cluster",
+        Access.ADMIN,
+        {204: None},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+    Route(
+        "list_quotas",
+        "GET",
+        f"{API}/quotas",
+        "List quotas and their usage",
+        Access.READER,
+        {200: admin_bodies.QuotaList},
+        parameters=PAGE_PARAMETERS,
+        errors=(errors.InvalidInput, errors.Forbidden),
+    ),
+    Route(
+        "get_quota",
+        "GET",
+        _QUOTA_PATH,
+        "Get a cluster's quota and its usage",
+        Access.OWNER,
+        {200: admin_bodies.QuotaStatus},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+    Route(
+        "set_quota",
+        "PUT",
+        _QUOTA_PATH,
+        "Set a cluster's quota",
+        Access.ADMIN,
+        {200: admin_bodies.QuotaStatus},
+        admin_bodies.QuotaRequest,
+        errors=_LIMIT_ERRORS,
+    ),
+    Route(
+        "clear_quota",
+        "DELETE",
+        _QUOTA_PATH,
+        "Delete a cluster's quota",
+        Access.ADMIN,
+        {204: None},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+)
+
+
+_MEMBERSHIP_STATUS_SCHEMA = Annotated[str, Meta(extra_json_schema={"enum": list(MembershipStatus)})]
+_MEMBER_PATH = f"{API}/members/{{role}}/{{name}}"
+
+MEMBERSHIP_ROUTES: tuple[Route, ...] = (
+    Route(
+        "create_token",
+        "POST",
+        f"{API}/tokens",
+        "Create a join token; its text is returned only here",
+        Access.ADMIN,
+        {201: admin_bodies.NewToken},
+        admin_bodies.TokenRequest,
+        errors=(errors.InvalidInput, errors.InvalidDuration, errors.Forbidden, errors.Conflict),
+    ),
+    Route(
+        "list_tokens",
+        "GET",
+        f"{API}/tokens",
+        "List join tokens without their secrets; expired ones for a day",
+        Access.ADMIN,
+        {200: admin_bodies.TokenList},
+        errors=(errors.Forbidden,),
+    ),
+    Route(
+        "delete_token",
+        "DELETE",
+        f"{API}/tokens/{{token}}",
+        "Delete a join token",
+        Access.ADMIN,
+        {204: None},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+    Route(
+        "list_members",
+        "GET",
+        f"{API}/members",
+        "List members: joined, waiting for approval, or revoked",
+        Access.READER,
+        {200: admin_bodies.MemberList},
+        parameters=(
+            Parameter("standing", "Filter by membership status", schema=_MEMBERSHIP_STATUS_SCHEMA),
+            *PAGE_PARAMETERS,
+        ),
+        errors=(errors.InvalidInput, errors.Forbidden),
+    ),
+    Route(
+        "accept_member",
+        "POST",
+        f"{_MEMBER_PATH}/accept",
+        "Approve a join request, or a revoked member",
+        Access.ADMIN,
+        {200: admin_bodies.Member},
+        admin_bodies.AcceptRequest,
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
+        idempotent=True,
+    ),
+    Route(
+        "reject_member",
+        "POST",
+        f"{_MEMBER_PATH}/reject",
+        "Deny a join request",
+        Access.ADMIN,
+        {204: None},
+        errors=(errors.Forbidden, errors.NotFound, errors.Conflict),
+    ),
+    Route(
+        "revoke_member",
+        "POST",
+        f"{_MEMBER_PATH}/revoke",
+        "Revoke a member: its certificates are rejected from now on, also on open connections",
+        Access.ADMIN,
+        {200: admin_bodies.Revocation},
+        admin_bodies.RevokeRequest,
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
+        idempotent=True,
+    ),
+    Route(
+        "remove_member",
+        "DELETE",
+        _MEMBER_PATH,
+        "Delete a member, and its cluster if that has no active reservations; its certificates are rejected",
+        Access.ADMIN,
+        {200: admin_bodies.Removal},
+        errors=(errors.Forbidden, errors.NotFound, errors.Conflict),
+    ),
+    Route(
+        "renew_certificate",
+        "POST",
+        f"{API}/certificates",
+        "Renew the caller's certificate, with the same name and role",
+        Access.ANYONE,
+        {200: admin_bodies.IssuedCertificate},
+        admin_bodies.CertificateRequest,
+        errors=(errors.InvalidInput, errors.Forbidden, errors.Conflict),
+        idempotent=True,
+    ),
+)
+
+
+_KEY_PARAMETER = Parameter(
+    IDEMPOTENCY_KEY,
+    "Idempotency key: repeated requests with the same key return the same reservation",
+    "header",
+    Annotated[str, Meta(max_length=MAX_KEY_LENGTH, extra_json_schema=json_types.PRINTABLE)],
+)
+_DRY_RUN_PARAMETER = Parameter(
+    "dryRun", "`true`: return the placement without reserving", schema=bool
+)
+_CANDIDATES_PARAMETER = Parameter(
+    "limit",
+    "Maximum number of clusters to evaluate in detail, up to 100",
+    schema=Annotated[int, Meta(ge=0, le=100)],
+)
+_PHASES_SCHEMA = Annotated[str, Meta(extra_json_schema=json_types.PHASES)]
+
+RESERVATION_ROUTES: tuple[Route, ...] = (
+    Route(
+        "reserve",
+        "POST",
+        f"{API}/reservations",
+        "Reserve resources on the best cluster",
+        Access.CLUSTER,
+        {200: bodies.Explanation, 201: bodies.Reservation, 202: bodies.Reservation},
+        bodies.ReservationRequest,
+        (
+            _KEY_PARAMETER,
+            _DRY_RUN_PARAMETER,
+            _CANDIDATES_PARAMETER._replace(description="With `dryRun`: as in explain"),
+        ),
+        (
+            errors.InvalidInput,
+            errors.InvalidQuantity,
+            errors.InvalidDuration,
+            errors.Forbidden,
+            errors.QuotaExceeded,
+            errors.NoCapacity,
+            errors.KeyReused,
+            errors.IdentityInUse,
+            errors.QueueFull,
+        ),
+        idempotent=True,  # by its idempotency key
+    ),
+    Route(
+        "list_reservations",
+        "GET",
+        f"{API}/reservations",
+        "List reservations: the caller's own for clusters, all for viewers and admins",
+        Access.ANYONE,
+        {200: bodies.ReservationList},
+        parameters=(
+            Parameter(
+                "role",
+                "Filter by the cluster's role; viewers and admins set `cluster` too. Without `limit`:"
+                f" all unfinished and the newest {MAX_FINISHED} finished ones, in one page",
+                schema=Annotated[str, Meta(extra_json_schema=json_types.RESERVATION_ROLE)],
+            ),
+            Parameter("phase", "Filter by phases, comma-separated", schema=_PHASES_SCHEMA),
+            Parameter("cluster", "Filter by requester or provider"),
+            *NUMBERED_PAGE_PARAMETERS,
+        ),
+        errors=(errors.InvalidInput, errors.Forbidden),
+    ),
+    Route(
+        "get_reservation",
+        "GET",
+        f"{API}/reservations/{{reservation}}",
+        "Get a reservation, also after it has ended",
+        Access.OWNER,
+        {200: bodies.Reservation},
+        errors=(errors.NotFound,),
+    ),
+    Route(
+        "grant",
+        "GET",
+        f"{API}/reservations/{{reservation}}/grant",
+        "Get the signed grant of a reservation, which requester and provider show each other",
+        Access.PARTY,
+        {200: bodies.SignedGrant},
+        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
+    ),
+    Route(
+        "release",
+        "DELETE",
+        f"{API}/reservations/{{reservation}}",
+        "Release a reservation; idempotent",
+        Access.REQUESTER,
+        {200: bodies.Reservation},
+        errors=(errors.Forbidden, errors.NotFound, errors.IdentityInUse),
+    ),
+    Route(
+        "activate",
+        "POST",
+        f"{API}/reservations/{{reservation}}/activate",
+        "Activate a reservation: the requester uses it",
+        Access.REQUESTER,
+        {200: bodies.Reservation},
+        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
+        idempotent=True,
+    ),
+    Route(
+        "renew",
+        "POST",
+        f"{API}/reservations/{{reservation}}/renew",
+        "Renew a reservation for a duration from now",
+        Access.REQUESTER,
+        {200: bodies.Reservation},
+        bodies.RenewRequest,
+        errors=(
+            errors.InvalidInput,
+            errors.InvalidDuration,
+            errors.Forbidden,
+            errors.QuotaExceeded,
+            errors.NotFound,
+            errors.WrongPhase,
+            errors.IdentityInUse,
+        ),
+        idempotent=True,
+    ),
+    Route(
+        "explain_reservation",
+        "GET",
+        f"{API}/reservations/{{reservation}}/explain",
+        "Explain where a request like this reservation would fit now, and why not elsewhere",
+        Access.OWNER,
+        {200: bodies.Explanation},
+        parameters=(_CANDIDATES_PARAMETER,),
+        errors=(errors.InvalidInput, errors.NotFound),
+    ),
+    Route(
+        "explain",
+        "POST",
+        f"{API}/explain",
+        "Explain where a request would fit, and why not elsewhere; changes nothing",
+        Access.CLUSTER,
+        {200: bodies.Explanation},
+        bodies.ReservationRequest,
+        (_CANDIDATES_PARAMETER,),
+        (errors.InvalidInput, errors.InvalidQuantity, errors.InvalidDuration),
+        idempotent=True,
+    ),
+)
+
+
 ROUTES: tuple[Route, ...] = (
-    *advertisements.ADVERTISEMENT_ROUTES,
-    *reservations.RESERVATION_ROUTES,
-    *instructions.INSTRUCTION_ROUTES,
-    *clusters.CLUSTER_ROUTES,
-    *limits.LIMIT_ROUTES,
-    *membership.MEMBERSHIP_ROUTES,
-    *audit.AUDIT_ROUTES,
-    *about.ABOUT_ROUTES,
+    *ADVERTISEMENT_ROUTES,
+    *RESERVATION_ROUTES,
+    *INSTRUCTION_ROUTES,
+    *CLUSTER_ROUTES,
+    *LIMIT_ROUTES,
+    *MEMBERSHIP_ROUTES,
+    *AUDIT_ROUTES,
+    *ABOUT_ROUTES,
 )
 
 ROUTES_BY_NAME = {route.name: route for route in ROUTES}
+
+
+class RouteMatch(NamedTuple):
+    """A route and the values of its path parameters."""
+
+    route: Route
+    names: dict[str, str]
+
+
+def match_route(method: str, path: str) -> RouteMatch | NotFound | MethodNotAllowed:
+    """Return the route of a request, or an error that the caller raises after authentication.
+
+    `path` is still percent-encoded, because a path parameter may contain an encoded slash.
+    """
+    plain = _STATIC_ROUTES.get((method, path))
+    if plain is not None:
+        return plain
+    matches = [
+        match for route in _routes_of_depth(path) if (match := _match_path(route, path)) is not None
+    ]
+    for match in matches:
+        if match.route.method == method:
+            return match
+    if matches:
+        allowed = sorted(match.route.method for match in matches)
+        return MethodNotAllowed(
+            f"method {method} is not allowed for {path}",
+            hint=f"use {', '.join(allowed)}",
+            allowed=allowed,
+        )
+    return NotFound(f"no such route: {path}", hint="see /openapi.json")
+
+
+def _routes_of_depth(path: str) -> list[Route]:
+    return _ROUTES_BY_DEPTH.get(path.count("/"), [])
+
+
+def _match_path(route: Route, path: str) -> RouteMatch | None:
+    names: dict[str, str] = {}
+    for expected, part in zip(route.path.split("/"), path.split("/"), strict=True):
+        if expected.startswith("{") and validation.is_plain(name := unquote(part)) and name:
+            names[expected.strip("{}")] = name
+        elif expected != part:
+            return None
+    return RouteMatch(route, names)
+
+
+_STATIC_ROUTES = {
+    (route.method, route.path): RouteMatch(route, {}) for route in ROUTES if "{" not in route.path
+}
+_ROUTES_BY_DEPTH: dict[int, list[Route]] = defaultdict(list)
+for _route in ROUTES:
+    _ROUTES_BY_DEPTH[_route.path.count("/")].append(_route)

@@ -3,8 +3,8 @@
 import pytest
 
 import make
-from kubelend.agent import acceptance
-from kubelend.agent.acceptance import Capacity, HoldRequest
+from kubelend.agent import holds as agent_holds
+from kubelend.agent.holds import Capacity, HoldRequest
 from kubelend.core.inventory import Hold
 
 FREE = "cpu=8,memory=16Gi,gpu=2"
@@ -16,7 +16,7 @@ def refusal(wanted="cpu=4,memory=8Gi", *, free=FREE, lent=(), at=NOON, requester
     holds = [Hold(whom, make.resources(amounts)) for whom, amounts in lent]
     room = None if free is None else make.resources(free)
     means = Capacity(make.policy(**policy) if policy else None, room, holds)
-    return acceptance.refusal_reason(HoldRequest(requester, make.resources(wanted), at), means)
+    return agent_holds.refusal_reason(HoldRequest(requester, make.resources(wanted), at), means)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ def test_what_is_promised_beyond_what_is_there_shows_as_nothing_free():
     free = make.resources("cpu=1,memory=8Gi") - make.resources("cpu=2")
     means = Capacity(None, free, [])
     question = HoldRequest("r", make.resources("cpu=1,memory=1Gi"), NOON)
-    assert acceptance.refusal_reason(question, means) == (
+    assert agent_holds.refusal_reason(question, means) == (
         "requested 1 CPU / 1Gi Memory, but only 0 CPU / 8Gi Memory is free"
     )

@@ -7,11 +7,11 @@ import pytest
 
 from desk_broker import DeskBroker
 from joiners import SteeredPeering, passed, running
-from kubelend.agent import directions
+from kubelend.agent import instructions
+from kubelend.agent.health import ComponentHealth
 from kubelend.agent.peering import PeeringReconciler
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
-from kubelend.sources.memory import MemoryObjects
+from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.sources.memory_objects import MemoryObjects
 from lenders import House
 from virtual_time import in_virtual_time, now, settled, stopped
 
@@ -141,7 +141,7 @@ class Borrower:
         body = self.broker.body(reservation)
         self.reservations.put(body)
         if body.status.phase == "Reserved":
-            wanted = directions.reservation_instruction(body, "default")
+            wanted = instructions.reservation_instruction(body, "default")
             await self.objects.apply(wanted)
         await settled()
 

@@ -5,8 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.agent import advertising
-from kubelend.agent.advertising import AdvertisementConfig
+from kubelend.agent import advertisement
+from kubelend.agent.advertisement import AdvertisementConfig
 from kubelend.core.inventory import Totals
 from kubelend.core.models import ClusterId
 from kubelend.core.resources import NOTHING, Resources
@@ -53,7 +53,7 @@ def totals(
 
 def test_the_broker_reads_what_was_measured_and_set():
     measured = totals(allocated="cpu=1500m,memory=3Gi,gpu=1,example.com/fpga=2")
-    sent = msgspec.json.encode(advertising.advertisement_body(SETTINGS, measured, T0))
+    sent = msgspec.json.encode(advertisement.advertisement_body(SETTINGS, measured, T0))
     read = conversion.to_advertisement(
         msgspec.json.decode(sent, type=bodies.Advertisement), ClusterId("a"), T0 + SECOND
     )
@@ -65,12 +65,12 @@ def test_the_broker_reads_what_was_measured_and_set():
     assert (read.cluster, read.name, read.endpoint) == ("a", "Alpha", "https://a.example")
     assert (read.sent_at, read.valid_for) == (T0, 90 * SECOND)
     assert read.labels["tier"] == "gold"
-    body = advertising.advertisement_body(SETTINGS, measured, T0)
+    body = advertisement.advertisement_body(SETTINGS, measured, T0)
     assert (body.cost, body.policy, body.region) == (COST, POLICY, "eu")
 
 
 def test_the_broker_is_not_told_what_only_it_knows():
-    metrics = advertising.advertisement_body(
+    metrics = advertisement.advertisement_body(
         SETTINGS, totals(held="cpu=1,memory=1Gi"), T0
     ).resources
     assert metrics.reserved is None
@@ -79,7 +79,7 @@ def test_the_broker_is_not_told_what_only_it_knows():
 
 def test_no_amount_below_zero_is_sent():
     broken = replace(totals(), allocated=Resources(cpu=-1, memory=5))
-    allocated = advertising.advertisement_body(SETTINGS, broken, T0).resources.allocated
+    allocated = advertisement.advertisement_body(SETTINGS, broken, T0).resources.allocated
     assert allocated == bodies.Quantities("0", "5")
 
 
@@ -93,13 +93,13 @@ def test_no_amount_below_zero_is_sent():
     ],
 )
 def test_it_is_valid_for(settings, expected):
-    assert advertising.advertisement_body(settings, totals(), T0).valid_for == expected
+    assert advertisement.advertisement_body(settings, totals(), T0).valid_for == expected
 
 
 def test_of_too_many_resources_as_many_are_named_as_can_be():
     many = Resources(cpu=1, memory=1, extended={f"example.com/r{n:02}": 1 for n in range(40)})
     other = Resources(extended={"example.com/a": 1, "example.com/r05": 1, "example.com/r39": 1})
-    body = advertising.advertisement_body(
+    body = advertisement.advertisement_body(
         SETTINGS, replace(totals(), capacity=many, allocatable=many, allocated=other), T0
     )
     read = msgspec.json.decode(msgspec.json.encode(body), type=bodies.Advertisement).resources
@@ -113,7 +113,7 @@ def test_of_too_many_resources_as_many_are_named_as_can_be():
 def test_as_many_resources_as_can_be_named_are_all_named():
     many = Resources(cpu=1, memory=1, extended={f"example.com/r{n:02}": 1 for n in range(31)})
     more = many + Resources(extended={"example.com/only-a-capacity": 1})
-    body = advertising.advertisement_body(
+    body = advertisement.advertisement_body(
         SETTINGS, replace(totals(), capacity=more, allocatable=many), T0
     )
     assert list(body.resources.capacity.extended) == sorted(more.extended)
@@ -124,7 +124,7 @@ def test_as_many_resources_as_can_be_named_are_all_named():
 
 def test_the_object_shows_what_was_measured():
     measured = totals(pending="cpu=3,memory=1Gi", largest="cpu=4,memory=2Gi,gpu=1")
-    shown = advertising.advertisement_object(SETTINGS, measured, T0, None)
+    shown = advertisement.advertisement_object(SETTINGS, measured, T0, None)
     assert shown.key == "default/cluster-advertisement"
     assert (shown.spec.cluster_id, shown.spec.timestamp, shown.spec.cost) == ("a", T0, COST)
     resources = shown.spec.resources
@@ -139,7 +139,7 @@ def test_the_object_shows_what_was_measured():
 
 def test_the_object_is_named_as_the_settings_say():
     settings = replace(SETTINGS, name="mine", namespace="lending")
-    assert advertising.advertisement_object(settings, totals(), T0, None).key == "lending/mine"
+    assert advertisement.advertisement_object(settings, totals(), T0, None).key == "lending/mine"
 
 
 def answer(available):
@@ -158,7 +158,7 @@ def answer(available):
 )
 def test_what_is_available_is_the_brokers_word_or_the_own_sum(answered, allocated, expected):
     measured = totals(allocated=allocated, held="cpu=1")
-    shown = advertising.advertisement_object(SETTINGS, measured, T0, answered)
+    shown = advertisement.advertisement_object(SETTINGS, measured, T0, answered)
     assert shown.spec.resources.available.cpu == expected
 
 
@@ -207,12 +207,12 @@ MANY = {"allocatable": "cpu=10,gpu=1000,example.com/fpga=1000", "allocated": "cp
     ],
 )
 def test_a_change_is_noticeable_or_not(told, found, expected):
-    assert advertising.is_significant_change(totals(**told), totals(**found)) is expected
+    assert advertisement.is_significant_change(totals(**told), totals(**found)) is expected
 
 
 def test_a_hold_that_only_changes_hands_is_not_noticeable():
     told = totals(held="cpu=1,memory=1Gi")
-    assert not advertising.is_significant_change(
+    assert not advertisement.is_significant_change(
         told, replace(told, nodes=4, pods=9, pending=NOTHING)
     )
 

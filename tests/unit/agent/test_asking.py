@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 import make
 from desk_broker import DeskBroker
-from kubelend.agent import asking
-from kubelend.agent.reservations import ReservationCache
+from kubelend.agent import reservation_cache
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import BrokerUnreachable, NotFound
 from virtual_time import in_virtual_time, now, settled
 
@@ -21,7 +21,7 @@ def asked():
 @in_virtual_time
 async def test_what_the_broker_says_is_known_then():
     broker, reservations, found = asked()
-    assert await asking.fetch_latest(broker, reservations, found) == broker.body(found)
+    assert await reservation_cache.fetch_latest(broker, reservations, found) == broker.body(found)
     assert reservations.find(found) == broker.body(found)
 
 
@@ -30,7 +30,7 @@ async def test_what_was_heard_since_is_newer_than_the_answer():
     broker, reservations, found = asked()
     newer = replace(broker.body(found), revision=1000)
     broker.seconds["find"] = 1
-    answer = asyncio.create_task(asking.fetch_latest(broker, reservations, found))
+    answer = asyncio.create_task(reservation_cache.fetch_latest(broker, reservations, found))
     await settled()
     reservations.put(newer)
     assert await answer == newer
@@ -41,7 +41,7 @@ async def test_what_the_broker_does_not_know_is_forgotten():
     broker, reservations, found = asked()
     reservations.put(broker.body(found))
     broker.refused["find"] = NotFound("none")
-    assert await asking.fetch_latest(broker, reservations, found) is None
+    assert await reservation_cache.fetch_latest(broker, reservations, found) is None
     assert reservations.find(found) is None
 
 
@@ -51,6 +51,6 @@ async def test_a_broker_that_hangs_is_out_of_reach_and_what_is_known_stays():
     reservations.put(broker.body(found))
     broker.seconds["find"] = 1000
     with pytest.raises(BrokerUnreachable, match="within 10s"):
-        await asking.fetch_latest(broker, reservations, found)
-    assert now() - make.T0 == asking.CALL_TIMEOUT
+        await reservation_cache.fetch_latest(broker, reservations, found)
+    assert now() - make.T0 == reservation_cache.CALL_TIMEOUT
     assert reservations.find(found) is not None

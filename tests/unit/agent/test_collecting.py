@@ -7,13 +7,12 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from kubelend.agent.collecting import Collector
+from kubelend.agent.collector import Collector
+from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
-from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import InvalidQuantity, KubelendError, Unavailable
 from kubelend.core.inventory import Hold, Inventory
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
+from kubelend.core.pod_requests import Node, Pod
 from virtual_time import in_virtual_time, settled, stopped
 
 TEN = make.resources("cpu=10,memory=10Gi")

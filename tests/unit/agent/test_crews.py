@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kubelend.agent.crews import RetryQueue
+from kubelend.agent.controller import RetryQueue
 from kubelend.core.errors import Unavailable
 from virtual_time import in_virtual_time, settled, stopped
 

@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.agent import editing
+from kubelend.agent import controller
 from kubelend.core.errors import Conflict
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,
@@ -55,7 +55,7 @@ def pending(found):
 async def test_edit_keeps_what_others_did_meanwhile():
     objects = Crowded(2)
     made = await objects.apply(wish())
-    changed = await editing.update_object(objects, made, marked)
+    changed = await controller.update_object(objects, made, marked)
     assert changed is not None
     assert changed.metadata.finalizers == ("example.org/one",)
     assert changed.spec.requested_cpu == "10"
@@ -67,28 +67,28 @@ async def test_put_changes_the_spec_and_nothing_else():
     await objects.apply(
         marked(replace(made, metadata=replace(made.metadata, uid="", resource_version="")))
     )
-    changed = await editing.apply_object(objects, wish(cpu="2"))
+    changed = await controller.apply_object(objects, wish(cpu="2"))
     assert changed.spec.requested_cpu == "2"
     assert changed.metadata.uid == made.metadata.uid
 
 
 async def test_put_makes_what_is_not_there():
     objects = MemoryObjects(lambda: make.T0)
-    made = await editing.apply_object(objects, wish())
+    made = await controller.apply_object(objects, wish())
     assert await objects.list(ResourceRequest) == [made]
 
 
 @pytest.mark.parametrize(
     "act",
     [
-        lambda objects, made: editing.update_object(objects, made, marked),
-        lambda objects, made: editing.apply_object(objects, wish("2")),
-        lambda objects, made: editing.update_status(objects, made, pending, lambda: LATER),
+        lambda objects, made: controller.update_object(objects, made, marked),
+        lambda objects, made: controller.apply_object(objects, wish("2")),
+        lambda objects, made: controller.update_status(objects, made, pending, lambda: LATER),
     ],
     ids=["edit", "put", "state"],
 )
 async def test_somebody_who_is_always_faster_is_a_conflict(act):
-    objects = Crowded(editing.CONFLICT_ATTEMPTS)
+    objects = Crowded(controller.CONFLICT_ATTEMPTS)
     made = await objects.apply(wish())
     with pytest.raises(Conflict):
         await act(objects, made)
@@ -97,7 +97,7 @@ async def test_somebody_who_is_always_faster_is_a_conflict(act):
 async def test_a_status_is_made_of_what_others_have_written_meanwhile():
     objects = Crowded(2)
     made = await objects.apply(wish())
-    stated = await editing.update_status(objects, made, pending, lambda: LATER)
+    stated = await controller.update_status(objects, made, pending, lambda: LATER)
     assert stated is not None
     assert stated.status == ResourceRequestStatus("Pending", message="++", last_update_time=LATER)
     assert await objects.find(ResourceRequest, made.key) == stated
@@ -107,7 +107,7 @@ async def test_a_status_is_written_though_somebody_changed_the_spec():
     objects = MemoryObjects(lambda: make.T0)
     made = await objects.apply(wish())
     await objects.apply(wish(cpu="2"))
-    stated = await editing.update_status(objects, made, pending, lambda: LATER)
+    stated = await controller.update_status(objects, made, pending, lambda: LATER)
     assert stated is not None
     assert (stated.spec.requested_cpu, stated.status.phase) == ("2", "Pending")
 
@@ -115,19 +115,19 @@ async def test_a_status_is_written_though_somebody_changed_the_spec():
 async def test_a_status_that_says_nothing_new_is_not_written():
     objects = MemoryObjects(lambda: make.T0)
     made = await objects.apply(wish())
-    stated = await editing.update_status(objects, made, pending, lambda: make.T0)
-    assert await editing.update_status(objects, made, pending, lambda: LATER) == stated
+    stated = await controller.update_status(objects, made, pending, lambda: make.T0)
+    assert await controller.update_status(objects, made, pending, lambda: LATER) == stated
 
 
 async def test_finalizers_come_once_and_go_beside_those_of_others():
     objects = MemoryObjects(lambda: make.T0)
     made = await objects.apply(marked(wish()))
     for _ in range(2):
-        changed = await editing.add_finalizer(objects, made, "ours")
+        changed = await controller.add_finalizer(objects, made, "ours")
         assert changed is not None
         assert changed.metadata.finalizers == ("example.org/one", "ours")
     for _ in range(2):
-        changed = await editing.remove_finalizer(objects, made, "ours")
+        changed = await controller.remove_finalizer(objects, made, "ours")
         assert changed is not None
         assert changed.metadata.finalizers == ("example.org/one",)
 
@@ -136,9 +136,9 @@ async def test_gone_or_other_object_is_not_edited():
     objects = MemoryObjects(lambda: make.T0)
     made = await objects.apply(wish())
     await objects.delete(ResourceRequest, made.key)
-    assert await editing.update_object(objects, made, marked) is None
-    assert await editing.update_status(objects, made, pending, lambda: LATER) is None
+    assert await controller.update_object(objects, made, marked) is None
+    assert await controller.update_status(objects, made, pending, lambda: LATER) is None
     again = await objects.apply(wish())
-    assert await editing.update_object(objects, made, marked) is None
-    assert await editing.update_status(objects, made, pending, lambda: LATER) is None
+    assert await controller.update_object(objects, made, marked) is None
+    assert await controller.update_status(objects, made, pending, lambda: LATER) is None
     assert await objects.list(ResourceRequest) == [again]

@@ -8,13 +8,16 @@ from msgspec.structs import replace
 
 import make
 import requesters
-from kubelend.agent.instructing import InstructionDependencies, InstructionReconciler
-from kubelend.agent.leases import ExpiryTracker
+from kubelend.agent.instructions import (
+    ExpiryTracker,
+    InstructionDependencies,
+    InstructionReconciler,
+)
 from kubelend.agent.ports import Listed
-from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core import errors
 from kubelend.core.models import ReservationId
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire.objects import (
     Metadata,
     ReservationInstruction,

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.agent.leases import RECHECK_INTERVAL, ExpiryTracker, renewal_margin
+from kubelend.agent.instructions import RECHECK_INTERVAL, ExpiryTracker, renewal_margin
 from kubelend.wire import bodies
 from requesters import away
 from virtual_time import in_virtual_time, now

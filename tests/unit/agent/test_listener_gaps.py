@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from kubelend.agent import listening
+from kubelend.agent import stream
 from kubelend.core.errors import BrokerUnreachable, NotReady
 from kubelend.core.lifecycle import Phase
 from listeners import Rig
@@ -118,7 +118,7 @@ async def test_many_that_ended_unheard_are_asked_for_some_at_a_time():
         rig.broker.forgets = True
         rig.broker.cut(GONE)
         await sleep(0.3)
-        assert len(rig.broker.named("find")) == listening.MAX_FETCHES_PER_LIST
+        assert len(rig.broker.named("find")) == stream.MAX_FETCHES_PER_LIST
         await sleep(1)
         assert {rig.phase(each) for each in known} == {Phase.RELEASED}
         await sleep(60)

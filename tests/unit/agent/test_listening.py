@@ -6,12 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from kubelend.agent import listening
-from kubelend.core.errors import (
-    BrokerUnreachable,
-    LimitExceeded,
-    NotReady,
-)
+from kubelend.agent import stream
+from kubelend.core.errors import BrokerUnreachable, LimitExceeded, NotReady
 from kubelend.core.lifecycle import Phase
 from listeners import Rig
 from virtual_time import in_virtual_time, settled
@@ -124,7 +120,7 @@ async def test_a_stream_that_was_good_is_opened_again_at_once(lives):
         rig.broker.stream_trouble = None
         await sleep(10)  # it is open again
         if lives == "long":
-            await sleep(listening.CONNECTED_AFTER.total_seconds())
+            await sleep(stream.CONNECTED_AFTER.total_seconds())
         else:
             rig.broker.tell(rig.reserve())
             await settled()

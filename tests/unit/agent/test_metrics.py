@@ -7,9 +7,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import make
+from kubelend.agent.health import ComponentHealth
 from kubelend.agent.metrics import AgentMetrics, MetricsInput
-from kubelend.agent.reservations import ReservationCache
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.inventory import Inventory
 from kubelend.wire import bodies
 

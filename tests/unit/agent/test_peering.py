@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from joiners import Rig, passed, running
-from kubelend.agent import directions
-from kubelend.agent.joints import PEERING_FINALIZER
+from kubelend.agent import instructions
+from kubelend.agent.peering import PEERING_FINALIZER
 from kubelend.core.errors import BrokerUnreachable, Unavailable
 from virtual_time import in_virtual_time, settled
 
@@ -168,7 +168,7 @@ async def test_what_the_broker_has_not_spoken_of_is_activated_when_it_does():
         rig.tell("rsv-1", "one", "Reserved")
         body = rig.known("rsv-1")
         rig.reservations.remove("rsv-1")
-        await rig.objects.apply(directions.reservation_instruction(body, "default"))
+        await rig.objects.apply(instructions.reservation_instruction(body, "default"))
         await settled()
         assert rig.broker.activated == []
         rig.reservations.put(body)

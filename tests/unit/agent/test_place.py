@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from kubelend.agent.place import ActiveAgentGate
-from kubelend.communicators.placed import SessionMiddleware
+from kubelend.agent.health import ActiveAgentGate
+from kubelend.communicators.middleware import SessionMiddleware
 from kubelend.core.errors import BrokerUnreachable, IdentityInUse
 from kubelend.wire import bodies
 from scripted_communicator import ScriptedCommunicator

@@ -7,7 +7,7 @@ import pytest
 import make
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.core.lifecycle import Reason
-from kubelend.core.pods import OffloadedFrom, Pod
+from kubelend.core.pod_requests import OffloadedFrom, Pod
 from kubelend.core.resources import Resources
 from kubelend.wire.objects import ProviderInstructionSpec
 from lenders import FINISHED_FOR, House

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 import make
 from kubelend.core.errors import StoreFailed
 from kubelend.core.inventory import Hold
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies
 from kubelend.wire.objects import Advertisement
 from make import SECOND, T0

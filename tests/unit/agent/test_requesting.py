@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 import make
 import requesters
-from kubelend.agent import wishes
+from kubelend.agent import resource_requests
 from kubelend.core import errors
 from kubelend.core.models import ReservationId
 from kubelend.wire import route
@@ -258,4 +258,4 @@ async def test_a_spec_that_changes_before_the_answer_came_leaves_nothing_of_the_
 
 
 def test_phases_without_anything_to_do_are_those_that_the_object_can_end_in():
-    assert {"Failed", "Released", "Expired"} == wishes.FINAL_PHASES
+    assert {"Failed", "Released", "Expired"} == resource_requests.FINAL_PHASES

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from kubelend.agent import borrowing
+from kubelend.agent import requester
 from requesters import GONE, passed, running
 from virtual_time import in_virtual_time, settled
 
 FOR_EVER = 1e6
 
 
-@pytest.mark.parametrize("count", [8, 5 * borrowing.MAX_CONCURRENT_REQUESTS])
+@pytest.mark.parametrize("count", [8, 5 * requester.MAX_CONCURRENT_REQUESTS])
 def test_however_many_ask_all_say_so_at_once(count):
     @in_virtual_time
     async def test():
@@ -46,19 +46,19 @@ async def test_after_a_few_seconds_they_say_that_nobody_answers():
 async def test_those_that_wait_for_their_turn_get_it():
     async with running() as rig:
         rig.broker.seconds["request"] = FOR_EVER
-        count = 2 * borrowing.MAX_CONCURRENT_REQUESTS
+        count = 2 * requester.MAX_CONCURRENT_REQUESTS
         keys = [
             await rig.wish(f"w{number}", cpu="10m", requested_memory="1Mi")
             for number in range(count)
         ]
-        assert len(rig.broker.keys) == borrowing.MAX_CONCURRENT_REQUESTS
+        assert len(rig.broker.keys) == requester.MAX_CONCURRENT_REQUESTS
         await passed(10)
         rig.broker.seconds.clear()
         await passed(61)
         assert {(await rig.status(key)).phase for key in keys} == {"Reserved"}
 
 
-@pytest.mark.parametrize("count", [8, 5 * borrowing.MAX_CONCURRENT_REQUESTS])
+@pytest.mark.parametrize("count", [8, 5 * requester.MAX_CONCURRENT_REQUESTS])
 def test_one_that_is_deleted_does_not_wait_for_those_that_ask(count):
     @in_virtual_time
     async def test():

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
 

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
-from kubelend.agent.showing import AdvertisementWriter
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.publisher import AdvertisementWriter
 from kubelend.core.errors import StoreFailed
-from kubelend.sources.memory import MemoryObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire.bodies import Amounts
 from kubelend.wire.objects import (
     Advertisement,

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 import make
 from kubelend.agent.ports import Deleted, Listed
-from kubelend.agent.sightings import RequestCache
+from kubelend.agent.requester import RequestCache
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,

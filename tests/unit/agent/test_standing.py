@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.health import ComponentHealth
 
 
 @pytest.fixture

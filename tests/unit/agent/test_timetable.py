@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import make
-from kubelend.agent import timetable
+from kubelend.agent import advertisement
 from make import MINUTE, MOMENT, NO_TIME, SECOND
 
 INTERVAL = 30 * SECOND
@@ -28,15 +28,19 @@ def at(hour: int, minute: int, second: float = 0) -> datetime:
     ],
 )
 def test_the_next_moment_is_the_first_that_is_not_before(earliest, interval, offset, expected):
-    assert timetable.next_scheduled(earliest, interval, offset) == expected
+    assert advertisement.next_scheduled(earliest, interval, offset) == expected
 
 
 def test_a_clusters_offset_is_always_the_same():
-    assert timetable.advertising_offset("cluster-a", INTERVAL) == timedelta(microseconds=6_728_758)
+    assert advertisement.advertising_offset("cluster-a", INTERVAL) == timedelta(
+        microseconds=6_728_758
+    )
 
 
 def test_offsets_are_within_the_interval_and_spread_over_it():
-    offsets = [timetable.advertising_offset(f"cluster-{number}", INTERVAL) for number in range(300)]
+    offsets = [
+        advertisement.advertising_offset(f"cluster-{number}", INTERVAL) for number in range(300)
+    ]
     tenths = [sum(k <= offset / (INTERVAL / 10) < k + 1 for offset in offsets) for k in range(10)]
     assert sum(tenths) == 300
     assert min(tenths) > 10

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from kubelend.agent import verdicts
+from kubelend.agent import resource_requests
 from kubelend.core import errors
 
 
@@ -32,7 +32,7 @@ PASSING = {
 
 def test_what_is_none_of_the_brokers_decisions_may_pass_and_nothing_else():
     ours = {kind for kind in tree(errors.KubelendError) if kind.__module__ == errors.__name__}
-    assert {kind for kind in ours if verdicts.is_transient(kind("why"))} == PASSING
+    assert {kind for kind in ours if resource_requests.is_transient(kind("why"))} == PASSING
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_what_is_none_of_the_brokers_decisions_may_pass_and_nothing_else():
     ],
 )
 def test_who_says_for_how_long_is_left_in_peace_for_so_long(error, seconds):
-    assert verdicts.retry_after(error) == timedelta(seconds=seconds)
+    assert resource_requests.retry_after(error) == timedelta(seconds=seconds)

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from kubelend.agent import wishes
-from kubelend.agent.wishes import RequestState
+from kubelend.agent import resource_requests
+from kubelend.agent.resource_requests import RequestState
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies, route
 from kubelend.wire.objects import (
@@ -16,7 +16,7 @@ from kubelend.wire.objects import (
 )
 
 SPEC = ResourceRequestSpec(requested_cpu="1", requested_memory="1Gi")
-ASKED = SentRequest(1, wishes.request_from_spec(SPEC))
+ASKED = SentRequest(1, resource_requests.request_from_spec(SPEC))
 
 
 def wish(generation=1, spec=SPEC, **status):
@@ -40,7 +40,7 @@ def test_a_full_spec_becomes_a_full_request():
         constraints=bodies.Constraints(labels={"zone": "a"}, region="eu", exclude=["p2"]),
         renew=True,
     )
-    assert wishes.request_from_spec(spec) == bodies.ReservationRequest(
+    assert resource_requests.request_from_spec(spec) == bodies.ReservationRequest(
         requested_resources=bodies.Quantities(
             "500m", "256Mi", "2", "10Gi", {"example.com/fpga": "1"}
         ),
@@ -82,17 +82,17 @@ def test_a_full_spec_becomes_a_full_request():
 )
 def test_what_cannot_be_read_is_named(fields, problem):
     with pytest.raises(InvalidInput) as refused:
-        wishes.request_from_spec(replace(SPEC, **fields))
+        resource_requests.request_from_spec(replace(SPEC, **fields))
     assert refused.value.message.startswith(problem)
 
 
 def test_a_wait_of_nothing_is_no_mistake():
-    assert wishes.request_from_spec(replace(SPEC, wait="0s")).wait == "0s"
+    assert resource_requests.request_from_spec(replace(SPEC, wait="0s")).wait == "0s"
 
 
 def test_a_key_is_the_same_for_the_same_question_and_for_no_other():
     keys = [
-        wishes.idempotency_key(cluster, uid, generation)
+        resource_requests.idempotency_key(cluster, uid, generation)
         for cluster, uid, generation in [
             ("me", "u", 1),
             ("me", "u", 1),
@@ -131,7 +131,7 @@ def test_a_key_is_the_same_for_the_same_question_and_for_no_other():
     ],
 )
 def test_how_far_it_has_come(found, stage):
-    assert wishes.request_state(found) is stage
+    assert resource_requests.request_state(found) is stage
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_how_far_it_has_come(found, stage):
     ids=["never asked", "back", "only renew", "amount", "unreadable", "policy", "same generation"],
 )
 def test_only_what_the_broker_hears_of_is_a_change(found, changed):
-    assert wishes.is_spec_changed(found) is changed
+    assert resource_requests.is_spec_changed(found) is changed

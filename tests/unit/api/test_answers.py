@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 import make
-from kubelend.api.answers import JsonResponse
+from kubelend.api.request import JsonResponse
 from kubelend.kits import clock
-from kubelend.transports import http_server
-from kubelend.transports.http_server import ServerLimits
+from kubelend.transports import server
+from kubelend.transports.server import ServerLimits
 from waiting import PATIENCE
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -29,7 +29,7 @@ async def connected(*, status: int = 200, closes: bool = False):
             answer.force_close()
         return answer
 
-    async with http_server.serve_http(handler, "127.0.0.1", 0, ServerLimits()) as port:
+    async with server.serve_http(handler, "127.0.0.1", 0, ServerLimits()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         yield reader, writer
         writer.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.api.calls import paginate
+from kubelend.api.request import paginate
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import tracemalloc
 import pytest
 
 from clocks import Seconds
-from kubelend.api.limits import RateLimiter
 from kubelend.core.errors import RateLimited
+from kubelend.kits.ratelimit import RateLimiter
 
 
 @pytest.fixture

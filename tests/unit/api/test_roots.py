@@ -10,13 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 import make
-from kubelend.api import roots
-from kubelend.api.answers import JsonResponse
-from kubelend.api.roots import RequestScope
+from kubelend.api import middleware
+from kubelend.api.middleware import RequestScope
+from kubelend.api.request import JsonResponse
 from kubelend.broker.metrics import Metrics
 from kubelend.core.errors import Forbidden, KubelendError
-from kubelend.transports import http_server
-from kubelend.transports.http_server import ServerLimits
+from kubelend.transports import server
+from kubelend.transports.server import ServerLimits
 
 Ending = Callable[[], JsonResponse]
 
@@ -28,7 +28,7 @@ class Root:
         self.metrics = Metrics()
         self.told: list[tuple[str, KubelendError]] = []
         self._ending, self._at_the_door = ending, at_the_door
-        self.handler = roots.handle(self._enter, self._refused, self.metrics)
+        self.handler = middleware.handle(self._enter, self._refused, self.metrics)
 
     def _enter(self, visit: RequestScope) -> Awaitable[web.StreamResponse]:
         visit.route = "version"
@@ -44,7 +44,7 @@ class Root:
 
     async def call(self) -> tuple[int, dict[str, object]]:
         async with (
-            http_server.serve_http(self.handler, "127.0.0.1", 0, ServerLimits()) as port,
+            server.serve_http(self.handler, "127.0.0.1", 0, ServerLimits()) as port,
             aiohttp.ClientSession() as session,
             session.get(f"http://127.0.0.1:{port}/") as answer,
         ):

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 import make
-from kubelend.agent.standing import ComponentHealth
-from kubelend.apps.agent_certificate import CERTIFICATE_COMPONENT, AgentCertificateRenewer
+from kubelend.agent.health import ComponentHealth
+from kubelend.apps.agent_launcher import CERTIFICATE_COMPONENT, AgentCertificateRenewer
 from waiting import PATIENCE
 
 LATER = make.T0 + timedelta(days=200)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kubelend.apps import launching
+from kubelend.apps import agent_launcher
 
 HEAVY = ("aiohttp.web", "cryptography", "numpy", "sqlite3", "typer", "uvloop")
 
@@ -25,7 +25,7 @@ except SystemExit:
 def started(**variables):
     """An agent without settings, when it gives up: its variable of authorities, and what it has loaded."""
     kept = {name: text for name, text in os.environ.items() if name != "SSL_CERT_FILE"}
-    kept.pop(launching.SETTINGS_VARIABLE, None)
+    kept.pop(agent_launcher.SETTINGS_VARIABLE, None)
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
@@ -33,7 +33,7 @@ def started(**variables):
         check=False,
         env=kept | variables,
     )
-    assert f"{launching.SETTINGS_VARIABLE} is not set" in ended.stderr
+    assert f"{agent_launcher.SETTINGS_VARIABLE} is not set" in ended.stderr
     place, *modules = ended.stdout.split()
     assert {"kubelend.apps.agent", "kubelend.communicators.http", "aiohttp"} <= set(modules)
     return place, modules
@@ -59,7 +59,7 @@ print(*sys.modules)
 @pytest.mark.parametrize(
     "cluster, others",
     [
-        ("real_cluster", ["kubelend.sources.simulated", "kubelend.sources.files", "yaml"]),
+        ("real_cluster", ["kubelend.sources.simulation", "kubelend.sources.file_objects", "yaml"]),
         ("simulated_cluster", ["kubelend.kube.client", "kubelend.sources.kubernetes"]),
     ],
 )
@@ -91,7 +91,7 @@ def test_programs_that_it_starts_see_the_systems_authorities(variables, left):
 
 
 def test_the_command_starts_it():
-    assert launching.agent_command()[-2:] == ["-m", "kubelend.apps.agent_process"]
+    assert agent_launcher.agent_command()[-2:] == ["-m", "kubelend.apps.agent_process"]
 
 
 def test_the_systems_authorities_are_not_read():

@@ -7,12 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.apps import audits
-from kubelend.core import journal
+from kubelend.core import audit_log
 from kubelend.core.events import AuditLogTruncated
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ReservationId
-from kubelend.stores import opening
+from kubelend.stores import audit, factory
 from kubelend.stores.sqlite import SqliteStore
 
 
@@ -35,7 +34,7 @@ class Shop:
             assert connection.execute(statement).rowcount > 0
 
     def audit(self):
-        return audits.audit_store(str(self.path)).violations
+        return audit.audit_store(str(self.path)).violations
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def shop(tmp_path):
 
 @pytest.mark.parametrize("portion", [1, 2, 1024])
 def test_honest_file_passes(shop, monkeypatch, portion):
-    monkeypatch.setattr(audits, "LINES_PER_READ", portion)
+    monkeypatch.setattr(audit, "LINES_PER_READ", portion)
     shop.keep()
     assert shop.audit() == []
     shop.desk.pass_time(2 * make.RETENTION)
@@ -61,7 +60,7 @@ def test_honest_file_passes(shop, monkeypatch, portion):
 
 @pytest.mark.parametrize("portion", [1, 1024])
 def test_deleted_rows_of_what_is_held_are_missed(shop, monkeypatch, portion):
-    monkeypatch.setattr(audits, "LINES_PER_READ", portion)
+    monkeypatch.setattr(audit, "LINES_PER_READ", portion)
     shop.spoil("DELETE FROM reservations WHERE phase = 'Reserved'")
     assert shop.audit() == [
         "rsv-1: it is Reserved on b in the audit log, but is missing in the store"
@@ -94,7 +93,8 @@ def test_journal_whose_beginning_was_cut_off_tells_what_is_left(shop):
     shop.desk.pass_time(make.MINUTE)
     shop.desk.renew(ReservationId("rsv-1"), 2 * make.HOUR)
     shop.keep(
-        AuditLogTruncated(last.number), journal.truncation_entry(last, shop.desk.now, shop.desk.now)
+        AuditLogTruncated(last.number),
+        audit_log.truncation_entry(last, shop.desk.now, shop.desk.now),
     )
     assert shop.audit() == []
     shop.spoil("DELETE FROM reservations WHERE phase IN ('Reserved', 'Active')")
@@ -118,7 +118,7 @@ class Busy(SqliteStore):
 
 def test_file_that_changes_while_it_is_read_passes(shop, monkeypatch):
     monkeypatch.setattr(Busy, "shop", shop, raising=False)
-    monkeypatch.setattr(opening, "open_readonly", lambda url: Busy.open_readonly(shop.path))
+    monkeypatch.setattr(factory, "open_readonly", lambda url: Busy.open_readonly(shop.path))
     assert shop.audit() == []
     monkeypatch.undo()
     assert shop.audit() == []
@@ -129,4 +129,4 @@ def test_file_that_changes_while_it_is_read_passes(shop, monkeypatch):
     [("a.db", False), ("sqlite:///a.db", False), ("kubernetes:", True), ("memory:", False)],
 )
 def test_only_objects_can_be_given_back_by_deleting_them(url, expected):
-    assert opening.is_kubernetes_url(url) is expected
+    assert factory.is_kubernetes_url(url) is expected

@@ -4,13 +4,8 @@ import resource
 
 import pytest
 
-from kubelend.apps import descriptors
-from kubelend.apps.descriptors import (
-    DEFAULT_MAX_CONNECTIONS,
-    MAX_OPEN_FILES,
-    RESERVED_FILES,
-    FileLimits,
-)
+from kubelend.apps import broker
+from kubelend.apps.broker import DEFAULT_MAX_CONNECTIONS, MAX_OPEN_FILES, RESERVED_FILES, FileLimits
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -46,14 +41,14 @@ def test_soft_limit_goes_up_to_the_hard_one_and_never_down(soft, hard, wanted):
     ],
 )
 def test_connections_leave_files_for_all_else(wanted, files, kept):
-    assert descriptors.connection_limit(wanted, files) == kept
+    assert broker.connection_limit(wanted, files) == kept
 
 
 def test_limit_of_this_process_is_raised():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-        assert descriptors.raise_file_limit() == descriptors.file_limits()
-        assert descriptors.file_limits().soft == FileLimits(512, hard).target
+        assert broker.raise_file_limit() == broker.file_limits()
+        assert broker.file_limits().soft == FileLimits(512, hard).target
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

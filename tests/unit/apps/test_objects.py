@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.apps import objects
+from kubelend.apps import broker_kubernetes
 from kubelend.apps.settings import BrokerSettings
 
 
@@ -21,10 +21,12 @@ from kubelend.apps.settings import BrokerSettings
 )
 def test_kubeconfig_goes_into_a_store_that_names_none(settings, store):
     assert (
-        objects.resolved_store_url(BrokerSettings(broker_interface="kubernetes", **settings))
+        broker_kubernetes.resolved_store_url(
+            BrokerSettings(broker_interface="kubernetes", **settings)
+        )
         == store
     )
 
 
 def test_store_in_a_file_stays_one():
-    assert objects.resolved_store_url(BrokerSettings(kubeconfig="/hub")) == "kubelend.db"
+    assert broker_kubernetes.resolved_store_url(BrokerSettings(kubeconfig="/hub")) == "kubelend.db"

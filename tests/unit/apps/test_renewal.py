@@ -19,12 +19,12 @@ from kubelend.core.errors import (
     NotFound,
     UnexpectedAnswer,
 )
-from kubelend.core.roles import Role
-from kubelend.pki import files, identities, profiles
+from kubelend.core.lifecycle import Role
+from kubelend.pki import files, identity
 from kubelend.pki.authority import Authority
 from kubelend.pki.keys import Algorithm
 from kubelend.transports import tls
-from kubelend.wire.certificate_bodies import IssuedCertificate
+from kubelend.wire.admin_bodies import IssuedCertificate
 from waiting import PATIENCE
 
 NAMES = ("tls.crt", "tls.key", "ca.crt")
@@ -70,7 +70,7 @@ def test_it_is_time_with_20_to_25_percent_of_life_left_at_random(certificates, d
     life = timedelta(days=100)
     parts = []
     for number in range(50):
-        profile = profiles.client_profile(f"c{number}")
+        profile = identity.client_profile(f"c{number}")
         directory = certificates.write(f"c{number}", profile, at=now, lifetime=life)
         renewer = Renewer(directory, desk.ask, desk.prove)
         assert renewer.renew_at() == Renewer(directory, desk.ask, desk.prove).renew_at()
@@ -105,16 +105,16 @@ async def test_the_successor_has_a_new_key_of_the_same_kind_and_the_same_name(
     life = timedelta(days=1)
     begun = now - 0.9 * life
     directory = certificates.write(
-        "a", profiles.client_profile("a"), at=begun, lifetime=life, algorithm=algorithm
+        "a", identity.client_profile("a"), at=begun, lifetime=life, algorithm=algorithm
     )
     old = files.load_credentials(directory)
     renewed = await Renewer(directory, desk.ask, desk.prove).renew_if_due(now)
     new = files.load_credentials(directory)
     assert renewed is not None
     assert new.certificate == renewed.certificate
-    assert identities.caller_from_certificate(
-        new.certificate
-    ) == identities.caller_from_certificate(old.certificate)
+    assert identity.caller_from_certificate(new.certificate) == identity.caller_from_certificate(
+        old.certificate
+    )
     assert type(new.key) is type(old.key)
     assert new.key.public_key() != old.key.public_key()
     assert new.certificate.not_valid_after_utc > now + timedelta(days=364)
@@ -122,11 +122,11 @@ async def test_the_successor_has_a_new_key_of_the_same_kind_and_the_same_name(
 
 @pytest.mark.parametrize("role", [Role.CLUSTER, Role.VIEWER, Role.ADMIN], ids=str)
 async def test_every_role_renews(certificates, desk, now, role):
-    directory = certificates.write("x", profiles.client_profile("x", role))
+    directory = certificates.write("x", identity.client_profile("x", role))
     desk.name, desk.role = "x", role
     renewed = await Renewer(directory, desk.ask, desk.prove).renew(now, force=True)
     assert renewed is not None
-    assert identities.caller_from_certificate(renewed.certificate).role is role
+    assert identity.caller_from_certificate(renewed.certificate).role is role
 
 
 async def test_the_key_is_never_sent(directory, desk, renewer, now):
@@ -202,7 +202,7 @@ def answering(change):
 
 
 def for_another_key(answer, desk):
-    other = desk.authority.issue(profiles.client_profile("a"), now=desk.now)
+    other = desk.authority.issue(identity.client_profile("a"), now=desk.now)
     return IssuedCertificate(files.to_pem([other.certificate]).decode(), answer.authorities)
 
 
@@ -315,7 +315,7 @@ async def test_a_failure_is_logged_once_and_tried_again_later_and_later(director
 async def test_a_short_life_is_not_slept_away(certificates, desk, now):
     life = timedelta(seconds=60)
     begun = now - 0.9 * life
-    directory = certificates.write("a", profiles.client_profile("a"), at=begun, lifetime=life)
+    directory = certificates.write("a", identity.client_profile("a"), at=begun, lifetime=life)
     broken = Broken(desk)
     renewer = Renewer(directory, broken.ask, desk.prove)
     for tenth in range(50):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.bench import api_writes
+from kubelend.bench import kube
 
 
 def line(
@@ -42,7 +42,7 @@ def line(
     ],
 )
 def test_writes_count_by_what_was_done_to_what(text, name):
-    assert api_writes.count_writes(text) == {name: 1}
+    assert kube.count_writes(text) == {name: 1}
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,25 @@ def test_writes_count_by_what_was_done_to_what(text, name):
     ],
 )
 def test_nothing_else_counts(text):
-    assert api_writes.count_writes(text) == {}
+    assert kube.count_writes(text) == {}
 
 
 def test_all_answers_to_one_kind_of_write_count_together():
-    found = api_writes.count_writes(line(30) + line(2, code=409) + line("1e+03", verb="PATCH"))
+    found = kube.count_writes(line(30) + line(2, code=409) + line("1e+03", verb="PATCH"))
     assert found == {"POST reservations": 32, "PATCH reservations": 1000}
 
 
 def test_only_what_was_written_in_between_is_left():
     before, after = (
-        api_writes.count_writes(line(30)),
-        api_writes.count_writes(line(30) + line(5, verb="PUT")),
+        kube.count_writes(line(30)),
+        kube.count_writes(line(30) + line(5, verb="PUT")),
     )
     assert after - before == {"PUT reservations": 5}
 
 
 def test_shares_come_largest_first():
-    found = api_writes.count_writes(line(3, verb="PUT") + line(20))
-    assert list(api_writes.writes_per_reservation(found, 20).items()) == [
+    found = kube.count_writes(line(3, verb="PUT") + line(20))
+    assert list(kube.writes_per_reservation(found, 20).items()) == [
         ("POST reservations", 1.0),
         ("PUT reservations", 0.15),
     ]

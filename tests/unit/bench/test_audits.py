@@ -4,22 +4,22 @@ import msgspec
 import pytest
 
 import make
-from kubelend.bench import audits, fleets, histories
+from kubelend.bench import fixtures, measure
 from kubelend.core.ledger import Ledger
-from kubelend.stores import opening
+from kubelend.stores import factory
 from kubelend.wire import conversion
 
 
 @pytest.fixture
 def store(tmp_path):
     path = tmp_path / "store.db"
-    histories.fill_store(path, fleets.make_clusters(5, make.T0, all_open=True), 20, make.T0)
+    fixtures.fill_store(path, fixtures.make_clusters(5, make.T0, all_open=True), 20, make.T0)
     return str(path)
 
 
 @pytest.fixture
 def answers(store):
-    opened = opening.open_readonly(store)
+    opened = factory.open_readonly(store)
     try:
         ledger = Ledger.restore(opened.load())
     finally:
@@ -33,19 +33,19 @@ def answer(found):
 
 def test_a_store_that_keeps_what_was_answered_passes(store, answers):
     assert len(answers) == 20
-    assert audits.count_violations(store, answers) == 0
+    assert measure.count_violations(store, answers) == 0
 
 
 def test_an_answered_reservation_that_is_not_there_counts(store, answers):
-    assert audits.count_violations(store, [*answers, answer(make.reservation("rsv-lost"))]) == 1
+    assert measure.count_violations(store, [*answers, answer(make.reservation("rsv-lost"))]) == 1
 
 
 def test_one_that_was_answered_twice_counts(store, answers):
-    assert audits.count_violations(store, [*answers, answers[0]]) == 1
+    assert measure.count_violations(store, [*answers, answers[0]]) == 1
 
 
 def test_promises_that_do_not_fit_count(tmp_path):
     path = tmp_path / "store.db"
     tiny = make.cluster("cluster-a", "cpu=1m,memory=1Mi")
-    histories.fill_store(path, [tiny], 20, make.T0)
-    assert audits.count_violations(str(path), []) > 0
+    fixtures.fill_store(path, [tiny], 20, make.T0)
+    assert measure.count_violations(str(path), []) > 0

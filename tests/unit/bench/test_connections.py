@@ -2,31 +2,29 @@
 
 import pytest
 
-from kubelend.bench import connections
-from kubelend.bench.connections import LoadConnection, RawResponse
+from kubelend.bench import load
+from kubelend.bench.load import LoadConnection, RawResponse
 from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
 
 WHOLE = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def test_a_whole_answer_is_read():
-    assert connections.parse_response(WHOLE) == RawResponse(201, b"{}")
+    assert load.parse_response(WHOLE) == RawResponse(201, b"{}")
 
 
 def test_the_name_of_a_header_may_be_in_any_case():
-    assert connections.parse_response(WHOLE.lower().replace(b"http", b"HTTP")) == RawResponse(
-        201, b"{}"
-    )
+    assert load.parse_response(WHOLE.lower().replace(b"http", b"HTTP")) == RawResponse(201, b"{}")
 
 
 def test_an_answer_without_a_body_is_read():
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-    assert connections.parse_response(answer) == RawResponse(200, b"")
+    assert load.parse_response(answer) == RawResponse(200, b"")
 
 
 @pytest.mark.parametrize("length", range(len(WHOLE)))
 def test_a_part_of_an_answer_is_waited_for(length):
-    assert connections.parse_response(WHOLE[:length]) is None
+    assert load.parse_response(WHOLE[:length]) is None
 
 
 @pytest.mark.parametrize(
@@ -38,7 +36,7 @@ def test_a_part_of_an_answer_is_waited_for(length):
 )
 def test_what_cannot_be_read_is_an_error_and_no_guess(received):
     with pytest.raises(UnexpectedAnswer):
-        connections.parse_response(received)
+        load.parse_response(received)
 
 
 @pytest.mark.parametrize("cut", [1, 20, len(WHOLE) - 1])

@@ -3,8 +3,8 @@
 import pytest
 
 import make
-from kubelend.agent import provisions
-from kubelend.bench.deliveries import DeliveryTracker, RecordingObjects
+from kubelend.agent import holds
+from kubelend.bench.agents import DeliveryTracker, RecordingObjects
 from kubelend.wire import bodies, conversion, objects
 from kubelend.wire.objects import Metadata, ResourceRequest, ResourceRequestSpec
 
@@ -32,16 +32,16 @@ def promise(reservation="rsv-1", provider="berlin") -> bodies.Reservation:
 
 
 def instruction(reservation="rsv-1"):
-    return provisions.provider_instruction(promise(reservation), "default")
+    return holds.provider_instruction(promise(reservation), "default")
 
 
 def withdrawn():
-    status = provisions.finished_status(provisions.WITHDRAWN, "", make.T0)
+    status = holds.finished_status(holds.WITHDRAWN, "", make.T0)
     return objects.with_status(instruction(), status, make.T0)
 
 
 def held():
-    return objects.with_status(instruction(), provisions.held_status(is_enforced=True), make.T0)
+    return objects.with_status(instruction(), holds.held_status(is_enforced=True), make.T0)
 
 
 def test_the_time_is_from_the_answer_to_the_object(deliveries, timer):

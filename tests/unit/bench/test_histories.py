@@ -3,17 +3,17 @@
 from collections import Counter
 
 import make
-from kubelend.bench import fleets, histories
+from kubelend.bench import fixtures
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
-from kubelend.stores import opening
+from kubelend.stores import factory
 
 
 def written(path, reservations):
-    clusters = fleets.make_clusters(20, make.T0, all_open=True)
-    histories.fill_store(path, clusters, reservations, make.T0)
-    store = opening.open_readonly(str(path))
+    clusters = fixtures.make_clusters(20, make.T0, all_open=True)
+    fixtures.fill_store(path, clusters, reservations, make.T0)
+    store = factory.open_readonly(str(path))
     try:
         return Ledger.restore(store.load())
     finally:

@@ -4,7 +4,7 @@ import pytest
 
 from kubelend.bench import kube
 from kubelend.core.errors import InvalidSettings
-from kubelend.lab import assets
+from kubelend.envtest import assets
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ import time
 
 import pytest
 
-from kubelend.bench import processes
-from kubelend.bench.processes import ProcessUsage
+from kubelend.bench import measure
+from kubelend.bench.measure import ProcessUsage
 
 
 def test_work_of_a_process_is_seen():
-    before = processes.process_usage(os.getpid())
+    before = measure.process_usage(os.getpid())
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
-    after = processes.process_usage(os.getpid())
+    after = measure.process_usage(os.getpid())
     assert after.cpu_seconds - before.cpu_seconds >= 0.05
     assert after.rss_mb > 1
 
@@ -25,4 +25,4 @@ def test_the_share_of_a_core_is_work_over_time():
 
 def test_a_process_that_is_gone_has_no_figures():
     with pytest.raises(FileNotFoundError):
-        processes.process_usage(2**22 + 1)
+        measure.process_usage(2**22 + 1)

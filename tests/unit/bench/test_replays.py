@@ -3,13 +3,12 @@
 import pytest
 
 from kubelend.agent.ports import PodDeleted
-from kubelend.bench.replays import SimulationReplay
+from kubelend.bench.agent import SimulationReplay
 from kubelend.core.errors import KubelendError
 from kubelend.core.inventory import Inventory
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
-from kubelend.sources import descriptions
-from kubelend.sources.worlds import SimulatedCluster
+from kubelend.core.pod_requests import Node, Pod
+from kubelend.sources import simulation_spec
+from kubelend.sources.simulation import SimulatedCluster
 
 MOST = 10_000
 
@@ -46,7 +45,7 @@ class Books:
 
 
 def steady():
-    return descriptions.steady_simulation_spec(nodes=4, pods=40, events_per_second=50)
+    return simulation_spec.steady_simulation_spec(nodes=4, pods=40, events_per_second=50)
 
 
 @pytest.mark.parametrize("events", [0, 1, 7, 200])
@@ -65,10 +64,10 @@ def test_the_next_count_begins_where_the_last_ended():
 
 
 def test_pods_that_wait_for_room_are_in_use_only_once_they_have_it():
-    full = descriptions.SimulationSpec(
-        [descriptions.NodeGroup({"cpu": "1", "memory": "1Gi"})],
+    full = simulation_spec.SimulationSpec(
+        [simulation_spec.NodeGroup({"cpu": "1", "memory": "1Gi"})],
         work=[
-            descriptions.PodWorkload(
+            simulation_spec.PodWorkload(
                 "10/s", {"cpu": "10m", "memory": "300Mi..700Mi"}, lifetime="1s..9s"
             )
         ],
@@ -98,7 +97,9 @@ def test_a_sum_beyond_the_bound_is_an_error():
 
 
 def test_a_world_where_nothing_happens_has_no_other_sum():
-    still = descriptions.parse_simulation_spec("nodes: [{capacity: {cpu: 1, memory: 1Gi}}]", "here")
+    still = simulation_spec.parse_simulation_spec(
+        "nodes: [{capacity: {cpu: 1, memory: 1Gi}}]", "here"
+    )
     assert SimulationReplay(still).events_until(0, MOST) == 0
     with pytest.raises(KubelendError):
         SimulationReplay(still).events_until(1, MOST)

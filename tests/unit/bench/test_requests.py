@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 import make
-from kubelend.bench import fleets, requests
+from kubelend.bench import fixtures
 from kubelend.wire import bodies, route, routes
 
 
@@ -15,15 +15,15 @@ def split(request):
 
 
 def test_the_constant_is_a_request_without_a_body():
-    line, headers, body = split(requests.healthz_request())
+    line, headers, body = split(fixtures.healthz_request())
     assert line == "GET /healthz HTTP/1.1"
     assert headers == {"Host": "localhost"}
     assert body == b""
 
 
 def test_an_advertisement_is_the_body_of_its_route():
-    (cluster,) = fleets.make_clusters(1, make.T0)
-    line, headers, body = split(requests.advertisement_request(cluster))
+    (cluster,) = fixtures.make_clusters(1, make.T0)
+    line, headers, body = split(fixtures.advertisement_request(cluster))
     assert line == f"POST {routes.ROUTES_BY_NAME['publish'].path} HTTP/1.1"
     assert headers["Content-Length"] == str(len(body))
     assert headers["Content-Type"] == "application/json"
@@ -31,15 +31,15 @@ def test_an_advertisement_is_the_body_of_its_route():
 
 
 def test_a_proxy_passes_a_certificate_on():
-    (cluster,) = fleets.make_clusters(1, make.T0)
-    _, plain, body = split(requests.advertisement_request(cluster))
-    _, headers, same = split(requests.advertisement_request(cluster, b":AAAA:"))
+    (cluster,) = fixtures.make_clusters(1, make.T0)
+    _, plain, body = split(fixtures.advertisement_request(cluster))
+    _, headers, same = split(fixtures.advertisement_request(cluster, b":AAAA:"))
     assert headers == {**plain, "Client-Cert": ":AAAA:"}
     assert body == same
 
 
 def test_each_reservation_has_its_own_key_and_the_same_body():
-    numbered = requests.reservation_requests(make.request("cpu=500m,memory=1Gi"), "bench-3")
+    numbered = fixtures.reservation_requests(make.request("cpu=500m,memory=1Gi"), "bench-3")
     line, headers, body = split(numbered(1))
     _, others, same = split(numbered(2))
     assert line == f"POST {routes.ROUTES_BY_NAME['reserve'].path} HTTP/1.1"
@@ -56,5 +56,5 @@ def test_each_reservation_has_its_own_key_and_the_same_body():
 
 @pytest.mark.parametrize("number", [0, 7, 123456])
 def test_a_request_ends_with_its_body(number):
-    request = requests.reservation_requests(make.request(), "k")(number)
+    request = fixtures.reservation_requests(make.request(), "k")(number)
     assert request.endswith(b"}")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kubelend.bench import targets
-from kubelend.bench.targets import Target
+from kubelend.bench import cli
+from kubelend.bench.cli import Target
 
 GOOD: dict[str, dict[str, Any]] = {
     "decide": {"clusters": 10_000, "us_per_decision": 99.9},
@@ -67,7 +67,7 @@ def with_figure(bench, **figures):
 
 
 def test_nothing_is_missed_when_all_limits_are_kept():
-    assert targets.missed_targets(targets.compare_with_targets(GOOD)) == []
+    assert cli.missed_targets(cli.compare_with_targets(GOOD)) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_nothing_is_missed_when_all_limits_are_kept():
     ],
 )
 def test_each_limit_can_be_missed(bench, key, value):
-    lines = targets.missed_targets(targets.compare_with_targets(with_figure(bench, **{key: value})))
+    lines = cli.missed_targets(cli.compare_with_targets(with_figure(bench, **{key: value})))
     assert [(line.target.bench, line.target.key) for line in lines] == [(bench, key)]
 
 
@@ -107,14 +107,12 @@ def test_each_limit_can_be_missed(bench, key, value):
     ],
 )
 def test_the_limit_itself_is_kept(bench, key, value):
-    assert not targets.missed_targets(
-        targets.compare_with_targets(with_figure(bench, **{key: value}))
-    )
+    assert not cli.missed_targets(cli.compare_with_targets(with_figure(bench, **{key: value})))
 
 
 def test_a_figure_that_is_no_number_misses_its_target():
-    assert targets.missed_targets(
-        targets.compare_with_targets(with_figure("decide", us_per_decision=math.nan))
+    assert cli.missed_targets(
+        cli.compare_with_targets(with_figure("decide", us_per_decision=math.nan))
     )
 
 
@@ -132,18 +130,18 @@ def test_a_figure_that_is_no_number_misses_its_target():
     ],
 )
 def test_a_run_of_another_size_gets_no_verdict(bench, size):
-    lines = targets.compare_with_targets(with_figure(bench, **size))
+    lines = cli.compare_with_targets(with_figure(bench, **size))
     assert {line.verdict for line in lines if line.target.bench == bench} == {""}
 
 
 def test_a_benchmark_that_did_not_run_has_no_lines():
-    lines = targets.compare_with_targets({"restart": GOOD["restart"]})
+    lines = cli.compare_with_targets({"restart": GOOD["restart"]})
     assert [line.target.bench for line in lines] == ["restart"]
 
 
 def test_the_table_shows_figure_limit_and_verdict_of_each_line():
     figures = with_figure("reserve", ratio=0.25)
-    first, *lines = targets.targets_table(targets.compare_with_targets(figures)).splitlines()
+    first, *lines = cli.targets_table(cli.compare_with_targets(figures)).splitlines()
     assert first.split() == ["BENCH", "WHAT", "MEASURED", "TARGET"]
     assert lines[0].split() == [
         *("decide", "us", "per", "decision,", "10,000", "clusters"),
@@ -151,18 +149,16 @@ def test_the_table_shows_figure_limit_and_verdict_of_each_line():
     ]
     (ratio,) = (line for line in lines if "ratio" in line)
     assert ratio.split()[-4:] == ["0.25", ">=", "0.50", "missed"]
-    assert len(lines) == len(targets.TARGETS)
+    assert len(lines) == len(cli.TARGETS)
 
 
 def test_the_table_fits_a_terminal():
-    assert (
-        max(map(len, targets.targets_table(targets.compare_with_targets(GOOD)).splitlines())) <= 80
-    )
+    assert max(map(len, cli.targets_table(cli.compare_with_targets(GOOD)).splitlines())) <= 80
 
 
 def test_every_benchmark_with_a_limit_says_for_which_size():
-    limited = {target.bench for target in targets.TARGETS if target.limit}
-    assert limited == set(targets.FULL_SIZE)
+    limited = {target.bench for target in cli.TARGETS if target.limit}
+    assert limited == set(cli.FULL_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +175,7 @@ def test_every_benchmark_with_a_limit_says_for_which_size():
     ],
 )
 def test_numbers_show_the_digits_that_matter(value, text):
-    assert targets.format_number(value) == text
+    assert cli.format_number(value) == text
 
 
 def test_a_target_without_limit_is_always_met():

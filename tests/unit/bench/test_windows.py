@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from kubelend.bench import processes
-from kubelend.bench.windows import UsageWindow
+from kubelend.bench import measure
+from kubelend.bench.measure import UsageWindow
 
 
 def test_work_within_the_window_counts():
@@ -49,6 +49,6 @@ def test_the_most_memory_that_was_seen_counts():
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.read(5) == b"freed"
-        assert processes.process_usage(process.pid).rss_mb < most - 40
+        assert measure.process_usage(process.pid).rss_mb < most - 40
         window.sample()
         assert window.rss_mb == most

@@ -9,20 +9,17 @@ from structlog.testing import capture_logs
 import make
 from clocks import Clock
 from kubelend.broker import change_log
-from kubelend.broker.limiting import LimitService
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, BrokerRules
+from kubelend.broker.service import Broker, BrokerRules, LimitService
 from kubelend.broker.writer import CURRENT_ACTOR
-from kubelend.core import enrolment, events, journal, revocation
+from kubelend.core import audit_log, enrolment, events
+from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.enrolment import Applicant, JoinPolicy
 from kubelend.core.errors import Conflict, KeyReused, NoCapacity, QueueFull, QuotaExceeded
-from kubelend.core.journal import Actor, AuditEntry
 from kubelend.core.lending import LendingPolicy
-from kubelend.core.lifecycle import Reason
-from kubelend.core.limits import Quota
+from kubelend.core.lifecycle import Reason, Role
 from kubelend.core.members import Certificate, Token, TokenId
-from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.roles import Role
+from kubelend.core.models import ClusterId, Quota, ReservationId
 from troubled import TroubledStore
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
@@ -78,7 +75,9 @@ def leaves(kind):
 
 def test_every_event_with_an_audit_entry_has_a_text_of_its_own():
     audited = leaves(events.Event) - HOUSEKEEPING
-    assert {kind.__name__ for kind in audited} | {journal.TRUNCATED_ACTION} == set(change_log.LINES)
+    assert {kind.__name__ for kind in audited} | {audit_log.TRUNCATED_ACTION} == set(
+        change_log.LINES
+    )
 
 
 async def test_a_placed_reservation_is_logged_with_its_keys(broker, logs):
@@ -294,13 +293,13 @@ async def test_tokens_and_members_are_logged_from_the_first_to_the_last(broker, 
     )
     await change(
         broker,
-        lambda ledger, now: revocation.revoke_member(
+        lambda ledger, now: enrolment.revoke_member(
             ledger, Role.CLUSTER, "asks", reason="lost", by="alice", release=False, now=now
         ),
     )
     await change(
         broker,
-        lambda ledger, now: revocation.remove_member(ledger, Role.CLUSTER, "auto", "alice", now),
+        lambda ledger, now: enrolment.remove_member(ledger, Role.CLUSTER, "auto", "alice", now),
     )
     await change(broker, lambda ledger, now: enrolment.delete_token(ledger, TokenId("t"), now))
     assert [(line["event"], line.get("cluster")) for line in logs] == [

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import make
-from kubelend.broker.commits import GroupCommit
+from kubelend.broker.group_commit import GroupCommit
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.models import Cluster, ReservationId
 from troubled import TroubledStore

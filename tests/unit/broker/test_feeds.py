@@ -3,12 +3,11 @@
 import asyncio
 
 import make
-from kubelend.broker.feeds import StreamHub
+from kubelend.broker.streams import StreamHub
 from kubelend.core.events import Archived, ClusterDeleted
-from kubelend.core.lifecycle import Phase
+from kubelend.core.lifecycle import Phase, Role
 from kubelend.core.members import Member, MembershipStatus
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.roles import Role
 from waiting import PATIENCE
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")

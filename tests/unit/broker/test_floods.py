@@ -4,14 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.broker.floods import (
+from kubelend.broker.audit_log import (
     MAX_FULL_ENTRIES,
     MAX_FULL_UNAUTHENTICATED,
     MAX_UNAUTHENTICATED_KINDS,
     THROTTLE_WINDOW,
     AuditThrottle,
 )
-from kubelend.core.journal import Actor, AuditEntry
+from kubelend.core.audit_log import Actor, AuditEntry
 
 REFUSED = AuditEntry(
     make.T0,

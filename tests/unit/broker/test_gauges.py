@@ -4,9 +4,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import make
-from kubelend.broker import gauges
+from kubelend.broker import metrics
+from kubelend.core.events import WorkingSet
 from kubelend.core.ledger import Ledger
-from kubelend.core.records import WorkingSet
 
 GI = 1024**3
 AMOUNTS = ("capacity", "allocatable", "reserved", "available")
@@ -15,7 +15,7 @@ AMOUNTS = ("capacity", "allocatable", "reserved", "available")
 def samples(ledger, now=make.T0):
     """Every sample by name and labels; fails on a family or a sample that comes twice."""
     found = {}
-    text = b"".join(gauges.fleet_metrics_text(gauges.fleet_snapshot(ledger, now))).decode()
+    text = b"".join(metrics.fleet_metrics_text(metrics.fleet_snapshot(ledger, now))).decode()
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
     for family in text_string_to_metric_families(text):
@@ -162,13 +162,13 @@ def test_no_name_breaks_the_text(name):
 def test_a_snapshot_does_not_move_with_the_ledger():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=1,memory=1Gi")
-    snapshot = gauges.fleet_snapshot(desk.ledger, desk.now)
-    before = gauges.fleet_metrics_text(snapshot)
+    snapshot = metrics.fleet_snapshot(desk.ledger, desk.now)
+    before = metrics.fleet_metrics_text(snapshot)
     desk.reserve("cpu=1,memory=1Gi")
     desk.advertise("b", "cpu=4,memory=8Gi")
     desk.remove("b")
-    assert gauges.fleet_metrics_text(snapshot) == before
-    assert gauges.fleet_metrics_text(gauges.fleet_snapshot(desk.ledger, desk.now)) != before
+    assert metrics.fleet_metrics_text(snapshot) == before
+    assert metrics.fleet_metrics_text(metrics.fleet_snapshot(desk.ledger, desk.now)) != before
 
 
 def test_ten_thousand_clusters_all_show():

@@ -3,8 +3,8 @@
 import pytest
 
 import make
-from kubelend.broker import instructions
-from kubelend.broker.instructions import Action, Side
+from kubelend.broker import streams
+from kubelend.broker.streams import Action, Side
 from kubelend.core.lifecycle import Phase
 
 AMOUNTS = "cpu=500m,memory=256Mi,gpu=2"
@@ -17,7 +17,7 @@ def reservation(phase=Phase.RESERVED, *, target="a", left=()):
 
 
 def told(cluster, found):
-    return [(i.side, i.action, i.message) for i in instructions.instructions_for(cluster, found)]
+    return [(i.side, i.action, i.message) for i in streams.instructions_for(cluster, found)]
 
 
 USE = (Side.REQUESTER, Action.USE, "Use a for 500m CPU / 256Mi Memory / 2 GPU")
@@ -59,14 +59,14 @@ def test_whom_it_does_not_concern_is_told_nothing():
 
 
 def test_concerned_are_requester_provider_and_those_before():
-    assert instructions.clusters_of(reservation()) == {"r", "a"}
-    assert instructions.clusters_of(reservation(left=("b", "c"))) == {"r", "a", "b", "c"}
-    assert instructions.clusters_of(reservation(Phase.PENDING, target=None)) == {"r"}
+    assert streams.clusters_of(reservation()) == {"r", "a"}
+    assert streams.clusters_of(reservation(left=("b", "c"))) == {"r", "a", "b", "c"}
+    assert streams.clusters_of(reservation(Phase.PENDING, target=None)) == {"r"}
 
 
 def test_everyone_concerned_has_an_instruction():
     found = reservation(left=("b",))
-    assert all(told(cluster, found) for cluster in instructions.clusters_of(found))
+    assert all(told(cluster, found) for cluster in streams.clusters_of(found))
 
 
 def test_words_are_api():

@@ -7,14 +7,13 @@ import pytest
 
 import make
 from clocks import Clock
-from kubelend.broker.floods import MAX_FULL_ENTRIES, THROTTLE_WINDOW
-from kubelend.broker.journal import LINES_PER_READ, AuditLog
+from kubelend.broker.audit_log import LINES_PER_READ, MAX_FULL_ENTRIES, THROTTLE_WINDOW, AuditLog
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, BrokerRules
-from kubelend.core import journal as chain
+from kubelend.core import audit_log
+from kubelend.core.audit_log import Actor
 from kubelend.core.errors import Forbidden
 from kubelend.core.events import AuditLogTruncated
-from kubelend.core.journal import Actor
 from kubelend.stores.memory import MemoryStore
 
 MALLORY = Actor("mallory", "cluster")
@@ -41,7 +40,7 @@ class Scene:
 
     def is_whole(self):
         start, end = self.store.audit_log_bounds()
-        return not list(chain.verify_chain(self.store.audit_lines(0, 1 << 20), start, end))
+        return not list(audit_log.verify_chain(self.store.audit_lines(0, 1 << 20), start, end))
 
 
 @pytest.fixture

@@ -10,16 +10,15 @@ from structlog.testing import capture_logs
 
 import make
 from clocks import Clock
-from kubelend.broker import parties
-from kubelend.broker.journal import AuditLog
-from kubelend.broker.leadership import NO_REPLICA
+from kubelend.broker import authorization
+from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.metrics import Metrics
+from kubelend.broker.ports import NO_REPLICA
 from kubelend.broker.service import Broker, BrokerRules
+from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry
 from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
-from kubelend.core.events import Archived, ClusterDeleted
-from kubelend.core.journal import BROKER_ACTOR, AuditEntry
+from kubelend.core.events import Archived, ClusterDeleted, CommittedChanges
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.records import CommittedChanges
 from waiting import until
 
 A = ClusterId("a")
@@ -157,9 +156,9 @@ async def test_a_follower_refuses_changes_and_says_who_leads(store, tail):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(parties.owned_by, id="release"),
-        pytest.param(parties.acknowledge_hold, id="acknowledge"),
-        pytest.param(partial(parties.refuse_hold, reason="no"), id="refuse"),
+        pytest.param(authorization.owned_by, id="release"),
+        pytest.param(authorization.acknowledge_hold, id="acknowledge"),
+        pytest.param(partial(authorization.refuse_hold, reason="no"), id="refuse"),
     ],
 )
 async def test_a_follower_that_lags_behind_does_not_say_that_there_is_no_reservation(

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kubelend
 import make
-from kubelend.broker import families
+from kubelend.broker import metrics as broker_metrics
 from kubelend.broker.metrics import Metrics
 from kubelend.core import commands
 from kubelend.core.decision import NoFit
@@ -76,7 +76,7 @@ def well_used():
 
 def test_every_metric_is_scraped_and_nothing_else_is():
     ours = {family for family in scraped(well_used()) if family[0].startswith("kubelend_")}
-    assert ours == {(f.name, f.kind, f.help) for f in families.ALL_METRICS}
+    assert ours == {(f.name, f.kind, f.help) for f in broker_metrics.ALL_METRICS}
 
 
 def test_the_process_itself_is_measured_too():
@@ -84,13 +84,13 @@ def test_the_process_itself_is_measured_too():
 
 
 def test_labels_are_the_documented_ones():
-    wanted = {family.name: set(family.labels) for family in families.ALL_METRICS}
+    wanted = {family.name: set(family.labels) for family in broker_metrics.ALL_METRICS}
     for name, *pairs in samples(well_used()):
         if name.startswith("kubelend_"):
             assert {label for label, _ in pairs} - {"le"} == wanted[family_of(name)], name
 
 
-@pytest.mark.parametrize("family", families.ALL_METRICS, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", broker_metrics.ALL_METRICS, ids=lambda family: family.name)
 def test_names_follow_the_conventions(family):
     assert re.fullmatch(r"kubelend_[a-z_]+[a-z]", family.name)
     assert family.name.endswith("_total") == (family.kind == "counter")
@@ -102,14 +102,14 @@ def test_names_follow_the_conventions(family):
 
 def test_the_documentation_has_the_table_of_the_code():
     documented = DOCS.read_text()
-    assert families.metrics_table() in documented
+    assert broker_metrics.metrics_table() in documented
     rows = re.findall(r"^\| `(kubelend_(?!agent)\w+)` \|", documented, re.MULTILINE)
-    assert rows == [family.name for family in families.ALL_METRICS]
+    assert rows == [family.name for family in broker_metrics.ALL_METRICS]
 
 
 def test_the_documentation_uses_no_metric_that_does_not_exist():
     used = {family_of(name) for name in re.findall(r"kubelend_(?!agent)\w+", DOCS.read_text())}
-    assert used - {"kubelend_cluster_"} == {family.name for family in families.ALL_METRICS}
+    assert used - {"kubelend_cluster_"} == {family.name for family in broker_metrics.ALL_METRICS}
 
 
 # -- the service
@@ -328,4 +328,4 @@ def scraped(metrics):
 
 def family_of(sample):
     base = re.sub(r"_(bucket|sum|count)$", "", sample)
-    return base if any(family.name == base for family in families.ALL_METRICS) else sample
+    return base if any(family.name == base for family in broker_metrics.ALL_METRICS) else sample

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.broker import naming
+from kubelend.broker import service
 from kubelend.core.models import ClusterId
 
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -14,7 +14,7 @@ LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @given(st.text(min_size=1, max_size=64))
 def test_name_is_a_dns_label_whatever_the_requester_is_called(requester):
-    name = naming.new_reservation_id(ClusterId(requester))
+    name = service.new_reservation_id(ClusterId(requester))
     assert name.startswith("rsv-")
     assert LABEL.fullmatch(name)
 
@@ -30,15 +30,15 @@ def test_name_is_a_dns_label_whatever_the_requester_is_called(requester):
     ],
 )
 def test_name_begins_with_its_requester(requester, start):
-    assert naming.new_reservation_id(ClusterId(requester)).startswith(start)
+    assert service.new_reservation_id(ClusterId(requester)).startswith(start)
 
 
 def test_names_made_in_one_moment_differ():
-    names = [naming.new_reservation_id(ClusterId("r")) for _ in range(50_000)]
+    names = [service.new_reservation_id(ClusterId("r")) for _ in range(50_000)]
     assert len(set(names)) == len(names)
 
 
 def test_longest_requesters_leave_room_for_what_tells_names_apart():
-    names = {naming.new_reservation_id(ClusterId("x" * 64)) for _ in range(1000)}
+    names = {service.new_reservation_id(ClusterId("x" * 64)) for _ in range(1000)}
     assert len(names) == 1000
     assert {len(name) for name in names} == {63}

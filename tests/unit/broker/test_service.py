@@ -7,18 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from kubelend.broker import views
+from kubelend.broker import service
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core import commands
-from kubelend.core.errors import (
-    KeyReused,
-    NoCapacity,
-    NotFound,
-    NotReady,
-    StoreFailed,
-    WrongPhase,
-)
+from kubelend.core.errors import KeyReused, NoCapacity, NotFound, NotReady, StoreFailed, WrongPhase
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
 from virtual_time import settled
@@ -202,7 +195,7 @@ async def test_another_broker_on_the_same_store_answers_the_same(broker, store, 
     waiting = await broker.reserve(make.request("cpu=4,memory=1Gi", wait=make.HOUR))
     heir = Broker(lambda: store, clock, RULES, Metrics())
     await heir.load()
-    everything = views.PageRequest(0, 100)
+    everything = service.PageRequest(0, 100)
     assert await heir.reservations(lambda _: True, None, everything) == [held, used, waiting]
     assert await heir.cluster(A) == await broker.cluster(A)
     assert await heir.holds(A) == [held]
@@ -218,7 +211,7 @@ async def test_reservation_is_found_at_hand_in_the_archive_or_not_at_all(broker,
     assert await broker.reservation(held.id) == released
     clock.pass_time(2 * make.HOUR)
     await broker.expire()
-    assert await broker.reservations(lambda _: True, None, views.PageRequest(0, 10)) == []
+    assert await broker.reservations(lambda _: True, None, service.PageRequest(0, 10)) == []
     assert await broker.reservation(held.id) == released
     with pytest.raises(NotFound):
         await broker.reservation(ReservationId("rsv-unknown"))
@@ -254,4 +247,4 @@ async def test_explanation_changes_nothing(broker, store):
     explanation = await broker.explain(make.request("cpu=9,memory=1Gi", wait=make.HOUR), 10)
     assert explanation.fitting == 0
     assert store.commits == before
-    assert await broker.reservations(lambda _: True, None, views.PageRequest(0, 10)) == []
+    assert await broker.reservations(lambda _: True, None, service.PageRequest(0, 10)) == []

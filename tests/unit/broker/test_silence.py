@@ -9,7 +9,7 @@ import make
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.broker.writer import FAILOVER_PAUSE
-from kubelend.core import silence
+from kubelend.core import failover
 from kubelend.core.errors import StoreFailed
 from kubelend.core.models import ClusterId
 from virtual_time import in_virtual_time
@@ -100,7 +100,8 @@ async def test_many_are_moved_without_the_usual_pause_between_portions(store, cl
     async with running(store, clock, patience) as broker:
         wanted = make.request("cpu=1m,memory=1Mi")
         many = [
-            broker.reserve(wanted) for _ in range((portions - 1) * silence.MAX_ATTEMPTS_PER_RUN + 1)
+            broker.reserve(wanted)
+            for _ in range((portions - 1) * failover.MAX_ATTEMPTS_PER_RUN + 1)
         ]
         await asyncio.gather(*many)
         await listen(broker, clock, 2 * make.MINUTE - STEP)

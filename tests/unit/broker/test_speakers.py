@@ -7,8 +7,8 @@ import pytest
 
 import make
 from clocks import Clock
-from kubelend.broker.feeds import Subscription
-from kubelend.broker.speakers import MAX_INSTANCE_LENGTH, RECONNECT_GRACE, AgentSessions
+from kubelend.broker.agent_sessions import MAX_INSTANCE_LENGTH, RECONNECT_GRACE, AgentSessions
+from kubelend.broker.streams import Subscription
 from kubelend.core.errors import IdentityInUse
 from kubelend.core.models import ClusterId
 

@@ -3,8 +3,8 @@
 import pytest
 
 import make
-from kubelend.broker import views
-from kubelend.broker.feeds import Subscription
+from kubelend.broker import service
+from kubelend.broker.streams import Subscription
 from kubelend.core.models import ClusterId
 
 A, R = ClusterId("a"), ClusterId("r")
@@ -16,7 +16,7 @@ def desk():
 
 
 def opening(desk, cluster, after):
-    return views.start_stream(
+    return service.start_stream(
         desk.ledger, Subscription(ClusterId(cluster), desk.ledger.revision), after
     )
 
@@ -28,7 +28,7 @@ def ids(news):
 def test_cluster_is_shown_with_what_is_reserved_and_how_many_it_serves(desk):
     for _ in range(2):
         desk.reserve("cpu=1,memory=1Gi", pinned="a")
-    view = views.cluster_view(desk.ledger, desk.ledger.cluster(A))
+    view = service.cluster_view(desk.ledger, desk.ledger.cluster(A))
     assert view.reserved == make.resources("cpu=2,memory=2Gi")
     assert view.reservation_count == 2
 
@@ -38,10 +38,10 @@ def test_holds_are_what_is_reserved_there_and_not_in_use_oldest_first(desk):
         desk.reserve("cpu=1,memory=1Gi", pinned=target) for target in ("a", "a", "a", "b")
     ]
     desk.activate(second)
-    assert ids(views.held_reservations(desk.ledger, A)) == [first, third]
+    assert ids(service.held_reservations(desk.ledger, A)) == [first, third]
     desk.release(first)
-    assert ids(views.held_reservations(desk.ledger, A)) == [third]
-    assert views.held_reservations(desk.ledger, ClusterId("nobody")) == []
+    assert ids(service.held_reservations(desk.ledger, A)) == [third]
+    assert service.held_reservations(desk.ledger, ClusterId("nobody")) == []
 
 
 @pytest.mark.parametrize("cluster", [None, R], ids=["all", "one cluster's"])
@@ -50,8 +50,8 @@ def test_pages_follow_each_other_without_gap_or_repetition(desk, cluster):
     desk.renew(made[0], 9 * make.HOUR)
     desk.release(made[5])
     seen, after = [], 0
-    while page := views.reservations_page(
-        desk.ledger, lambda _: True, cluster, views.PageRequest(after, 3)
+    while page := service.reservations_page(
+        desk.ledger, lambda _: True, cluster, service.PageRequest(after, 3)
     ):
         assert len(page) <= 3
         seen += ids(page)
@@ -62,8 +62,8 @@ def test_pages_follow_each_other_without_gap_or_repetition(desk, cluster):
 def test_page_holds_only_what_is_wanted(desk):
     made = [desk.reserve("cpu=1m,memory=1Mi") for _ in range(6)]
     wanted = set(made[::2])
-    page = views.reservations_page(
-        desk.ledger, lambda found: found.id in wanted, None, views.PageRequest(0, 2)
+    page = service.reservations_page(
+        desk.ledger, lambda found: found.id in wanted, None, service.PageRequest(0, 2)
     )
     assert ids(page) == made[:4:2]
 

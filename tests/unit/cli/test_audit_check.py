@@ -14,7 +14,7 @@ from kubelend.core import commands
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import Advertisement, ClusterId, Request, ReservationId
 from kubelend.core.resources import Resources
-from kubelend.stores import opening
+from kubelend.stores import factory
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -47,7 +47,7 @@ def fill(ledger):
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "kubelend.db"
-    store = opening.open_store(str(path))
+    store = factory.open_store(str(path))
     ledger = Ledger()
     store.commit(fill(ledger), ledger.revision)
     store.close()
@@ -56,7 +56,7 @@ def path(tmp_path):
 
 def break_promise(path):
     """Write what no broker would: a cluster that lends to itself, and has no end."""
-    store = opening.open_store(str(path))
+    store = factory.open_store(str(path))
     records = store.load()
     (found,) = records.reservations
     wrong = msgspec.structs.replace(found, target=found.requester, revision=records.revision + 1)
@@ -124,7 +124,7 @@ def test_looking_changes_nothing(path, capsys):
 
 
 def test_a_store_in_use_can_be_looked_at(path, capsys):
-    store = opening.open_store(str(path))
+    store = factory.open_store(str(path))
     try:
         assert audit(capsys, path)[0] == 0
     finally:

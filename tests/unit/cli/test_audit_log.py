@@ -8,12 +8,12 @@ import pytest
 
 import make
 from kubelend.cli import audit, main
-from kubelend.core import journal as chain
+from kubelend.core import audit_log
+from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.events import AuditLogTruncated
-from kubelend.core.journal import Actor, AuditEntry
-from kubelend.stores import opening
-from kubelend.wire.audit_bodies import Actor as ActorBody
-from kubelend.wire.audit_bodies import AuditLine
+from kubelend.stores import factory
+from kubelend.wire.admin_bodies import Actor as ActorBody
+from kubelend.wire.admin_bodies import AuditLine
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def path(tmp_path):
 
 
 def tell(path, *names):
-    with closing(opening.open_store(str(path))) as store:
+    with closing(factory.open_store(str(path))) as store:
         alice = Actor("alice", "admin", "192.0.2.1")
         store.commit(
             [AuditEntry(make.T0, alice, "Cordoned", f"cluster/{name}") for name in names], 1
@@ -100,11 +100,11 @@ def test_anchor_finds_a_journal_that_was_written_anew_from_the_start(path, tmp_p
 
 def test_anchor_older_than_what_is_kept_is_a_note(path, capsys):
     head = json.loads(verify(capsys, path, "--json")[1])["head"]
-    with closing(opening.open_store(str(path))) as store:
+    with closing(factory.open_store(str(path))) as store:
         tell_more = AuditEntry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/6")
         store.commit([tell_more], 1)
         (last,) = store.audit_lines(5, 1)
-        store.commit([AuditLogTruncated(6), chain.truncation_entry(last, make.T0, make.T0)], 1)
+        store.commit([AuditLogTruncated(6), audit_log.truncation_entry(last, make.T0, make.T0)], 1)
     code, out = verify(capsys, path, "--anchor", head)
     assert code == 0
     assert "line 5 of the anchor is older than the retention" in out

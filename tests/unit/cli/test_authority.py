@@ -7,7 +7,7 @@ import yaml
 
 import openssl
 from kubelend.cli import main
-from kubelend.pki import files, pins
+from kubelend.pki import files, tokens
 
 SECRET = "corre\u00e7t horse"
 
@@ -194,7 +194,7 @@ def test_what_is_shown_can_be_read(kubelend, here):
     assert code == 0
     assert lines[0].split() == ["SUBJECT", "SIGNS", "END", "HASH"]
     assert lines[1].split()[:2] == ["CN=kubelend", "yes"]
-    assert lines[1].endswith(pins.ca_pin(certificate))
+    assert lines[1].endswith(tokens.ca_pin(certificate))
     assert lines[-1] == "The key is not encrypted."
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from certificates import Certificates
 from kubelend.cli import main
-from kubelend.pki import pins, profiles
+from kubelend.pki import identity, tokens
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def show(capsys, directory, *flags):
 
 
 def test_a_person_reads_whose_it_is_and_how_long_it_lasts(certificates, capsys):
-    profile = profiles.client_profile("cluster-1")
+    profile = identity.client_profile("cluster-1")
     directory = certificates.write("c", profile, lifetime=timedelta(days=100))
     code, out, _ = show(capsys, directory)
     shown = dict(line.split(":", 1) for line in out.splitlines() if ":  " in line)
@@ -32,7 +32,7 @@ def test_a_person_reads_whose_it_is_and_how_long_it_lasts(certificates, capsys):
     assert shown["Days left"].strip() == "99"
     assert shown["Signed by"].strip() == "CN=test-ca"
     assert "(in 100d)" in shown["Valid until"]
-    assert pins.ca_pin(certificates.authority.certificate) in out
+    assert tokens.ca_pin(certificates.authority.certificate) in out
 
 
 def test_a_program_reads_the_same_as_json(certificates, capsys):
@@ -46,7 +46,7 @@ def test_a_program_reads_the_same_as_json(certificates, capsys):
     assert timedelta(days=364) < left < timedelta(days=366)
     assert 0.19 < renewed_with / left < 0.26
     (trusted,) = found["authorities"]
-    assert trusted["pin"] == pins.ca_pin(certificates.authority.certificate)
+    assert trusted["pin"] == tokens.ca_pin(certificates.authority.certificate)
 
 
 @pytest.mark.parametrize("role", ["viewer", "admin", "cluster"])

@@ -9,18 +9,17 @@ import yaml
 
 from kubelend.cli import (
     clusters,
-    escapes,
     limit_views,
     main,
     members,
     output,
     reservation_views,
     reservations,
-    tables,
 )
 from kubelend.cli.output import Format
 from kubelend.core.errors import Forbidden, KubelendError
-from kubelend.wire import bodies, limit_bodies, membership_bodies
+from kubelend.kits import tables
+from kubelend.wire import admin_bodies, bodies
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ACTIVE = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F)]
@@ -66,12 +65,12 @@ EXPLANATION = bodies.Explanation(
     remedy=bodies.Suggestion(HOSTILE, HOSTILE),
     quota=[HOSTILE],
 )
-MEMBER = membership_bodies.Member(role=HOSTILE, name=HOSTILE, standing=HOSTILE, asked_at=NOW)
+MEMBER = admin_bodies.Member(role=HOSTILE, name=HOSTILE, standing=HOSTILE, asked_at=NOW)
 
 
 @pytest.mark.parametrize("code", ACTIVE, ids=hex)
 def test_what_a_terminal_would_obey_is_written_out(code):
-    written = escapes.sanitize_line(f"a{chr(code)}b")
+    written = tables.sanitize_line(f"a{chr(code)}b")
     assert written.isascii()
     assert written.isprintable()
     assert written[:2] == "a\\"
@@ -80,11 +79,11 @@ def test_what_a_terminal_would_obey_is_written_out(code):
 
 @pytest.mark.parametrize("text", ["", "eu-west 1", "Zürich", "東京", "a\\b", "50 €", "👩‍🚀"])
 def test_all_else_stays_as_it_is(text):
-    assert escapes.sanitize_line(text) == escapes.sanitize_lines(text) == text
+    assert tables.sanitize_line(text) == tables.sanitize_lines(text) == text
 
 
 def test_lines_of_our_own_stay_lines():
-    assert escapes.sanitize_lines("one\x1b\ntwo\r") == "one\\x1b\ntwo\\r"
+    assert tables.sanitize_lines("one\x1b\ntwo\r") == "one\\x1b\ntwo\\r"
 
 
 def test_a_table_has_one_line_for_each_row_and_its_columns_line_up():
@@ -110,7 +109,7 @@ VIEWS = {
     "an explanation": (reservations.explanation_text(EXPLANATION, None), 8),
     "members": (members.member_table([MEMBER], NOW, wide=True), 2),
     "a member": (members.approval_summary(MEMBER, NOW), 1),
-    "a policy": (limit_views.policy_text(limit_bodies.PolicyStatus(HOSTILE), None), 1),
+    "a policy": (limit_views.policy_text(admin_bodies.PolicyStatus(HOSTILE), None), 1),
 }
 """How bodies of a broker are shown to people, and how many lines that takes."""
 

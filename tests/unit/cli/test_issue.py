@@ -7,8 +7,8 @@ import pytest
 
 import openssl
 from kubelend.cli import main
-from kubelend.core.roles import Role
-from kubelend.pki import files, identities
+from kubelend.core.lifecycle import Role
+from kubelend.pki import files, identity
 from kubelend.transports import tls
 
 
@@ -60,7 +60,7 @@ def role_in(directory):
         "x509", "-in", directory / "tls.crt", "-noout", "-subject", "-nameopt", "multiline"
     )
     (organisation,) = (line for line in subject.splitlines() if "organizationName" in line)
-    return identities.ROLES_BY_ORGANISATION.get(organisation.partition("= ")[2], Role.CLUSTER)
+    return identity.ROLES_BY_ORGANISATION.get(organisation.partition("= ")[2], Role.CLUSTER)
 
 
 @openssl.needed

@@ -3,9 +3,9 @@
 import pytest
 
 from kubelend.cli import lab
-from kubelend.lab import records
-from kubelend.lab.health import ComponentStatus, LabHealth
-from kubelend.lab.records import LabDirectory, LabState
+from kubelend.lab import state
+from kubelend.lab.state import LabDirectory, LabState
+from kubelend.lab.walkthrough import ComponentStatus, LabHealth
 
 RECORD = LabState(7, broker="https://localhost:1", kubectl="/opt/kubectl", store="kubernetes:///k")
 
@@ -34,7 +34,7 @@ def test_agents_that_are_not_heard_are_a_problem():
 def test_directory_is_told_where_it_is_not_the_usual_one(tmp_path):
     there = lab.next_commands(LabDirectory(tmp_path / "a b"), RECORD)
     assert there[0] == f"export KUBELEND_LAB_DIRECTORY='{tmp_path}/a b'"
-    usual = lab.next_commands(LabDirectory(records.default_directory()), RECORD)
+    usual = lab.next_commands(LabDirectory(state.default_directory()), RECORD)
     assert usual[0].startswith("export KUBECONFIG=")
 
 

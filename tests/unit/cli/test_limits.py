@@ -6,7 +6,7 @@ import pytest
 
 from kubelend.cli import clusters, limit_views, output, reservation_views, reservations
 from kubelend.wire import bodies
-from kubelend.wire.limit_bodies import PolicyStatus, Quota, QuotaStatus, QuotaUse
+from kubelend.wire.admin_bodies import PolicyStatus, Quota, QuotaStatus, QuotaUse
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOLDS = bodies.EffectivePolicy(

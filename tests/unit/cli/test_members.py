@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubelend.cli import members
-from kubelend.wire import membership_bodies as bodies
+from kubelend.wire import admin_bodies
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=15)
@@ -14,7 +14,7 @@ PIN = f"sha256:{'0' * 64}"
 
 
 def made(role="cluster", name="", port=8444):
-    return bodies.NewToken("kl1.abc.xyz", "abc", role, LATER, 1, port, PIN, "8760h", name)
+    return admin_bodies.NewToken("kl1.abc.xyz", "abc", role, LATER, 1, port, PIN, "8760h", name)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_command_can_be_pasted_whatever_the_name(token, broker, address, command
 
 
 def test_tokens_are_shown_with_what_is_left_of_them():
-    found = bodies.Token("abc", "Used", "viewer", 0, NOW, "alice", LATER, "bob")
+    found = admin_bodies.Token("abc", "Used", "viewer", 0, NOW, "alice", LATER, "bob")
     header, row = members.token_table([found], NOW).splitlines()
     assert header.split() == list(members.TOKEN_HEADERS)
     assert row.split()[:5] == ["abc", "Used", "viewer", "bob", "0"]
@@ -58,11 +58,11 @@ def test_tokens_are_shown_with_what_is_left_of_them():
 
 
 def test_members_are_shown_with_the_days_left_and_the_key_of_who_waits():
-    certificate = bodies.MemberCertificate("1f", NOW, NOW + timedelta(days=365), PIN)
+    certificate = admin_bodies.MemberCertificate("1f", NOW, NOW + timedelta(days=365), PIN)
     found = [
-        bodies.Member("cluster", "a", "Accepted", NOW, certificate=certificate),
-        bodies.Member("cluster", "b", "Pending", NOW, asks=PIN),
-        bodies.Member("viewer", "c", "Revoked", NOW, revoked_at=NOW, reason="left"),
+        admin_bodies.Member("cluster", "a", "Accepted", NOW, certificate=certificate),
+        admin_bodies.Member("cluster", "b", "Pending", NOW, asks=PIN),
+        admin_bodies.Member("viewer", "c", "Revoked", NOW, revoked_at=NOW, reason="left"),
     ]
     _, a, b, c = members.member_table(found, NOW).splitlines()
     assert a.split() == ["cluster", "a", "Accepted", "0s", "365d", "-"]
@@ -94,22 +94,27 @@ def test_members_are_shown_with_the_days_left_and_the_key_of_who_waits():
     ],
 )
 def test_revocation_says_what_it_did(role, release, released, drained, text):
-    done = bodies.Revocation(bodies.Member(role, "x", "Revoked", NOW), True, released, drained)
+    done = admin_bodies.Revocation(
+        admin_bodies.Member(role, "x", "Revoked", NOW), True, released, drained
+    )
     assert members.revocation_summary(done, release=release) == text
 
 
 @pytest.mark.parametrize(
     "left, text",
     [
-        (bodies.Removal(False), "cluster/x deleted"),
-        (bodies.Removal(False, tokens=["a"]), "cluster/x deleted; 1 token that it created deleted"),
+        (admin_bodies.Removal(False), "cluster/x deleted"),
         (
-            bodies.Removal(True, tokens=["a", "b"]),
+            admin_bodies.Removal(False, tokens=["a"]),
+            "cluster/x deleted; 1 token that it created deleted",
+        ),
+        (
+            admin_bodies.Removal(True, tokens=["a", "b"]),
             "cluster/x deleted; its certificates stay revoked until it is approved again;"
             " 2 tokens that it created deleted",
         ),
         (
-            bodies.Removal(True, LATER),
+            admin_bodies.Removal(True, LATER),
             "cluster/x deleted; its certificates stay revoked until the last one ends,"
             " 2026-01-01T00:15:00Z (in 15m)",
         ),
@@ -120,14 +125,14 @@ def test_removal_says_what_stays(left, text):
 
 
 def test_revoked_administrator_is_told_with_its_tokens():
-    member = bodies.Member("admin", "x", "Revoked", NOW)
-    done = bodies.Revocation(member, True, tokens=["a", "b"])
+    member = admin_bodies.Member("admin", "x", "Revoked", NOW)
+    done = admin_bodies.Revocation(member, True, tokens=["a", "b"])
     text = "admin/x revoked; 2 tokens that it created deleted"
     assert members.revocation_summary(done, release=False) == text
 
 
 def test_acceptance_says_which_certificates_stay_refused():
-    member = bodies.Member("cluster", "x", "Accepted", NOW)
+    member = admin_bodies.Member("cluster", "x", "Accepted", NOW)
     assert members.approval_summary(member, NOW) == "cluster/x approved"
     text = "cluster/x approved; certificates from before 2026-01-01T00:00:00Z (0s ago) stay revoked"
     assert members.approval_summary(replace(member, revoked_at=NOW), NOW) == text

@@ -10,7 +10,7 @@ from kubelend.apps.settings import ClientSettings
 from kubelend.cli import renewal
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.kits import backoff
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from scripted_broker import body, hang_up, problem, raw, say_nothing
 from tls_peers import serial_in
 

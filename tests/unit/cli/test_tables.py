@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kubelend.cli import tables
+from kubelend.kits import tables
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from kubelend.communicators import factory
+from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.communicators.http import HttpCommunicator
-from kubelend.communicators.options import CommunicatorOptions
 from kubelend.core.errors import InvalidSettings
 
 pytestmark = pytest.mark.broker("scripted")

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from kubelend.communicators import factory
-from kubelend.communicators.options import CommunicatorOptions
+from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.core.errors import BrokerUnreachable, Forbidden, NotReady
 from kubelend.wire import bodies, route
 from scripted_broker import body, events, hang_up, problem, raw, say_nothing

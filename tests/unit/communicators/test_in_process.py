@@ -8,8 +8,8 @@ import pytest
 
 from in_process import InProcessCommunicator
 from kubelend.broker.writer import CURRENT_ACTOR
+from kubelend.core.audit_log import BROKER_ACTOR
 from kubelend.core.errors import BrokerUnreachable, InvalidInput, QueueFull
-from kubelend.core.journal import BROKER_ACTOR
 from kubelend.wire import bodies
 from kubelend.wire.conversion import RequestLimits
 

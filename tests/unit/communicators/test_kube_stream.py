@@ -1,7 +1,7 @@
 """What of a mailbox was told before, and what is news."""
 
 import make
-from kubelend.communicators.kube_stream import RevisionTracker
+from kubelend.communicators.kubernetes_calls import RevisionTracker
 from kubelend.wire import bodies
 
 QUANTITIES = bodies.Quantities("1", "1Gi")

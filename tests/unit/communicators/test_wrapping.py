@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.communicators.delayed import DelayMiddleware
-from kubelend.communicators.measured import MetricsMiddleware
+from kubelend.communicators.middleware import DelayMiddleware, MetricsMiddleware
 from kubelend.core.errors import BrokerUnreachable, NoCapacity
 from kubelend.wire import bodies
 from virtual_time import in_virtual_time

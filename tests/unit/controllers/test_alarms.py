@@ -1,7 +1,7 @@
 """When something is next to be looked at, though nothing happens."""
 
 import make
-from kubelend.controllers.alarms import NextDue
+from kubelend.controllers.reconciler import NextDue
 
 SOON, LATER = make.T0 + make.SECOND, make.T0 + make.MINUTE
 

@@ -11,8 +11,8 @@ from aiohttp import web
 
 import make
 import scripted_api
-from kubelend.controllers.election import LeaderElection, LeaseIdentity, LeaseTimings
 from kubelend.kube.client import Client
+from kubelend.kube.leader_election import LeaderElection, LeaseIdentity, LeaseTimings
 
 TIMES = LeaseTimings(timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2))
 

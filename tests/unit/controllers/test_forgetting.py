@@ -5,11 +5,11 @@ import pytest
 import broker_samples as samples
 import make
 from kubelend.controllers.advertisements import AdvertisementReconciler
-from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.events import EventRecorder
 from kubelend.controllers.reservations import ReservationReconciler
-from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
-from kubelend.kube.watching import Deleted, Listed
+from kubelend.kube.config import KubeConfig
+from kubelend.kube.informer import Deleted, Listed
 from kubelend.wire.conversion import RequestLimits
 from root_tasks import working
 from waiting import until

@@ -6,9 +6,9 @@ import pytest
 
 import broker_samples as samples
 import make
-from kubelend.controllers import happenings
+from kubelend.controllers import events
 from kubelend.core.lifecycle import Reason
-from kubelend.kube.answers import UndecodableObject
+from kubelend.kube.codec import UndecodableObject
 from kubelend.wire.broker_objects import Reservation
 
 RESERVED = samples.written(samples.record(message="Resources locked in cluster lender"))
@@ -37,20 +37,20 @@ PHASES = {
     ],
 )
 def test_change_of_phase_is_told_once(before, after, told):
-    found = happenings.reservation_events(PHASES[before], PHASES[after])
+    found = events.reservation_events(PHASES[before], PHASES[after])
     assert [(one.type, one.reason) for one in found] == told
 
 
 def test_other_provider_is_told():
     moved = samples.with_status(RESERVED, target_cluster_id="other")
-    assert [one.reason for one in happenings.reservation_events(RESERVED, moved)] == ["Moved"]
+    assert [one.reason for one in events.reservation_events(RESERVED, moved)] == ["Moved"]
 
 
 def test_nothing_is_told_on_objects_of_the_broker():
     own = samples.written(samples.record("Active"), is_own=True)
-    assert list(happenings.reservation_events(RESERVED, own)) == []
+    assert list(events.reservation_events(RESERVED, own)) == []
     stale = samples.with_status(samples.advertisement(labels=samples.OWN), phase="Stale")
-    assert list(happenings.advertisement_events(samples.advertisement(), stale)) == []
+    assert list(events.advertisement_events(samples.advertisement(), stale)) == []
 
 
 def advertised(phase, overcommitted="False"):
@@ -70,12 +70,12 @@ def advertised(phase, overcommitted="False"):
     ],
 )
 def test_events_of_advertisements(before, after, told):
-    assert [one.reason for one in happenings.advertisement_events(before, after)] == told
+    assert [one.reason for one in events.advertisement_events(before, after)] == told
 
 
 def test_event_names_its_object_and_is_cut_to_what_the_server_takes():
-    happening = happenings.EventRecord("Warning", "Failed", "x" * 2000, RESERVED)
-    body = happenings.event_body(happening, make.T0 + make.MOMENT, "abc")
+    happening = events.EventRecord("Warning", "Failed", "x" * 2000, RESERVED)
+    body = events.event_body(happening, make.T0 + make.MOMENT, "abc")
     assert body["metadata"] == {"name": "mine.abc", "namespace": "hub"}
     assert body["involvedObject"] == {
         "apiVersion": "broker.fluidos.eu/v1alpha1",
@@ -98,7 +98,7 @@ class Told(list[Any]):
 
 def test_object_that_cannot_be_read_is_told_of_once_for_each_reason():
     told = Told()
-    riddles = happenings.UndecodableReporter(Reservation, cast(happenings.EventRecorder, told))
+    riddles = events.UndecodableReporter(Reservation, cast(events.EventRecorder, told))
     odd = UndecodableObject("hub", "mine", "u-1", "nonsense")
     for found in (odd, odd, odd._replace(error="worse"), None, odd):
         riddles.report("mine", found)
@@ -107,5 +107,5 @@ def test_object_that_cannot_be_read_is_told_of_once_for_each_reason():
         "Skipped: worse",
         "Skipped: nonsense",
     ]
-    about: Any = happenings.event_body(told[0], make.T0, "abc")["involvedObject"]
+    about: Any = events.event_body(told[0], make.T0, "abc")["involvedObject"]
     assert (about["kind"], about["name"], about["uid"]) == ("Reservation", "mine", "u-1")

@@ -9,11 +9,11 @@ import brokers
 import make
 from kubelend.broker.service import BrokerRules
 from kubelend.controllers.advertisements import AdvertisementReconciler
-from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.events import EventRecorder
 from kubelend.controllers.reservations import ReservationReconciler
 from kubelend.core.errors import NotReady
-from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
+from kubelend.kube.config import KubeConfig
 from kubelend.wire.conversion import RequestLimits
 
 TERMS = RequestLimits(make.HOUR, make.HOUR, make.HOUR)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from kubelend.controllers.looking import ReconcileQueue
+from kubelend.controllers.reconciler import ReconcileQueue
 from kubelend.core.errors import Conflict
 from waiting import until
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 import make
-from kubelend.broker import instructions, parties
-from kubelend.broker.instructions import Action, Side
-from kubelend.controllers import mailbox_plans as plans
+from kubelend.broker import authorization, streams
+from kubelend.broker.streams import Action, Side
+from kubelend.controllers.cluster_namespaces import plan
 from kubelend.core.errors import (
     Forbidden,
     IdentityInUse,
@@ -22,8 +22,8 @@ from kubelend.core.errors import (
 )
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
-from kubelend.stores import kube_objects
-from kubelend.wire import bodies, mailboxes
+from kubelend.stores.kubernetes import objects
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import (
     RESERVATION_FINALIZER,
     AdvertisedResources,
@@ -59,16 +59,16 @@ OVER = record(Phase.RELEASED, reason=Reason.BY_REQUESTER, finished_at=make.T0, r
 
 def told(cluster, found, **fields):
     """The broker's words of it, with a grant."""
-    [part] = instructions.instructions_for(cluster, found)
+    [part] = streams.instructions_for(cluster, found)
     return BrokerResponse(
-        body=mailboxes.body_text(parties.instruction_body(part, "signed")), **fields
+        body=cluster_namespaces.body_text(authorization.instruction_body(part, "signed")), **fields
     )
 
 
 def own(found=None, *, annotations=None, question=None, reply=None, conditions=()):
     """An object that an agent of rome has made."""
     said = reply if found is None else told(ROME, found, request_id="q-1")
-    key = {mailboxes.IDEMPOTENCY_ANNOTATION: "k"} if annotations is None else annotations
+    key = {cluster_namespaces.IDEMPOTENCY_ANNOTATION: "k"} if annotations is None else annotations
     return Reservation(
         Metadata("ask-1", "mail", uid="u", annotations=key),
         ReservationSpec(SOME, request=question),
@@ -77,14 +77,14 @@ def own(found=None, *, annotations=None, question=None, reply=None, conditions=(
 
 
 def lent(found):
-    [part] = instructions.instructions_for(BONN, found)
-    return plans.provider_instruction_object(part, told(BONN, found), "mail")
+    [part] = streams.instructions_for(BONN, found)
+    return plan.provider_instruction_object(part, told(BONN, found), "mail")
 
 
 def steps(cluster, found, own=None, lent=None):
     return [
         (type(step).__name__, getattr(getattr(step, "instruction", None), "action", None))
-        for step in plans.plan_reservation_objects(cluster, found, own, lent)
+        for step in plan.plan_reservation_objects(cluster, found, own, lent)
     ]
 
 
@@ -119,7 +119,9 @@ def test_mailbox_tells_what_the_ledger_has(cluster, found, own, lent, expected):
 
 
 def refused(kind):
-    return own(question=ASKED, reply=BrokerResponse("q-1", error=mailboxes.error_text(kind("no"))))
+    return own(
+        question=ASKED, reply=BrokerResponse("q-1", error=cluster_namespaces.error_text(kind("no")))
+    )
 
 
 ASKED = AgentRequest("q-1", "reserve")
@@ -134,7 +136,9 @@ ASKED = AgentRequest("q-1", "reserve")
         pytest.param(own(question=ASKED, reply=BrokerResponse("q-0")), True, id="asked again"),
         pytest.param(own(reply=BrokerResponse(body="nonsense")), True, id="spoilt"),
         pytest.param(
-            own(annotations={mailboxes.IDEMPOTENCY_ANNOTATION: "other"}), False, id="another key"
+            own(annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: "other"}),
+            False,
+            id="another key",
         ),
         pytest.param(own(annotations={}), False, id="no key"),
         pytest.param(refused(StoreFailed), True, id="the store failed"),
@@ -149,7 +153,7 @@ ASKED = AgentRequest("q-1", "reserve")
     ],
 )
 def test_only_a_question_without_a_decision_stands_for_its_keys_reservation(seen, stands):
-    assert plans.is_object_of(seen, record()) is stands
+    assert plan.is_object_of(seen, record()) is stands
 
 
 def test_what_is_being_deleted_is_not_deleted_again():
@@ -165,10 +169,10 @@ def test_spoilt_words_are_said_again():
 
 
 def test_reservation_that_is_shown_is_what_was_asked_for():
-    made = plans.reservation_object(record(), "mail")
+    made = plan.reservation_object(record(), "mail")
     assert (made.metadata.name, made.spec["requesterID"]) == ("rsv-1", "rome")
-    assert plans.provider_instruction_object(
-        next(instructions.instructions_for(BONN, record())), BrokerResponse(), "mail"
+    assert plan.provider_instruction_object(
+        next(streams.instructions_for(BONN, record())), BrokerResponse(), "mail"
     ).key == ("mail/rsv-1-provider")
 
 
@@ -176,8 +180,8 @@ def test_reservation_with_more_labels_than_a_spec_takes_is_shown_all_the_same():
     labels = {f"label-{number}": "yes" for number in range(65)}
     wish = make.request(requester="rome", key="k", labels=labels)
     found = msgspec.structs.replace(record(), request=wish)
-    assert plans.reservation_object(found, "mail").spec["constraints"] == {"labels": labels}
-    assert "constraints" not in plans.reservation_object(found, "mail", in_full=False).spec
+    assert plan.reservation_object(found, "mail").spec["constraints"] == {"labels": labels}
+    assert "constraints" not in plan.reservation_object(found, "mail", in_full=False).spec
 
 
 # -- questions
@@ -202,7 +206,7 @@ ASKED = AgentRequest("q-2", "activate")
         pytest.param(own(record()), None, id="answered"),
         pytest.param(
             Reservation(
-                Metadata("rsv-1", labels=kube_objects.ledger_record_labels("")),
+                Metadata("rsv-1", labels=objects.ledger_record_labels("")),
                 ReservationSpec(SOME),
             ),
             None,
@@ -238,7 +242,7 @@ ASKED = AgentRequest("q-2", "activate")
     ],
 )
 def test_question_is_open_until_its_reply_names_it(seen, expected):
-    assert plans.pending_request(seen) == expected
+    assert plan.pending_request(seen) == expected
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ def test_question_is_open_until_its_reply_names_it(seen, expected):
 )
 def test_conditions_ask_in_every_live_phase_and_only_then(found, conditions, call):
     said = tuple(Condition(kind, status) for kind, status in conditions.items())
-    assert plans.verb_from_conditions(own(found, conditions=said)) == call
+    assert plan.verb_from_conditions(own(found, conditions=said)) == call
 
 
 @pytest.mark.parametrize(
@@ -272,26 +276,25 @@ def test_what_is_live_is_held_on_to(found, cluster, finalizers, expected):
     seen = own(found)
     metadata = msgspec.structs.replace(seen.metadata, finalizers=finalizers)
     assert (
-        plans.needs_finalizer(msgspec.structs.replace(seen, metadata=metadata), cluster) is expected
+        plan.needs_finalizer(msgspec.structs.replace(seen, metadata=metadata), cluster) is expected
     )
 
 
 def test_key_is_the_agents_or_of_the_object_itself():
-    assert plans.idempotency_key(own()) == "k"
-    assert plans.idempotency_key(own(annotations={})) == "namespace/u"
+    assert plan.idempotency_key(own()) == "k"
+    assert plan.idempotency_key(own(annotations={})) == "namespace/u"
 
 
 @pytest.mark.parametrize(
     "error, phase", [(NoCapacity("none fits"), "Failed"), (NotReady("not yet"), None)]
 )
 def test_refusal_is_final_only_if_it_is(error, phase):
-    status = plans.error_status_patch(own(), error, BrokerResponse(), make.T0)
+    status = plan.error_status_patch(own(), error, BrokerResponse(), make.T0)
     assert (status["phase"], status["reason"]) == (phase, error.code)
 
 
 def test_each_cluster_is_told_its_side():
     sides = {
-        cluster: next(instructions.instructions_for(cluster, record())).side
-        for cluster in (ROME, BONN)
+        cluster: next(streams.instructions_for(cluster, record())).side for cluster in (ROME, BONN)
     }
     assert sides == {ROME: Side.REQUESTER, BONN: Side.PROVIDER}

@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.broker import instructions, parties
-from kubelend.controllers.mailbox_shelves import NamespaceCache
+from kubelend.broker import authorization, streams
+from kubelend.controllers.cluster_namespaces.plan import NamespaceCache
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.stores import kube_objects
-from kubelend.wire import bodies, mailboxes
+from kubelend.stores.kubernetes import objects
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import Reservation, ReservationSpec, ReservationStatus
 from kubelend.wire.objects import BrokerResponse, Metadata
 
@@ -17,13 +17,13 @@ RECORD = make.reservation(
     "rsv-1", make.request(requester="rome", key="k"), phase=Phase.PENDING, revision=1
 )
 ID = ReservationId("rsv-1")
-OWN = {kube_objects.MANAGED_BY: kube_objects.MANAGED_BY_BROKER}
+OWN = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
 
 
 def asked(version="1", uid="u", *, told=False):
-    [part] = instructions.instructions_for(ClusterId("rome"), RECORD)
+    [part] = streams.instructions_for(ClusterId("rome"), RECORD)
     said = (
-        BrokerResponse(body=mailboxes.body_text(parties.instruction_body(part, "")))
+        BrokerResponse(body=cluster_namespaces.body_text(authorization.instruction_body(part, "")))
         if told
         else None
     )
@@ -33,7 +33,7 @@ def asked(version="1", uid="u", *, told=False):
             "m",
             uid=uid,
             resource_version=version,
-            annotations={mailboxes.IDEMPOTENCY_ANNOTATION: "k"},
+            annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: "k"},
         ),
         ReservationSpec(bodies.Quantities("1", "1Gi")),
         ReservationStatus(response=said),

@@ -6,9 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import broker_samples as samples
-from kubelend.controllers.mirrors import InformerCache
-from kubelend.kube.answers import UndecodableObject
-from kubelend.kube.watching import Deleted, Listed
+from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.informer import Deleted, InformerCache, Listed
 
 A, B = samples.wish("a"), samples.wish("b")
 B = samples.with_metadata(B, uid="u-b")

@@ -10,11 +10,11 @@ import brokers
 import make
 import scripted_api
 from kubelend.controllers.advertisements import AdvertisementReconciler
-from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.events import EventRecorder
 from kubelend.controllers.reservations import ReservationReconciler
 from kubelend.core.errors import StoreFailed
 from kubelend.kube.client import Client
-from kubelend.kube.watching import Deleted, Listed
+from kubelend.kube.informer import Deleted, Listed
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ReservationStatus, StoredRecord
 from kubelend.wire.conversion import RequestLimits
 from root_tasks import working

@@ -4,7 +4,7 @@ import pytest
 
 import broker_samples as samples
 import make
-from kubelend.controllers import refusals
+from kubelend.controllers import labels
 from kubelend.wire.objects import AgentRequest, BrokerResponse
 
 RETENTION = make.HOUR
@@ -31,7 +31,7 @@ def asked(found, question):
     ],
 )
 def test_refused_wish_may_go_after_the_retention(found, since):
-    assert refusals.rejected_until(found, RETENTION) == (since and since + RETENTION)
+    assert labels.rejected_until(found, RETENTION) == (since and since + RETENTION)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,10 @@ def test_refused_wish_may_go_after_the_retention(found, since):
     ],
 )
 def test_refused_question_may_go_after_the_retention(found, since):
-    assert refusals.rejected_in_cluster_namespace_until(found, RETENTION) == (
+    assert labels.rejected_in_cluster_namespace_until(found, RETENTION) == (
         since and since + RETENTION
     )
 
 
 def test_refusal_stays_for_a_moment_without_any_retention():
-    assert (
-        refusals.rejected_until(REFUSED, 0 * make.SECOND)
-        == LATER + refusals.MIN_REJECTION_RETENTION
-    )
+    assert labels.rejected_until(REFUSED, 0 * make.SECOND) == LATER + labels.MIN_REJECTION_RETENTION

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 import broker_samples as samples
 import make
-from kubelend.controllers import marks
-from kubelend.controllers import reservation_plans as plans
+from kubelend.controllers import labels as controllers_labels
+from kubelend.controllers import reservation_plan
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Constraints
@@ -22,27 +22,29 @@ ACTIVE = samples.record("Active", activated_at=make.T0)
 
 
 def plan(found, record=None):
-    return plans.plan_reservation(found, record)
+    return reservation_plan.plan_reservation(found, record)
 
 
 @pytest.mark.parametrize(
     "found, action",
     [
-        pytest.param(samples.wish(), plans.Reserve(), id="new"),
+        pytest.param(samples.wish(), reservation_plan.Reserve(), id="new"),
         pytest.param(
             samples.with_status(samples.wish(), phase="Reserved"),
-            plans.Reserve(),
+            reservation_plan.Reserve(),
             id="whatever phase its maker claims",
         ),
         pytest.param(samples.with_status(samples.wish(), phase="Failed"), None, id="failed"),
         pytest.param(samples.with_status(samples.wish(), phase="Released"), None, id="released"),
-        pytest.param(samples.wish(labels=samples.OWN), plans.DeleteOrphan(), id="ghost"),
-        pytest.param(samples.written(samples.record()), plans.Reset(), id="claims a record"),
+        pytest.param(samples.wish(labels=samples.OWN), reservation_plan.DeleteOrphan(), id="ghost"),
+        pytest.param(
+            samples.written(samples.record()), reservation_plan.Reset(), id="claims a record"
+        ),
         pytest.param(samples.written(RELEASED), None, id="claims an end"),
         pytest.param(samples.leaving(samples.wish()), None, id="deleted before it was taken up"),
         pytest.param(
             samples.leaving(samples.with_metadata(samples.wish(), finalizers=(FINALIZER, "x"))),
-            plans.RemoveFinalizer(),
+            reservation_plan.RemoveFinalizer(),
             id="deleted, and holds on",
         ),
     ],
@@ -79,7 +81,7 @@ def test_object_that_says_what_its_record_says_is_left_alone(phase, is_own):
 )
 def test_edited_object_is_written_again(change, spoilt):
     record = samples.record(message="Resources locked")
-    assert plan(change(samples.written(record)), record) == plans.Repair((spoilt,))
+    assert plan(change(samples.written(record)), record) == reservation_plan.Repair((spoilt,))
 
 
 def test_spec_of_a_user_is_the_users_but_for_the_target():
@@ -87,13 +89,13 @@ def test_spec_of_a_user_is_the_users_but_for_the_target():
     theirs = samples.with_spec(samples.written(record), duration="2h", priority=7)
     assert plan(theirs, record) is None
     own = samples.with_spec(samples.written(record, is_own=True), priority=7)
-    assert isinstance(plan(own, record), plans.Repair)
+    assert isinstance(plan(own, record), reservation_plan.Repair)
 
 
 def test_generation_is_noted_on_objects_of_others():
     record = samples.record()
     newer = samples.with_metadata(samples.written(record), generation=3)
-    assert plan(newer, record) == plans.ObserveGeneration()
+    assert plan(newer, record) == reservation_plan.ObserveGeneration()
     own = samples.with_metadata(samples.written(record, is_own=True), generation=3)
     assert plan(own, record) is None
 
@@ -101,12 +103,12 @@ def test_generation_is_noted_on_objects_of_others():
 @pytest.mark.parametrize(
     "record, is_own, action",
     [
-        (samples.record(), False, plans.Forget()),
-        (samples.record("Pending"), False, plans.Forget()),
-        (RELEASED, False, plans.Forget()),
-        (samples.record(), True, plans.Release(Reason.DELETED)),
-        (samples.record("Pending"), True, plans.Release(Reason.DELETED)),
-        (RELEASED, True, plans.Repair((("finalizers", ()),))),
+        (samples.record(), False, reservation_plan.Forget()),
+        (samples.record("Pending"), False, reservation_plan.Forget()),
+        (RELEASED, False, reservation_plan.Forget()),
+        (samples.record(), True, reservation_plan.Release(Reason.DELETED)),
+        (samples.record("Pending"), True, reservation_plan.Release(Reason.DELETED)),
+        (RELEASED, True, reservation_plan.Repair((("finalizers", ()),))),
     ],
 )
 def test_deleted_object_gives_back_what_it_holds(record, is_own, action):
@@ -116,25 +118,29 @@ def test_deleted_object_gives_back_what_it_holds(record, is_own, action):
 def test_deletion_counts_more_than_what_was_edited():
     record = samples.record()
     found = samples.with_status(samples.written(record), phase="Failed")
-    assert plan(samples.leaving(found), record) == plans.Forget()
+    assert plan(samples.leaving(found), record) == reservation_plan.Forget()
 
 
 def test_record_of_another_object_of_the_same_name_is_retired():
     anew = samples.with_metadata(samples.wish(), uid="u-2")
-    assert plan(anew, samples.record()) == plans.Forget()
-    assert plan(anew, make.reservation("mine")) == plans.Forget()
+    assert plan(anew, samples.record()) == reservation_plan.Forget()
+    assert plan(anew, make.reservation("mine")) == reservation_plan.Forget()
 
 
 @pytest.mark.parametrize(
     "condition, record, action",
     [
-        ("RequesterActive", samples.record(), plans.Activate()),
+        ("RequesterActive", samples.record(), reservation_plan.Activate()),
         ("RequesterActive", ACTIVE, None),
         ("RequesterActive", samples.record("Pending"), None),
         ("RequesterActive", RELEASED, None),
-        ("RequesterReleased", samples.record(), plans.Release(Reason.BY_REQUESTER)),
-        ("RequesterReleased", ACTIVE, plans.Release(Reason.BY_REQUESTER)),
-        ("RequesterReleased", samples.record("Pending"), plans.Release(Reason.BY_REQUESTER)),
+        ("RequesterReleased", samples.record(), reservation_plan.Release(Reason.BY_REQUESTER)),
+        ("RequesterReleased", ACTIVE, reservation_plan.Release(Reason.BY_REQUESTER)),
+        (
+            "RequesterReleased",
+            samples.record("Pending"),
+            reservation_plan.Release(Reason.BY_REQUESTER),
+        ),
         ("RequesterReleased", RELEASED, None),
         ("SomethingElse", samples.record(), None),
     ],
@@ -153,8 +159,8 @@ def test_conditions_of_the_requester(condition, record, action, is_own):
     [
         (None, None),
         (-make.SECOND, None),
-        (make.NO_TIME, plans.Activate()),
-        (make.SECOND, plans.Activate()),
+        (make.NO_TIME, reservation_plan.Activate()),
+        (make.SECOND, reservation_plan.Activate()),
     ],
 )
 def test_what_was_said_of_one_provider_is_not_said_of_the_next(after, action):
@@ -164,12 +170,12 @@ def test_what_was_said_of_one_provider_is_not_said_of_the_next(after, action):
 
 
 def test_request_is_in_the_name_of_whom_the_object_says():
-    asked = plans.request_from_object(
+    asked = reservation_plan.request_from_object(
         samples.wish(requester_id="me", target_cluster_id="there"), TERMS
     )
     assert (asked.requester, asked.constraints.pinned) == ("me", "there")
     assert (asked.key, asked.duration) == ("object→u-1", make.HOUR)
-    assert plans.request_from_object(samples.wish(), TERMS).requester == "hub"
+    assert reservation_plan.request_from_object(samples.wish(), TERMS).requester == "hub"
 
 
 @pytest.mark.parametrize(
@@ -189,12 +195,12 @@ def test_request_is_in_the_name_of_whom_the_object_says():
 )
 def test_wish_that_makes_no_sense_is_refused_in_words(found, error, words):
     with pytest.raises(error) as raised:
-        plans.request_from_object(found, TERMS)
+        reservation_plan.request_from_object(found, TERMS)
     assert words in str(raised.value)
 
 
 def test_nobody_can_send_the_key_of_an_object():
-    key = marks.request_key(Metadata("mine", uid="u-1"))
+    key = controllers_labels.request_key(Metadata("mine", uid="u-1"))
     with pytest.raises(InvalidInput):
         route.check_idempotency_key(key)
 

@@ -4,7 +4,7 @@ import pytest
 
 import make
 from clocks import Seconds
-from kubelend.controllers.seeing import WatchHealth
+from kubelend.kube.informer import WatchHealth
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 import broker_samples as samples
 import make
-from kubelend.broker import views
-from kubelend.controllers import showing
+from kubelend.broker import service
+from kubelend.controllers import advertisement_plan
 from kubelend.core.models import ClusterId
 from kubelend.wire.bodies import Amounts
 from kubelend.wire.broker_objects import ClusterAdvertisementStatus
@@ -22,11 +22,11 @@ def view(*held, **cluster):
     desk = make.desk(lender=make.advertisement("lender", "cpu=4,memory=8Gi", **cluster))
     for amounts in held:
         desk.reserve(amounts)
-    return views.cluster_view(desk.ledger, desk.ledger.cluster(ClusterId("lender")))
+    return service.cluster_view(desk.ledger, desk.ledger.cluster(ClusterId("lender")))
 
 
 def status(found, seen, problem="", now=NOW):
-    return showing.status_patch(found, seen, problem, now)
+    return advertisement_plan.status_patch(found, seen, problem, now)
 
 
 def applied(found, change):
@@ -37,11 +37,11 @@ def applied(found, change):
 
 
 def test_nothing_reserved_needs_no_word():
-    assert showing.spec_patch(samples.advertisement(), view()) == {}
+    assert advertisement_plan.spec_patch(samples.advertisement(), view()) == {}
 
 
 def test_reserved_and_available_are_put_right():
-    change = showing.spec_patch(samples.advertisement(), view("cpu=3,memory=2Gi"))
+    change = advertisement_plan.spec_patch(samples.advertisement(), view("cpu=3,memory=2Gi"))
     assert change == {
         "resources": {
             "available": {"cpu": "1", "memory": "6Gi"},
@@ -53,7 +53,7 @@ def test_reserved_and_available_are_put_right():
 def test_what_is_not_there_any_more_is_taken_off():
     found = samples.advertisement()
     claims = replace(found.spec.resources, reserved=Amounts("3", "2Gi", gpu="1"))
-    change = showing.spec_patch(samples.with_spec(found, resources=claims), view())
+    change = advertisement_plan.spec_patch(samples.with_spec(found, resources=claims), view())
     assert change == {"resources": {"reserved": {"cpu": "0", "memory": "0", "gpu": None}}}
 
 
@@ -62,7 +62,7 @@ def test_what_grew_over_the_promises_shows_nothing_left():
     grown = seen.cluster.advertisement
     grown = replace(grown, allocated=make.resources("cpu=2,memory=1Gi"))
     seen = seen._replace(cluster=replace(seen.cluster, advertisement=grown))
-    change: Any = showing.spec_patch(samples.advertisement(), seen)
+    change: Any = advertisement_plan.spec_patch(samples.advertisement(), seen)
     assert change["resources"]["available"]["cpu"] == "0"
     said = applied(samples.advertisement(), status(samples.advertisement(), seen)).status
     assert [one.type for one in said.conditions if one.status == "True"] == [

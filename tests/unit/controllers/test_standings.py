@@ -3,12 +3,12 @@
 import pytest
 
 import make
-from kubelend.controllers import standings
+from kubelend.controllers import labels
 from kubelend.core.errors import Revoked
+from kubelend.core.indexes import MemberIndex
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, MembershipStatus
 from kubelend.core.models import ClusterId
-from kubelend.core.registry import MemberIndex
-from kubelend.core.roles import Role
 
 
 def registry(standing, role=Role.CLUSTER):
@@ -17,7 +17,7 @@ def registry(standing, role=Role.CLUSTER):
 
 def test_revoked_cluster_is_refused_with_the_reason():
     with pytest.raises(Revoked, match="cluster a was revoked: stolen"):
-        standings.check_not_revoked(registry(MembershipStatus.REVOKED), ClusterId("a"))
+        labels.check_not_revoked(registry(MembershipStatus.REVOKED), ClusterId("a"))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,6 @@ def test_revoked_cluster_is_refused_with_the_reason():
     ],
 )
 def test_others_are_not(known):
-    standings.check_not_revoked(known, ClusterId("a"))
+    labels.check_not_revoked(known, ClusterId("a"))
     with pytest.raises(Revoked):
-        standings.check_not_revoked(registry(MembershipStatus.REVOKED), ClusterId("a"))
+        labels.check_not_revoked(registry(MembershipStatus.REVOKED), ClusterId("a"))

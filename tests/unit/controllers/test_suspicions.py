@@ -4,7 +4,7 @@ import pytest
 
 import broker_samples as samples
 from clocks import Seconds
-from kubelend.controllers.suspicions import DRIFT_DEADLINE, DRIFT_GRACE, MAX_REPAIRS, DriftTracker
+from kubelend.controllers.reconciler import DRIFT_DEADLINE, DRIFT_GRACE, MAX_REPAIRS, DriftTracker
 
 FOUND = samples.wish()
 CHANGED = samples.with_metadata(FOUND, resource_version="8")

@@ -5,12 +5,11 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import audit
-from kubelend.core.events import ClusterRemoved
+from kubelend.core.accounts import CostInterval
+from kubelend.core.events import ClusterRemoved, WorkingSet
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
-from kubelend.core.records import WorkingSet
-from kubelend.core.spending import CostInterval
 
 
 @pytest.fixture

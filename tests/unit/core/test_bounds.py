@@ -3,7 +3,7 @@
 import pytest
 
 import make
-from kubelend.core import bounds, decision, explanations, filters
+from kubelend.core import columns, decision, explanations, filters
 from kubelend.core.decision import Placement
 from kubelend.core.models import ClusterId
 
@@ -90,10 +90,10 @@ def test_list_that_changes_is_seen_at_once():
 
 def test_requesters_who_ask_do_not_fill_the_memory():
     desk = desk_with(deny=["r7"])
-    names = [f"r{number}" for number in range(3 * bounds.MAX_REQUESTER_MASKS)]
+    names = [f"r{number}" for number in range(3 * columns.MAX_REQUESTER_MASKS)]
     assert [name for name in names if refusals(desk, requester=name)] == ["r7"]
     assert desk.ledger.fleet.policy_columns is not None
-    assert len(desk.ledger.fleet.policy_columns._requester_masks) <= bounds.MAX_REQUESTER_MASKS  # noqa: SLF001 - its size
+    assert len(desk.ledger.fleet.policy_columns._requester_masks) <= columns.MAX_REQUESTER_MASKS  # noqa: SLF001 - its size
 
 
 # -- how much

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.core.coded import DictionaryColumn
+from kubelend.core.columns import DictionaryColumn
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([None, "a", "b", "c", "d"]))))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import make
 import reference
-from kubelend.core import decision, filters, policies, quotas
+from kubelend.core import decision, filters, quotas, scoring
 from kubelend.core.decision import NoFit, Placement
 from kubelend.core.errors import QuotaExceeded
 from kubelend.core.ledger import Ledger
@@ -77,7 +77,7 @@ CAPS = ["", "", "cpu=2", "cpu=6,gpu=1", "cpu=0", "memory=4000,example.com/x=1", 
 HOURS = [(), (), (), ("08:00-12:03",), ("13:03-13:00 Europe/Rome",), ("Mon-Wed 00:00-24:00",)]
 BUDGETS = ["", "0", "0.3", "1", "7.5", "100"]
 TIMES = [make.HOUR, make.HOUR, make.MINUTE, 13 * make.HOUR, 80 * make.HOUR]
-WEIGHTS = [{"price": 0.3}, {"price": 0.1, "headroom": 0.3}, dict.fromkeys(policies.SCORES, 0.7)]
+WEIGHTS = [{"price": 0.3}, {"price": 0.1, "headroom": 0.3}, dict.fromkeys(scoring.SCORES, 0.7)]
 
 
 class Dice(random.Random):
@@ -130,7 +130,7 @@ class Dice(random.Random):
             requester=self.rarely(self.choice(NAMES), "r"),
             duration=self.choice(TIMES),
             priority=self.choice([0, 1]),
-            policy=self.choice(sorted(policies.SCORING_POLICIES)),
+            policy=self.choice(sorted(scoring.SCORING_POLICIES)),
             weights=self.choice([{}, {}, self.choice(WEIGHTS)]),
             labels=self.rarely(self.choice(LABELS), {}),
             pinned=self.rarely(self.choice(["a", "unknown"]), None),

@@ -3,12 +3,12 @@
 import pytest
 
 import make
-from kubelend.core import commands, enrolment, revocation
+from kubelend.core import commands, enrolment
 from kubelend.core.enrolment import Applicant, JoinPolicy
 from kubelend.core.errors import Conflict, Forbidden, NotFound, Revoked, TokenRefused
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Certificate, MembershipStatus, Token, TokenId
 from kubelend.core.models import ClusterId
-from kubelend.core.roles import Role
 
 DIGEST = "d" * 64
 DOOR = JoinPolicy(auto_accept=("edge-*",))
@@ -54,7 +54,7 @@ def accept(desk, name="berlin", key="", role=Role.CLUSTER, *, keep_old=False):
 
 def revoke(desk, name="berlin"):
     return desk.run(
-        revocation.revoke_member(
+        enrolment.revoke_member(
             desk.ledger, Role.CLUSTER, name, reason="", by="alice", release=False, now=desk.now
         )
     )

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 import make
 from kubelend.core import decision, explanations
 from kubelend.core.decision import Placement
-from kubelend.core.refusals import Rejection
+from kubelend.core.lifecycle import Rejection
 from small_fleets import ledgers, requests
 
 

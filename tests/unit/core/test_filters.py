@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import make
 from kubelend.core import decision, filters
 from kubelend.core.filters import FILTERS, BudgetLimit, PlacementQuery
+from kubelend.core.lifecycle import Rejection
 from kubelend.core.models import ClusterId
 from kubelend.core.prices import Prices
-from kubelend.core.refusals import Rejection
 from kubelend.core.resources import Resources
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 import make
 from kubelend.core import fleet as fleets
-from kubelend.core import instants, lending
+from kubelend.core import lending, timestamps
 from kubelend.core.fleet import Fleet
 from kubelend.core.models import Cluster, ClusterId
 from kubelend.core.resources import NOTHING
 
-NOON = instants.to_micros(make.T0)
+NOON = timestamps.to_micros(make.T0)
 POLICIES = [
     None,
     None,
@@ -166,7 +166,8 @@ def test_unknown_cluster_changes_nothing():
 
 def test_instants_and_currencies_fit_a_column_exactly():
     assert (
-        instants.to_micros(make.T0 + timedelta(microseconds=1)) - instants.to_micros(make.T0) == 1
+        timestamps.to_micros(make.T0 + timedelta(microseconds=1)) - timestamps.to_micros(make.T0)
+        == 1
     )
     codes = [fleets.currency_code(text) for text in ("EUR", "USD", "CREDITS", "ZZZZZZZZ")]
     assert len(set(codes)) == 4

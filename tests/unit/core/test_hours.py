@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from kubelend.core import errors, hours
-from kubelend.core.hours import OpeningHours
+from kubelend.core import errors, lending
+from kubelend.core.lending import OpeningHours
 
 MINUTE = timedelta(minutes=1)
 
@@ -116,7 +116,7 @@ def test_next_change_is_the_very_instant(texts, moment, change):
 )
 def test_what_is_no_opening_hours_is_refused_with_a_reason(text, problem):
     with pytest.raises(errors.InvalidInput) as raised:
-        hours.parse_opening_hours(text)
+        lending.parse_opening_hours(text)
     assert problem in str(raised.value)
     assert len(str(raised.value)) < 250
 

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from kubelend.core.inventory import Hold, Inventory
-from kubelend.core.nodes import Node
-from kubelend.core.pods import OffloadedFrom, Pod
+from kubelend.core.pod_requests import Node, OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 FPGA = "example.com/fpga"

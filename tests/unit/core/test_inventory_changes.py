@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.core import requests
+from kubelend.core import pod_requests
 from kubelend.core.inventory import Hold, Inventory
-from kubelend.core.nodes import Node
-from kubelend.core.pods import OffloadedFrom, Pod
+from kubelend.core.pod_requests import Node, OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 FPGA = "example.com/fpga"
@@ -311,7 +310,7 @@ def test_ten_thousand_pods_are_small():
     try:
         found = Inventory()
         for i in range(10_000):
-            found.put_pod(requests.project_pod(read(f"{i:012}", f"node-{i % 100}")))
+            found.put_pod(pod_requests.project_pod(read(f"{i:012}", f"node-{i % 100}")))
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -325,4 +324,4 @@ def read(id, node):
         "metadata": {"uid": f"0f0e7c1e-5a59-4c1c-a70d-{id}", "name": "web", "labels": {"a": "b"}},
         "spec": {"nodeName": node, "containers": [{"name": "web", "resources": wanted}]},
     }
-    return msgspec.json.decode(json.dumps(found), type=requests.KubernetesPod)
+    return msgspec.json.decode(json.dumps(found), type=pod_requests.KubernetesPod)

@@ -6,13 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.core import entries, journal
+from kubelend.core import audit_log, commands
+from kubelend.core.audit_log import CHAIN_START, Actor, AuditEntry, AuditLine, ChainHead
 from kubelend.core.events import Nominated, RetentionExpired
-from kubelend.core.journal import CHAIN_START, Actor, AuditEntry, AuditLine, ChainHead
-from kubelend.core.limits import Limits
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Certificate, Member, MembershipStatus, Token, TokenId
-from kubelend.core.models import Cluster, ClusterId
-from kubelend.core.roles import Role
+from kubelend.core.models import Cluster, ClusterId, Limits
 
 ALICE = Actor("alice", "admin", "192.0.2.1")
 
@@ -22,28 +21,28 @@ def entry(number):
 
 
 def sealed(count):
-    lines = journal.chain_entries([entry(number) for number in range(1, count + 1)], CHAIN_START)
+    lines = audit_log.chain_entries([entry(number) for number in range(1, count + 1)], CHAIN_START)
     return lines, lines[-1].head
 
 
 def told(desk):
     """What the desk's journal tells, in order."""
-    lines = journal.chain_entries(
+    lines = audit_log.chain_entries(
         [c for c in desk.changes if isinstance(c, AuditEntry)], CHAIN_START
     )
-    return [journal.decode_line(line) for line in lines]
+    return [audit_log.decode_line(line) for line in lines]
 
 
 def test_whole_chain_has_no_breaks():
     lines, end = sealed(5)
     assert [line.number for line in lines] == [1, 2, 3, 4, 5]
-    assert list(journal.verify_chain(lines, CHAIN_START, end)) == []
+    assert list(audit_log.verify_chain(lines, CHAIN_START, end)) == []
 
 
 def test_chain_goes_on_where_it_stood():
     first, middle = sealed(2)
-    rest = journal.chain_entries([entry(3)], middle)
-    assert list(journal.verify_chain([*first, *rest], CHAIN_START, rest[-1].head)) == []
+    rest = audit_log.chain_entries([entry(3)], middle)
+    assert list(audit_log.verify_chain([*first, *rest], CHAIN_START, rest[-1].head)) == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_chain_goes_on_where_it_stood():
             ["line 3 was modified", "line 4 was modified"],
         ),
         (
-            lambda lines: [*lines, *journal.chain_entries([entry(6)], lines[-1].head)],
+            lambda lines: [*lines, *audit_log.chain_entries([entry(6)], lines[-1].head)],
             ["the audit log ends with line 6, which is not the recorded line 5"],
         ),
     ],
@@ -69,20 +68,20 @@ def test_chain_goes_on_where_it_stood():
 )
 def test_every_change_of_the_lines_breaks_the_chain(spoil, expected):
     lines, end = sealed(5)
-    assert list(journal.verify_chain(spoil(lines), CHAIN_START, end)) == expected
+    assert list(audit_log.verify_chain(spoil(lines), CHAIN_START, end)) == expected
 
 
 def test_line_that_is_sealed_anew_breaks_the_next_one():
     """Whoever changes a line and its digest has to change all that follow, and where it ends."""
     lines, end = sealed(3)
-    (forged,) = journal.chain_entries(
+    (forged,) = audit_log.chain_entries(
         [AuditEntry(make.T0, ALICE, "Uncordoned", "cluster/2")], lines[0].head
     )
-    assert list(journal.verify_chain([lines[0], forged, lines[2]], CHAIN_START, end)) == [
+    assert list(audit_log.verify_chain([lines[0], forged, lines[2]], CHAIN_START, end)) == [
         "line 3 was modified"
     ]
-    anew = journal.chain_entries([entry(3)], forged.head)
-    assert list(journal.verify_chain([lines[0], forged, *anew], CHAIN_START, end)) == [
+    anew = audit_log.chain_entries([entry(3)], forged.head)
+    assert list(audit_log.verify_chain([lines[0], forged, *anew], CHAIN_START, end)) == [
         "the audit log ends with line 3, which is not the recorded line 3"
     ]
 
@@ -91,26 +90,28 @@ def cut_off(count, last):
     """A journal that has lost its first lines as the broker would have it."""
     lines, end = sealed(count)
     kept = lines[last:]
-    told = journal.chain_entries([journal.truncation_entry(lines[last - 1], make.T0, make.T0)], end)
+    told = audit_log.chain_entries(
+        [audit_log.truncation_entry(lines[last - 1], make.T0, make.T0)], end
+    )
     return [*kept, *told], lines[last - 1].head, told[-1].head
 
 
 def test_lines_that_were_cut_off_in_good_order_are_not_missing():
     lines, start, end = cut_off(5, 3)
-    assert list(journal.verify_chain(lines, start, end)) == []
+    assert list(audit_log.verify_chain(lines, start, end)) == []
 
 
 def test_beginning_that_no_line_tells_of_is_missing():
     """Whoever takes lines out at the front can write where the chain stood, but not the line about it."""
     lines, end = sealed(5)
-    assert list(journal.verify_chain(lines[3:], lines[2].head, end)) == [
+    assert list(audit_log.verify_chain(lines[3:], lines[2].head, end)) == [
         "lines up to 3 are missing, and no line records their truncation"
     ]
 
 
 def test_cut_at_another_line_does_not_count():
     lines, _, end = cut_off(5, 3)
-    assert list(journal.verify_chain(lines[1:], lines[0].head, end)) == [
+    assert list(audit_log.verify_chain(lines[1:], lines[0].head, end)) == [
         "lines up to 4 are missing, and no line records their truncation"
     ]
 
@@ -144,13 +145,13 @@ def test_advertisement_that_measures_anew_is_not_told():
 def test_housekeeping_is_not_told(event):
     found = make.reservation("rsv-1")
     made = event(make.T0, found.id, None) if event is Nominated else event(make.T0, found.id)
-    assert entries.audit_entry(ALICE, made, found, found) is None
+    assert commands.audit_entry(ALICE, made, found, found) is None
 
 
 def test_digest_of_a_token_is_in_no_line():
     token = Token(TokenId("abc"), "d1ge57", Role.CLUSTER, make.T0, "alice", make.T0)
     member = Member(Role.CLUSTER, "a", MembershipStatus.PENDING, make.T0, asks="sha256:ab")
-    lines = journal.chain_entries(
+    lines = audit_log.chain_entries(
         [
             AuditEntry(make.T0, ALICE, "TokenCreated", "token/abc", None, token),
             AuditEntry(make.T0, ALICE, "JoinRequested", "member/cluster/a", None, member),
@@ -167,7 +168,7 @@ def test_removal_is_told_with_the_key_and_when_it_is_forgotten():
     member = Member(
         Role.CLUSTER, "a", MembershipStatus.REVOKED, make.T0, key="sha256:ab", forget_at=until
     )
-    facts = journal.audited_fields(member)
+    facts = audit_log.audited_fields(member)
     assert (facts["key"], facts["forgetAt"]) == ("sha256:ab", until)
 
 
@@ -221,9 +222,9 @@ def test_removal_is_told_with_the_key_and_when_it_is_forgotten():
     ],
 )
 def test_line_tells_what_was_decided_of_each_kind(record, names):
-    assert list(journal.audited_fields(record)) == names.split()
+    assert list(audit_log.audited_fields(record)) == names.split()
 
 
 def test_start_is_before_the_first_line():
     assert ChainHead(0, bytes(32)) == CHAIN_START
-    assert list(journal.verify_chain([], CHAIN_START, CHAIN_START)) == []
+    assert list(audit_log.verify_chain([], CHAIN_START, CHAIN_START)) == []

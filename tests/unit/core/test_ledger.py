@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import audit, errors
-from kubelend.core.events import Advertised, Archived, ClusterDeleted, Event
-from kubelend.core.journal import AuditEntry
+from kubelend.core.audit_log import AuditEntry
+from kubelend.core.events import Advertised, Archived, ClusterDeleted, Event, WorkingSet
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import (
     Advertisement,
@@ -16,7 +16,6 @@ from kubelend.core.models import (
     Reservation,
     ReservationId,
 )
-from kubelend.core.records import WorkingSet
 
 
 def cpu(desk, cluster="a"):

@@ -7,13 +7,7 @@ ledger, and shrinks what breaks it to a few steps.
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import make
 import reference
@@ -21,10 +15,10 @@ from kubelend.core import audit, errors, quotas
 from kubelend.core.decision import NoFit
 from kubelend.core.events import Archived, ClusterDeleted, RecordDeleted, Requested
 from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Rejection
 from kubelend.core.models import ReservationId
-from kubelend.core.refusals import Rejection
 from kubelend.core.resources import Resources
-from kubelend.stores import batches
+from kubelend.stores import batch as stores_batch
 from watched import Watched
 
 GI = 2**30
@@ -354,7 +348,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 def as_followed(changes):
     """What a store's followers see of a group of changes: the last one of each record."""
-    batch = batches.fold(changes)
+    batch = stores_batch.fold(changes)
     for name, cluster in batch.clusters.items():
         yield cluster or ClusterDeleted(name)
     yield from batch.reservations.values()

@@ -3,12 +3,11 @@
 import pytest
 
 import make
-from kubelend.core import errors, journal, limiting
+from kubelend.core import audit_log, commands, errors
+from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import RecordDeleted
-from kubelend.core.journal import AuditEntry
 from kubelend.core.ledger import Ledger
-from kubelend.core.limits import Limits
-from kubelend.core.models import ClusterId
+from kubelend.core.models import ClusterId, Limits
 
 A = ClusterId("a")
 POLICY = make.policy(allow=["team-*"], keep_back="cpu=2", max_lent="gpu=0", hours=["08:00-18:00"])
@@ -64,7 +63,7 @@ def test_limits_that_are_lifted_leave_nothing(lift):
     desk.limit("a", POLICY)
     desk.allot("a", QUOTA)
     if lift == "by name":
-        desk.run(limiting.clear_policy(desk.ledger, A, desk.now))
+        desk.run(commands.clear_policy(desk.ledger, A, desk.now))
     else:
         desk.limit("a", make.policy())
     desk.lift("a")
@@ -76,7 +75,7 @@ def test_limits_that_are_lifted_leave_nothing(lift):
     assert make.state(Ledger.restore(desk.kept())) == make.state(desk.ledger)
 
 
-@pytest.mark.parametrize("clear", [limiting.clear_policy, limiting.clear_quota])
+@pytest.mark.parametrize("clear", [commands.clear_policy, commands.clear_quota])
 def test_what_is_not_set_cannot_be_cleared(clear):
     desk = make.desk(a="cpu=4,memory=8Gi")
     with pytest.raises(errors.NotFound):
@@ -89,7 +88,7 @@ def test_changed_policy_of_an_advertisement_is_told_once():
     for policy in (None, None, POLICY, POLICY, None):
         desk.advertise("a", policy=policy)
     told = [
-        journal.audited_fields(c.after)
+        audit_log.audited_fields(c.after)
         for c in desk.changes
         if isinstance(c, AuditEntry) and c.after
     ]

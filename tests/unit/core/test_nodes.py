@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from kubelend.core import errors, nodes
-from kubelend.core.nodes import KubernetesNode, Node
+from kubelend.core import errors, pod_requests
+from kubelend.core.pod_requests import KubernetesNode, Node
 from kubelend.core.resources import NOTHING, Resources
 
 READY = {"type": "Ready", "status": "True"}
@@ -21,7 +21,7 @@ def node(labels=None, conditions=(READY,), status=None, **spec):
         **(status or {}),
     }
     text = json.dumps({"kind": "Node", "metadata": metadata, "spec": spec, "status": status})
-    return nodes.project_node(msgspec.json.decode(text, type=KubernetesNode))
+    return pod_requests.project_node(msgspec.json.decode(text, type=KubernetesNode))
 
 
 OWN = [
@@ -51,7 +51,7 @@ OWN = [
 
 @pytest.mark.parametrize("found, is_own", [case[1:] for case in OWN], ids=[case[0] for case in OWN])
 def test_node_counts(found, is_own):
-    assert nodes.counts_as_capacity(found) is is_own
+    assert pod_requests.counts_as_capacity(found) is is_own
 
 
 def test_node_offers_what_it_has_rounded_down():
@@ -102,8 +102,8 @@ def test_unreadable_quantity_names_node_and_resource(part, name, shown):
 
 
 def test_smallest_node_is_read_and_does_not_count():
-    found = nodes.project_node(
+    found = pod_requests.project_node(
         msgspec.json.decode(b'{"metadata":{"name":"n"}}', type=KubernetesNode)
     )
     assert found == Node("n", NOTHING, NOTHING, is_ready=False)
-    assert not nodes.counts_as_capacity(found)
+    assert not pod_requests.counts_as_capacity(found)

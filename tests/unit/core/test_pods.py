@@ -7,9 +7,8 @@ import sys
 import msgspec
 import pytest
 
-from kubelend.core import requests
-from kubelend.core.pods import OffloadedFrom, Pod
-from kubelend.core.requests import KubernetesPod
+from kubelend.core import pod_requests
+from kubelend.core.pod_requests import KubernetesPod, OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 LIQO = {
@@ -27,7 +26,7 @@ def kept(cpu="1", node="n1", labels=None, phase="Running"):
         "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": cpu}}}]},
         "status": {"phase": phase, "podIP": "10.0.0.1"},
     }
-    return requests.project_pod(msgspec.json.decode(json.dumps(found), type=KubernetesPod))
+    return pod_requests.project_pod(msgspec.json.decode(json.dumps(found), type=KubernetesPod))
 
 
 def test_little_of_a_pod_is_kept():
@@ -76,7 +75,7 @@ def test_smallest_pod_is_read_and_one_that_is_being_deleted_still_counts():
         b'{"metadata":{"uid":"u","name":"n","deletionTimestamp":"2026-01-01T00:00:00Z"}}',
         type=KubernetesPod,
     )
-    assert requests.project_pod(found) == Pod("u")
+    assert pod_requests.project_pod(found) == Pod("u")
 
 
 def test_equal_pods_share_what_they_have_in_common():
@@ -87,6 +86,6 @@ def test_equal_pods_share_what_they_have_in_common():
 
 
 def test_measuring_needs_no_numpy():
-    modules = "kubelend.core.requests, kubelend.core.inventory, kubelend.core.nodes"
+    modules = "kubelend.core.pod_requests, kubelend.core.inventory, kubelend.core.pod_requests"
     check = f"import sys, {modules}; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -3,7 +3,7 @@
 import pytest
 
 import make
-from kubelend.core import decision, errors, policies
+from kubelend.core import decision, errors, scoring
 
 
 def choose(clusters, wanted="cpu=1,memory=1Gi", **fields):
@@ -48,7 +48,7 @@ def test_headroom_counts_every_resource_that_is_asked_for_and_no_other():
     assert choose(clusters, "gpu=1") == ("b", 0.75)
 
 
-@pytest.mark.parametrize("policy", policies.SCORING_POLICIES)
+@pytest.mark.parametrize("policy", scoring.SCORING_POLICIES)
 def test_equal_scores_go_to_the_smaller_id(policy):
     clusters = dict.fromkeys(("c", "b", "d"), "cpu=4,memory=8Gi")
     assert winner(clusters, policy=policy) == "b"
@@ -94,7 +94,7 @@ def test_missing_price_is_neither_best_nor_worst():
     made = make.ledger(**offers(a=None, b="0.1", c="0.2", d="0.3"))
     question = make.question(policy="cost")
     weighed = (
-        policies.weighted_score({"price": 1.0}, question.request, made.fleet, made.fleet.uncordoned)
+        scoring.weighted_score({"price": 1.0}, question.request, made.fleet, made.fleet.uncordoned)
         / 1e9
     )
     assert weighed == pytest.approx([0.5, 1.0, 0.5, 0.0])
@@ -184,11 +184,11 @@ def test_weighted_score_is_a_mean():
 )
 def test_policy_that_means_nothing_is_refused(policy, weights, message):
     with pytest.raises(errors.InvalidInput) as refused:
-        policies.check_policy(policy, weights)
+        scoring.check_policy(policy, weights)
     assert str(refused.value).startswith(message)
     assert len(str(refused.value)) < 150
 
 
 def test_every_policy_and_score_is_accepted():
-    for policy in policies.SCORING_POLICIES:
-        policies.check_policy(policy, dict.fromkeys(policies.SCORES, 1.0))
+    for policy in scoring.SCORING_POLICIES:
+        scoring.check_policy(policy, dict.fromkeys(scoring.SCORES, 1.0))

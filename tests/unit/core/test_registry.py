@@ -13,8 +13,8 @@ from kubelend.core.events import (
     TokenRemoved,
 )
 from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, MembershipStatus, Token, TokenId
-from kubelend.core.roles import Role
 
 BERLIN = Member(Role.CLUSTER, "berlin", MembershipStatus.ACCEPTED, make.T0)
 TOKEN = Token(TokenId("abc"), "digest", Role.CLUSTER, make.T0, "alice", make.T0 + make.HOUR)

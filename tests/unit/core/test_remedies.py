@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import decision, explanations, prices
-from kubelend.core.explanations import Explanation
+from kubelend.core.explanations import Explanation, Suggestion
 from kubelend.core.filters import BudgetLimit
 from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Rejection
 from kubelend.core.models import Cluster, Request
-from kubelend.core.refusals import Rejection
-from kubelend.core.remedies import Suggestion
 from kubelend.core.resources import Resources
 from small_fleets import GI, ledgers, requests
 

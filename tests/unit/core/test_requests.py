@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
-from kubelend.core import errors, requests
+from kubelend.core import errors, pod_requests
+from kubelend.core.pod_requests import KubernetesPod
 from kubelend.core.quantities import MAX_AMOUNT
-from kubelend.core.requests import KubernetesPod
 
 MI = 2**20
 FPGA, HUGE = "example.com/fpga", "hugepages-2Mi"
@@ -49,7 +49,7 @@ def has(name, actual=None, allocated=None):
 
 
 def asked(found):
-    return dict(requests.effective_requests(found).items())
+    return dict(pod_requests.effective_requests(found).items())
 
 
 # -- containers, init containers, sidecars, overhead
@@ -353,5 +353,5 @@ def test_unreadable_quantity_names_pod_and_resource(case, place):
         "actual": pod(box(name="a"), box(more), status={"containerStatuses": [has("a", text)]}),
     }[place]
     with pytest.raises(errors.InvalidInput) as raised:
-        requests.project_pod(found)
+        pod_requests.project_pod(found)
     assert raised.value.message.startswith(sentence)

@@ -3,11 +3,11 @@
 import pytest
 
 import make
-from kubelend.core import commands, enrolment, revocation
+from kubelend.core import commands, enrolment
 from kubelend.core.errors import Conflict, NotFound, Revoked
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Certificate, MembershipStatus, Token, TokenId
 from kubelend.core.models import ClusterId
-from kubelend.core.roles import Role
 
 A = ClusterId("a")
 
@@ -19,7 +19,7 @@ def desk():
 
 def revoke(desk, name="a", role=Role.CLUSTER, *, release=False, why="stolen"):
     return desk.run(
-        revocation.revoke_member(
+        enrolment.revoke_member(
             desk.ledger, role, name, reason=why, by="alice", release=release, now=desk.now
         )
     )
@@ -32,7 +32,7 @@ def certify(desk, name="a", lifetime=make.HOUR, role=Role.CLUSTER, shown_until=N
 
 
 def remove(desk, name="a", role=Role.CLUSTER):
-    return desk.run(revocation.remove_member(desk.ledger, role, name, "alice", desk.now))
+    return desk.run(enrolment.remove_member(desk.ledger, role, name, "alice", desk.now))
 
 
 def check(desk, not_before, name="a", role=Role.CLUSTER):
@@ -160,10 +160,10 @@ def test_removed_member_stays_refused_until_its_last_certificate_has_ended(desk)
     with pytest.raises(Revoked):
         check(desk, desk.now)
     desk.pass_time(make.HOUR - make.MOMENT)
-    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    desk.run(enrolment.collect_expired(desk.ledger, desk.now))
     assert desk.ledger.member_index.members
     desk.pass_time(make.MOMENT)
-    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    desk.run(enrolment.collect_expired(desk.ledger, desk.now))
     assert not desk.ledger.member_index.members
 
 
@@ -171,7 +171,7 @@ def test_removing_a_revoked_one_does_not_let_it_back_in(desk):
     revoke(desk, "nobody")
     assert remove(desk, "nobody").member is not None
     desk.pass_time(1000 * make.HOUR)
-    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    desk.run(enrolment.collect_expired(desk.ledger, desk.now))
     with pytest.raises(Revoked):
         check(desk, make.T0, "nobody")
 
@@ -201,7 +201,7 @@ def test_one_that_was_revoked_is_never_forgotten(desk, returns):
         desk.run(enrolment.accept_member(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
     assert remove(desk).member.forget_at is None
     desk.pass_time(1000 * make.HOUR)
-    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    desk.run(enrolment.collect_expired(desk.ledger, desk.now))
     assert remove(desk).member is not None
     with pytest.raises(Revoked):
         check(desk, make.T0)
@@ -281,8 +281,8 @@ def test_expired_tokens_are_listed_for_a_day_and_while_somebody_waits(desk):
     )
     desk.run(enrolment.join_member(desk.ledger, judged, None, desk.now))
     desk.pass_time(25 * make.HOUR - make.MOMENT)
-    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    desk.run(enrolment.collect_expired(desk.ledger, desk.now))
     assert set(desk.ledger.member_index.tokens) == {"t1", "t2"}
     desk.pass_time(make.MOMENT)
-    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    desk.run(enrolment.collect_expired(desk.ledger, desk.now))
     assert set(desk.ledger.member_index.tokens) == {"t2"}

@@ -3,10 +3,10 @@
 import pytest
 
 import make
-from kubelend.core import commands, revocation, silence
+from kubelend.core import commands, enrolment, failover
 from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Role
 from kubelend.core.models import ClusterId
-from kubelend.core.roles import Role
 
 WANTED = "cpu=1,memory=1Gi"
 LOST_AFTER = 5 * make.MINUTE
@@ -130,13 +130,13 @@ def test_what_fits_nowhere_else_stays_and_says_so(desk, stuck):
 
 def test_it_is_said_once(desk, vigil, stuck):
     revision = desk.ledger.revision
-    desk.listen(vigil, 3 * silence.RETRY_INTERVAL)
+    desk.listen(vigil, 3 * failover.RETRY_INTERVAL)
     assert desk.ledger.revision == revision
 
 
 def test_it_moves_when_another_has_room(desk, vigil, stuck):
     desk.advertise("b", "cpu=16,memory=16Gi")
-    desk.listen(vigil, silence.RETRY_INTERVAL)
+    desk.listen(vigil, failover.RETRY_INTERVAL)
     assert (desk.target(stuck), desk[stuck].reason) == ("b", "Moved")
 
 
@@ -190,11 +190,11 @@ def test_restart_remembers_what_is_stranded(desk, stuck):
 
 
 def test_many_are_moved_in_portions(desk, vigil):
-    count = 2 * silence.MAX_ATTEMPTS_PER_RUN + 1
+    count = 2 * failover.MAX_ATTEMPTS_PER_RUN + 1
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=64,memory=512Gi")
     fall_silent(desk, vigil)
-    assert sum(desk.target(one) == "d" for one in held) == silence.MAX_ATTEMPTS_PER_RUN
+    assert sum(desk.target(one) == "d" for one in held) == failover.MAX_ATTEMPTS_PER_RUN
     assert vigil.is_busy
     desk.pass_time(make.MOMENT)
     desk.leave(vigil)
@@ -207,7 +207,7 @@ def test_those_that_fit_nowhere_do_not_keep_the_others_waiting(desk, vigil):
     """However many are stuck, each has its turn."""
     stuck = [
         desk.reserve("cpu=1m,memory=1Mi", pinned="a")
-        for _ in range(silence.MAX_ATTEMPTS_PER_RUN + 10)
+        for _ in range(failover.MAX_ATTEMPTS_PER_RUN + 10)
     ]
     free = desk.reserve(WANTED)
     fall_silent(desk, vigil)
@@ -218,7 +218,7 @@ def test_those_that_fit_nowhere_do_not_keep_the_others_waiting(desk, vigil):
 
 @pytest.mark.parametrize("end", ["release", "drain"])
 def test_what_ended_or_was_moved_meanwhile_is_left_alone(desk, vigil, end):
-    few = silence.MAX_ATTEMPTS_PER_RUN + 2
+    few = failover.MAX_ATTEMPTS_PER_RUN + 2
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(few)]
     fall_silent(desk, vigil)
     desk.advertise("d", "cpu=8,memory=8Gi")
@@ -274,7 +274,7 @@ def test_looks_follow_each_other_at_a_distance(desk, vigil):
     desk.pass_time(make.MOMENT)
     desk.leave(vigil)
     assert desk.target(held) == "a"
-    desk.pass_time(silence.CHECK_INTERVAL)
+    desk.pass_time(failover.CHECK_INTERVAL)
     desk.leave(vigil)
     assert desk.target(held) == "b"
 
@@ -297,7 +297,7 @@ def test_revoked_provider_is_silent_by_order(desk, vigil):
     """What becomes of its loans was decided when it was revoked: without a release they stay."""
     held = desk.reserve(WANTED)
     desk.run(
-        revocation.revoke_member(
+        enrolment.revoke_member(
             desk.ledger, Role.CLUSTER, "a", reason="", by="alice", release=False, now=desk.now
         )
     )
@@ -313,28 +313,28 @@ def test_empty_ledger_is_looked_at_like_any_other():
 
 
 def test_provider_that_comes_back_in_the_middle_keeps_the_rest(desk, vigil):
-    count = silence.MAX_ATTEMPTS_PER_RUN + 3
+    count = failover.MAX_ATTEMPTS_PER_RUN + 3
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)
     assert vigil.is_busy
     keep_speaking(desk, "a")
     desk.leave(vigil)
-    assert [desk.target(one) for one in held] == ["d"] * silence.MAX_ATTEMPTS_PER_RUN + ["a"] * 3
+    assert [desk.target(one) for one in held] == ["d"] * failover.MAX_ATTEMPTS_PER_RUN + ["a"] * 3
 
 
 def test_broker_that_falls_asleep_in_the_middle_gives_the_rest_the_time_anew(desk, vigil):
-    count = silence.MAX_ATTEMPTS_PER_RUN + 3
+    count = failover.MAX_ATTEMPTS_PER_RUN + 3
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)
-    desk.pass_time(2 * silence.MAX_CHECK_GAP)
+    desk.pass_time(2 * failover.MAX_CHECK_GAP)
     desk.leave(vigil)
     assert sum(desk.target(one) == "a" for one in held) == 3
 
 
 def test_provider_whose_offer_is_withdrawn_in_the_middle_keeps_the_rest(desk, vigil):
-    count = silence.MAX_ATTEMPTS_PER_RUN + 3
+    count = failover.MAX_ATTEMPTS_PER_RUN + 3
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)

@@ -5,8 +5,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.core.instants import DAY_MICROS, HOUR_MICROS
-from kubelend.core.spending import COST_UNITS_PER_BILLIONTH, CostInterval, DailySpend
+from kubelend.core.accounts import COST_UNITS_PER_BILLIONTH, CostInterval, DailySpend
+from kubelend.core.timestamps import DAY_MICROS, HOUR_MICROS
 
 CENTURIES = 400 * 366 * DAY_MICROS
 

@@ -6,14 +6,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import make
-from kubelend.core import enrolment, errors, journal, revocation
-from kubelend.core.journal import BROKER_ACTOR, AuditEntry, AuditLine
+from kubelend.core import audit_log, enrolment, errors
+from kubelend.core.audit import MAX_CLOCK_SKEW, AuditLogReplay
+from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry, AuditLine
 from kubelend.core.ledger import Ledger
-from kubelend.core.lifecycle import FINAL, Phase
+from kubelend.core.lifecycle import FINAL, Phase, Role
 from kubelend.core.members import Token, TokenId, member_id
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.roles import Role
-from kubelend.core.testimony import MAX_CLOCK_SKEW, AuditLogReplay
 
 NAMED = ReservationId("an-object")
 A = ClusterId("a")
@@ -22,7 +21,7 @@ B = ClusterId("b")
 
 def told(desk):
     entries = [change for change in desk.changes if isinstance(change, AuditEntry)]
-    return journal.chain_entries(entries, journal.CHAIN_START)
+    return audit_log.chain_entries(entries, audit_log.CHAIN_START)
 
 
 def complaints(records, lines, *, settled=None, start=None, end=None):
@@ -169,8 +168,8 @@ def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, you
     held = desk.reserve("cpu=1")
     last = told(desk)[-1]
     # The lines of its birth are lost, and another one is the first that is left.
-    first = journal.chain_entries(
-        [AuditEntry(desk.now - younger_by, BROKER_ACTOR, "x", "cluster/x")], journal.CHAIN_START
+    first = audit_log.chain_entries(
+        [AuditEntry(desk.now - younger_by, BROKER_ACTOR, "x", "cluster/x")], audit_log.CHAIN_START
     )
     lines = [AuditLine(last.number + 1, first[0].text, b"")]
     found = complaints(desk.kept(), lines)
@@ -246,7 +245,7 @@ def admit(desk, name="berlin"):
 
 def revoke(desk, name="berlin"):
     desk.run(
-        revocation.revoke_member(
+        enrolment.revoke_member(
             desk.ledger, Role.CLUSTER, name, reason="lost", by="alice", release=True, now=desk.now
         )
     )
@@ -307,9 +306,9 @@ STEPS = {
     ),
     "revoke": lambda desk, n: revoke(desk, "abr"[n % 3]),
     "remove": lambda desk, n: desk.run(
-        revocation.remove_member(desk.ledger, Role.CLUSTER, "abr"[n % 3], "alice", desk.now)
+        enrolment.remove_member(desk.ledger, Role.CLUSTER, "abr"[n % 3], "alice", desk.now)
     ),
-    "wipe": lambda desk, _: desk.run(revocation.collect_expired(desk.ledger, desk.now)),
+    "wipe": lambda desk, _: desk.run(enrolment.collect_expired(desk.ledger, desk.now)),
     "time": lambda desk, n: desk.pass_time(n * n * make.MINUTE),
     "expire": lambda desk, n: desk.expire(make.RETENTION if n % 2 else make.NO_TIME),
     "silence": lambda desk, _: desk.listen(desk.vigil(make.SECOND), 10 * make.SECOND),

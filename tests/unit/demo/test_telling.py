@@ -2,8 +2,8 @@
 
 import pytest
 
-from kubelend.demo import story, telling
-from kubelend.demo.telling import PlainDisplay
+from kubelend.demo import screen, story
+from kubelend.demo.screen import PlainDisplay
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from kubelend.demo.telling import PlainDisplay
     ],
 )
 def test_durations_have_three_digits_at_most(seconds, text):
-    assert telling.format_seconds(seconds) == text
+    assert screen.format_seconds(seconds) == text
 
 
 def test_the_time_of_a_step_ends_at_the_edge(capsys):
@@ -35,7 +35,7 @@ def test_what_is_to_be_copied_is_not_wrapped(capsys):
 
 
 def test_long_sentences_are_wrapped_with_their_indent():
-    lines = telling.wrap_text("word " * 60)
+    lines = screen.wrap_text("word " * 60)
     assert len(lines) > 1
     assert max(map(len, lines)) <= 76
 

@@ -10,7 +10,7 @@ import kube_roles
 import kubelend
 from audited_cluster import granted
 from charts import CHARTS, DEPLOY, KUSTOMIZE, NAMES, container, of_kind, rendered
-from kubelend.wire import crds, mailbox_manifests
+from kubelend.wire import cluster_namespaces, crds
 from kubelend.wire.broker_objects import LedgerRecord
 
 
@@ -38,7 +38,7 @@ def test_each_definition_is_in_the_chart_of_its_group():
 
 def test_broker_may_do_in_mailboxes_what_it_has_to():
     [role] = of_kind(rendered("broker", "components/cluster-namespaces"), "ClusterRole")
-    needed = mailbox_manifests.policy_rules(mailbox_manifests.BROKER_RULES)
+    needed = cluster_namespaces.policy_rules(cluster_namespaces.BROKER_RULES)
     assert granted([role]) == granted([{"metadata": {}, "rules": needed}])
 
 

@@ -1,10 +1,10 @@
 """Text in columns."""
 
-from kubelend.kits import columns
+from kubelend.kits import tables
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
-    assert columns.align_columns(("A", "LONG"), [("first", "x"), ("b", "y")]) == [
+    assert tables.align_columns(("A", "LONG"), [("first", "x"), ("b", "y")]) == [
         "A      LONG",
         "first  x",
         "b      y",
@@ -12,7 +12,7 @@ def test_columns_are_as_wide_as_their_widest_cell():
 
 
 def test_numbers_are_aligned_to_the_right_where_asked():
-    assert columns.align_columns(("N", "WHAT"), [("7", "a"), ("1,234", "b")], right=[0]) == [
+    assert tables.align_columns(("N", "WHAT"), [("7", "a"), ("1,234", "b")], right=[0]) == [
         "    N  WHAT",
         "    7  a",
         "1,234  b",
@@ -20,4 +20,4 @@ def test_numbers_are_aligned_to_the_right_where_asked():
 
 
 def test_headers_alone_make_one_line():
-    assert columns.align_columns(("A", "B"), []) == ["A  B"]
+    assert tables.align_columns(("A", "B"), []) == ["A  B"]

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from kubelend.core.errors import Unavailable
-from kubelend.kits import commands
+from kubelend.kits import subprocesses
 
 TOKEN = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
 PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----"
@@ -34,29 +34,33 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY--
     ],
 )
 def test_last_words_are_one_clean_line(said, kept):
-    found = commands.last_error_line(said)
+    found = subprocesses.last_error_line(said)
     assert found == (said.decode() if kept is None else kept)
 
 
 def test_last_words_are_short():
-    assert len(commands.last_error_line(b"word " * 100)) == commands.MAX_LINE_LENGTH
+    assert len(subprocesses.last_error_line(b"word " * 100)) == subprocesses.MAX_LINE_LENGTH
 
 
 async def test_output_is_returned_and_errors_are_not():
     program = "import sys; print('out'); print('err', file=sys.stderr)"
-    found = await commands.run_program(sys.executable, "-c", program, timeout=timedelta(seconds=10))
+    found = await subprocesses.run_program(
+        sys.executable, "-c", program, timeout=timedelta(seconds=10)
+    )
     assert found == b"out\n"
 
 
 async def test_much_output_is_kept_from_the_end():
     program = "import sys; sys.stdout.write('x' * 3_000_000 + 'end')"
-    found = await commands.run_program(sys.executable, "-c", program, timeout=timedelta(seconds=10))
-    assert (len(found), found[-4:]) == (commands.MAX_OUTPUT_BYTES, b"xend")
+    found = await subprocesses.run_program(
+        sys.executable, "-c", program, timeout=timedelta(seconds=10)
+    )
+    assert (len(found), found[-4:]) == (subprocesses.MAX_OUTPUT_BYTES, b"xend")
 
 
 async def test_a_silent_failure_has_its_status():
     with pytest.raises(Unavailable, match="failed: exit status 3"):
-        await commands.run_program(
+        await subprocesses.run_program(
             sys.executable, "-c", "raise SystemExit(3)", timeout=timedelta(seconds=10)
         )
 
@@ -64,6 +68,6 @@ async def test_a_silent_failure_has_its_status():
 async def test_a_child_that_is_left_behind_with_the_output_is_not_waited_for():
     program = "import subprocess; subprocess.Popen(['sleep', '600'])"
     with pytest.raises(Unavailable, match="timed out after"):
-        await commands.run_program(
+        await subprocesses.run_program(
             sys.executable, "-c", program, timeout=timedelta(milliseconds=500)
         )

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits.generations import AtomicDirectory
+from kubelend.kits.files import AtomicDirectory
 
 NAMES = ("tls.crt", "tls.key", "ca.crt")
 OLD = {name: f"old {name}".encode() for name in NAMES}
@@ -89,7 +89,7 @@ def test_a_file_that_somebody_wrote_over_is_taken_up_again(directory):
 _CRASH = """
 import os, sys
 from pathlib import Path
-from kubelend.kits.generations import Generations
+from kubelend.kits.files import Generations
 
 directory, fatal, changes = Path(sys.argv[1]), int(sys.argv[2]), 0
 names = ("tls.crt", "tls.key", "ca.crt")

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import keyfiles
+from kubelend.kits import files
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -32,16 +32,16 @@ def mode(path):
 def test_the_mode_is_as_asked_whatever_the_umask(tmp_path, wanted, umask):
     before = os.umask(umask)
     try:
-        keyfiles.write_atomic(tmp_path / "key", b"x", mode=wanted)
+        files.write_atomic(tmp_path / "key", b"x", mode=wanted)
     finally:
         os.umask(before)
     assert mode(tmp_path / "key") == wanted
 
 
 def test_an_existing_file_is_kept(tmp_path):
-    keyfiles.write_atomic(tmp_path / "key", b"first", mode=0o600)
+    files.write_atomic(tmp_path / "key", b"first", mode=0o600)
     with pytest.raises(InvalidSettings, match="key already exists; move it away first"):
-        keyfiles.write_atomic(tmp_path / "key", b"second", mode=0o600)
+        files.write_atomic(tmp_path / "key", b"second", mode=0o600)
     assert (tmp_path / "key").read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [tmp_path / "key"]
 
@@ -49,14 +49,14 @@ def test_an_existing_file_is_kept(tmp_path):
 def test_a_link_to_nowhere_is_kept_too(tmp_path):
     (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InvalidSettings, match="already exists"):
-        keyfiles.write_atomic(tmp_path / "key", b"x", mode=0o600)
+        files.write_atomic(tmp_path / "key", b"x", mode=0o600)
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_an_existing_file_is_replaced_when_told(tmp_path):
     (tmp_path / "key").write_bytes(b"first")
     (tmp_path / "key").chmod(0o644)
-    keyfiles.write_atomic(tmp_path / "key", b"second", mode=0o600, overwrite=True)
+    files.write_atomic(tmp_path / "key", b"second", mode=0o600, overwrite=True)
     assert (tmp_path / "key").read_bytes() == b"second"
     assert mode(tmp_path / "key") == 0o600
     assert list(tmp_path.iterdir()) == [tmp_path / "key"]
@@ -65,12 +65,12 @@ def test_an_existing_file_is_replaced_when_told(tmp_path):
 def test_a_reader_never_sees_half_a_file(tmp_path):
     path = tmp_path / "key"
     contents = [bytes([letter]) * 200_000 for letter in b"ab"]
-    keyfiles.write_atomic(path, contents[0], mode=0o600)
+    files.write_atomic(path, contents[0], mode=0o600)
     done = threading.Event()
 
     def keep_writing():
         for turn in range(40):
-            keyfiles.write_atomic(path, contents[turn % 2], mode=0o600, overwrite=True)
+            files.write_atomic(path, contents[turn % 2], mode=0o600, overwrite=True)
         done.set()
 
     writer = threading.Thread(target=keep_writing)
@@ -104,19 +104,19 @@ except InvalidSettings as error:
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InvalidSettings, match="nowhere/key cannot be written: No such file"):
-        keyfiles.write_atomic(tmp_path / "nowhere" / "key", b"x", mode=0o600)
+        files.write_atomic(tmp_path / "nowhere" / "key", b"x", mode=0o600)
 
 
 def test_a_directory_that_cannot_be_written_to_is_named(tmp_path, request):
     tmp_path.chmod(0o500)
     request.getfixturevalue("nobody")
     with pytest.raises(InvalidSettings, match="key cannot be written: Permission denied"):
-        keyfiles.write_atomic(tmp_path / "key", b"x", mode=0o600)
+        files.write_atomic(tmp_path / "key", b"x", mode=0o600)
 
 
 def test_a_missing_file_is_named_with_what_to_do(tmp_path):
     with pytest.raises(InvalidSettings) as raised:
-        keyfiles.read_file(tmp_path / "tls.crt", hint="make one")
+        files.read_file(tmp_path / "tls.crt", hint="make one")
     assert str(raised.value) == f"{tmp_path}/tls.crt is missing; make one"
 
 
@@ -124,33 +124,33 @@ def test_a_missing_file_is_named_with_what_to_do(tmp_path):
 def test_an_empty_file_is_named(tmp_path, content):
     (tmp_path / "tls.crt").write_bytes(content)
     with pytest.raises(InvalidSettings, match=r"tls\.crt is empty"):
-        keyfiles.read_file(tmp_path / "tls.crt")
+        files.read_file(tmp_path / "tls.crt")
 
 
 def test_what_is_no_file_cannot_be_read(tmp_path):
     with pytest.raises(InvalidSettings, match="cannot be read: Is a directory; check its owner"):
-        keyfiles.read_file(tmp_path)
+        files.read_file(tmp_path)
 
 
 def test_a_file_of_another_cannot_be_read(tmp_path, request):
     (tmp_path / "tls.key").touch(mode=0)
     request.getfixturevalue("nobody")
     with pytest.raises(InvalidSettings, match="cannot be read: Permission denied"):
-        keyfiles.read_file(tmp_path / "tls.key")
+        files.read_file(tmp_path / "tls.key")
 
 
 @pytest.mark.parametrize("allowed", [0o600, 0o400, 0o700], ids=oct)
 def test_a_key_for_its_owner_only_is_not_exposed(tmp_path, allowed):
     (tmp_path / "tls.key").touch()
     (tmp_path / "tls.key").chmod(allowed)
-    assert keyfiles.mode_problem(tmp_path / "tls.key") == ""
+    assert files.mode_problem(tmp_path / "tls.key") == ""
 
 
 @pytest.mark.parametrize("exposed", [0o640, 0o604, 0o644, 0o620, 0o602, 0o666], ids=oct)
 def test_a_key_that_others_can_reach_is_exposed(tmp_path, exposed):
     (tmp_path / "tls.key").touch()
     (tmp_path / "tls.key").chmod(exposed)
-    complaint = keyfiles.mode_problem(tmp_path / "tls.key")
+    complaint = files.mode_problem(tmp_path / "tls.key")
     assert f"tls.key holds a private key and has mode {exposed:04o}" in complaint
 
 
@@ -158,7 +158,7 @@ def test_the_mode_behind_a_link_is_what_counts(tmp_path):
     (tmp_path / "real").touch()
     (tmp_path / "real").chmod(0o644)
     (tmp_path / "tls.key").symlink_to(tmp_path / "real")
-    assert "mode 0644" in keyfiles.mode_problem(tmp_path / "tls.key")
+    assert "mode 0644" in files.mode_problem(tmp_path / "tls.key")
 
 
 @as_root
@@ -167,17 +167,17 @@ def test_a_key_of_another_owner_may_be_lent_to_our_group(tmp_path, shared, expos
     (tmp_path / "tls.key").touch()
     (tmp_path / "tls.key").chmod(shared)
     os.chown(tmp_path / "tls.key", 12345, -1)
-    assert bool(keyfiles.mode_problem(tmp_path / "tls.key")) == exposed
+    assert bool(files.mode_problem(tmp_path / "tls.key")) == exposed
 
 
 def test_a_file_that_is_not_there_is_not_exposed(tmp_path):
-    assert keyfiles.mode_problem(tmp_path / "tls.key") == ""
+    assert files.mode_problem(tmp_path / "tls.key") == ""
 
 
 def test_a_removed_file_is_gone_and_a_missing_one_is_fine(tmp_path):
     (tmp_path / "key").touch()
-    keyfiles.remove_file(tmp_path / "key")
-    keyfiles.remove_file(tmp_path / "key")
+    files.remove_file(tmp_path / "key")
+    files.remove_file(tmp_path / "key")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,30 +186,30 @@ def test_a_file_that_cannot_be_removed_is_named(tmp_path, request):
     tmp_path.chmod(0o500)
     request.getfixturevalue("nobody")
     with pytest.raises(InvalidSettings, match="key cannot be removed: Permission denied"):
-        keyfiles.remove_file(tmp_path / "key")
+        files.remove_file(tmp_path / "key")
 
 
 def test_a_directory_is_locked_for_one_at_a_time(tmp_path):
-    second = keyfiles.lock_directory(tmp_path)
+    second = files.lock_directory(tmp_path)
     with (
-        keyfiles.lock_directory(tmp_path),
+        files.lock_directory(tmp_path),
         pytest.raises(InvalidSettings, match="is locked by another process"),
     ):
         second.__enter__()
-    with keyfiles.lock_directory(tmp_path):
+    with files.lock_directory(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_is_given_back_by_who_fails(tmp_path):
-    with pytest.raises(BlockingIOError, match="another"), keyfiles.lock_directory(tmp_path):
+    with pytest.raises(BlockingIOError, match="another"), files.lock_directory(tmp_path):
         raise BlockingIOError("another")
-    with keyfiles.lock_directory(tmp_path):
+    with files.lock_directory(tmp_path):
         pass
 
 
 def test_a_complaint_says_what_the_file_holds(tmp_path):
     (tmp_path / "file").touch(mode=0o644)
     (tmp_path / "file").chmod(0o644)
-    assert "file holds a passphrase and has" in keyfiles.mode_problem(
+    assert "file holds a passphrase and has" in files.mode_problem(
         tmp_path / "file", content="a passphrase"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.kits import modes
+from kubelend.kits import files
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from kubelend.kits import modes
 )
 def test_directory_that_others_can_write_is_told(tmp_path, mode, exposed):
     tmp_path.chmod(mode)
-    complaint = modes.directory_mode_problem(tmp_path)
+    complaint = files.directory_mode_problem(tmp_path)
     assert bool(complaint) == exposed
     if exposed:
         assert complaint == (
@@ -28,4 +28,4 @@ def test_directory_that_others_can_write_is_told(tmp_path, mode, exposed):
 
 
 def test_directory_that_is_not_there_is_no_complaint(tmp_path):
-    assert modes.directory_mode_problem(tmp_path / "none") == ""
+    assert files.directory_mode_problem(tmp_path / "none") == ""

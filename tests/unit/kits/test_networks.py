@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.kits.networks import rate_limit_key
+from kubelend.kits.ratelimit import rate_limit_key
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from clocks import Seconds
-from kubelend.kits import repeats
-from kubelend.kits.repeats import LogThrottle
+from kubelend.kits import ratelimit
+from kubelend.kits.ratelimit import LogThrottle
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_subjects_are_counted_apart(time):
 
 def test_of_many_subjects_the_oldest_is_forgotten(time):
     lines = LogThrottle(10, time)
-    for number in range(repeats.MAX_LOG_KEYS):
+    for number in range(ratelimit.MAX_LOG_KEYS):
         lines.suppressed(number)
     lines.suppressed("one more")
     assert lines.suppressed(1) is None
@@ -45,7 +45,7 @@ def test_of_many_subjects_the_oldest_is_forgotten(time):
 
 def test_subject_that_was_told_of_again_is_not_the_oldest(time):
     lines = LogThrottle(10, time)
-    for number in range(repeats.MAX_LOG_KEYS):
+    for number in range(ratelimit.MAX_LOG_KEYS):
         lines.suppressed(number)
     time.now += 10
     lines.suppressed(0)

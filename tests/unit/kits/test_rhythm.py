@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from kubelend.kits.rhythm import CoalescingTimer
+from kubelend.kits.ratelimit import CoalescingTimer
 from waiting import PATIENCE
 
 HOUR = 3600.0

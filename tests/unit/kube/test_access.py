@@ -7,8 +7,8 @@ import pytest
 
 import kubeconfigs
 from kubelend.core.errors import InvalidSettings
-from kubelend.kube import access
-from kubelend.kube.held import DataOrFile
+from kubelend.kube import config
+from kubelend.kube.config import DataOrFile
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -19,7 +19,7 @@ def encoded(text):
 
 def read(tmp_path, *, cluster=None, user=None):
     path = kubeconfigs.write(tmp_path / "config", cluster=cluster, user=user)
-    return access.config_from_kubeconfig(path)
+    return config.config_from_kubeconfig(path)
 
 
 def test_secrets_may_be_in_the_file_itself(tmp_path):
@@ -188,23 +188,23 @@ def account(tmp_path):
 
 def test_pod_finds_its_own_cluster(account):
     environment = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
-    found = access.in_cluster_config(account, environment)
+    found = config.in_cluster_config(account, environment)
     assert (found.server, found.namespace) == ("https://10.0.0.1:6443", "lending")
     assert found.token == DataOrFile(path=account / "token")
     assert found.authorities == DataOrFile(path=account / "ca.crt")
 
 
 def test_pod_of_ipv6_finds_its_own_cluster(account):
-    found = access.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "fd00::1"})
+    found = config.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "fd00::1"})
     assert found.server == "https://[fd00::1]:443"
 
 
 def test_pod_without_an_account_is_told_so(account):
     (account / "token").unlink()
     with pytest.raises(InvalidSettings, match="automountServiceAccountToken"):
-        access.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+        config.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     with pytest.raises(InvalidSettings, match="not running in a pod"):
-        access.in_cluster_config(account, {})
+        config.in_cluster_config(account, {})
 
 
 @pytest.fixture
@@ -220,11 +220,11 @@ def everywhere(tmp_path, monkeypatch):
 
 def test_most_explicit_access_is_taken(everywhere, account, monkeypatch):
     assert (
-        access.load_config(str(everywhere / "named"), service_account=account).server
+        config.load_config(str(everywhere / "named"), service_account=account).server
         == "https://named"
     )
-    assert access.load_config(service_account=account).server == "https://listed"
+    assert config.load_config(service_account=account).server == "https://listed"
     monkeypatch.delenv("KUBECONFIG")
-    assert access.load_config(service_account=account).server == "https://10.0.0.1:443"
+    assert config.load_config(service_account=account).server == "https://10.0.0.1:443"
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    assert access.load_config(service_account=account).server == "https://.kube"
+    assert config.load_config(service_account=account).server == "https://.kube"

@@ -7,10 +7,10 @@ import config_maps
 import scripted_api
 from config_maps import CONFIG_MAPS
 from kubelend.core import errors
-from kubelend.kube import answers
-from kubelend.kube.answers import UndecodableObject
+from kubelend.kube import codec
+from kubelend.kube.codec import UndecodableObject
 
-DECODER = answers.decoder_for(CONFIG_MAPS)
+DECODER = codec.decoder_for(CONFIG_MAPS)
 BROKEN = {"metadata": {"name": "b", "namespace": "n", "uid": "u"}, "data": {"x": 1}}
 
 
@@ -19,7 +19,7 @@ def status(code, **fields):
 
 
 def delay(*answer):
-    error = answers.error_from_response(*answer)
+    error = codec.error_from_response(*answer)
     assert isinstance(error, errors.LimitExceeded | errors.Unavailable)
     return error.retry_after
 
@@ -46,7 +46,7 @@ def delay(*answer):
     ],
 )
 def test_each_status_is_an_error_of_its_own_class(code, fields, kind):
-    error = answers.error_from_response(code, status(code, message="the reason", **fields), None)
+    error = codec.error_from_response(code, status(code, message="the reason", **fields), None)
     assert type(error) is kind
     assert "the reason" in error.message
 
@@ -60,18 +60,18 @@ def test_delay_is_taken_from_the_header_before_the_body():
 
 
 def test_page_of_a_proxy_is_told_in_one_line():
-    error = answers.error_from_response(502, b"<html>\n<b>Bad</b>\n" + b"x" * 1000, None)
+    error = codec.error_from_response(502, b"<html>\n<b>Bad</b>\n" + b"x" * 1000, None)
     assert type(error) is errors.Unavailable
     assert "502: <html> <b>Bad</b>" in error.message
     assert len(error.message) < 300
 
 
 def test_missing_kind_is_not_a_missing_object():
-    assert answers.is_object_not_found(
-        answers.error_from_response(404, status(404, details={"name": "x"}), None)
+    assert codec.is_object_not_found(
+        codec.error_from_response(404, status(404, details={"name": "x"}), None)
     )
-    assert not answers.is_object_not_found(
-        answers.error_from_response(404, b"404 page not found", None)
+    assert not codec.is_object_not_found(
+        codec.error_from_response(404, b"404 page not found", None)
     )
 
 
@@ -115,11 +115,11 @@ def test_nonsense_is_an_unexpected_answer(read):
 
 
 def test_one_decoder_serves_a_resource():
-    assert answers.decoder_for(CONFIG_MAPS) is DECODER
+    assert codec.decoder_for(CONFIG_MAPS) is DECODER
 
 
 def test_object_is_sent_with_its_kind():
-    sent = msgspec.json.decode(answers.encode_object(CONFIG_MAPS, config_maps.make("a", x="y")))
+    sent = msgspec.json.decode(codec.encode_object(CONFIG_MAPS, config_maps.make("a", x="y")))
     assert sent == {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -130,7 +130,7 @@ def test_object_is_sent_with_its_kind():
 
 def test_new_object_has_no_version_yet():
     old = DECODER.decode_object(msgspec.json.encode(scripted_api.one("a", "5")))
-    sent = msgspec.json.decode(answers.encode_object(CONFIG_MAPS, old, is_new=True))
+    sent = msgspec.json.decode(codec.encode_object(CONFIG_MAPS, old, is_new=True))
     assert sent["metadata"] == {"name": "a", "namespace": "default"}
-    kept = msgspec.json.decode(answers.encode_object(CONFIG_MAPS, old))
+    kept = msgspec.json.decode(codec.encode_object(CONFIG_MAPS, old))
     assert kept["metadata"]["resourceVersion"] == "5"

@@ -20,9 +20,9 @@ from kubelend.core.errors import (
     UnexpectedAnswer,
 )
 from kubelend.kits.backoff import Backoff
-from kubelend.kube import connections
+from kubelend.kube import transport
 from kubelend.kube.client import Client
-from kubelend.kube.held import DataOrFile
+from kubelend.kube.config import DataOrFile
 from scripted_api import event, found, one, page, status, watch
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1), longest=timedelta(seconds=2))
@@ -269,7 +269,7 @@ async def test_events_are_found_however_they_are_cut(server, client):
 
 
 async def test_event_without_an_end_is_not_gathered(server, client, monkeypatch):
-    monkeypatch.setattr(connections, "MAX_EVENT_BYTES", 1 << 17)
+    monkeypatch.setattr(transport, "MAX_EVENT_BYTES", 1 << 17)
     server.answers += [
         watch(event("ADDED", one("a", "11", x="y" * 100_000))),
         watch(b"x" * 300_000),

@@ -10,11 +10,10 @@ import pytest
 import kubeconfigs
 from certificates import Certificates
 from kubelend.core.errors import InvalidSettings
-from kubelend.kube import access
-from kubelend.kube.access import KubeConfig
-from kubelend.kube.credentials import CredentialSource
+from kubelend.kube import config
+from kubelend.kube.auth import CredentialSource
+from kubelend.kube.config import DataOrFile, KubeConfig
 from kubelend.kube.exec_plugins import VERSIONS, ExecPlugin
-from kubelend.kube.held import DataOrFile
 
 SERVER = "https://127.0.0.1:1"
 
@@ -120,7 +119,7 @@ async def test_what_is_no_authority_is_a_mistake():
 
 async def test_rewritten_kubeconfig_is_read_again_and_stays_with_its_context(tmp_path):
     path = kubeconfigs.write(tmp_path / "config", user={"token": "first"})
-    credentials = CredentialSource(access.config_from_kubeconfig(path))
+    credentials = CredentialSource(config.config_from_kubeconfig(path))
     assert await authorization(credentials) == "Bearer first"
     kubeconfigs.write(path, user={"token": "second"}, current="another")
     assert await authorization(credentials) == "Bearer second"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.kube import patches
+from kubelend.kube import resources
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from kubelend.kube import patches
     ],
 )
 def test_change_is_what_differs(before, after, change):
-    assert patches.merge_patch(before, after) == change
+    assert resources.merge_patch(before, after) == change
 
 
 values = st.recursive(
@@ -33,7 +33,7 @@ objects = st.dictionaries(st.sampled_from("abcd"), values)
 
 @given(objects, objects)
 def test_patched_object_is_the_other(before, after):
-    assert applied(before, patches.merge_patch(before, after)) == after
+    assert applied(before, resources.merge_patch(before, after)) == after
 
 
 def applied(target, change):

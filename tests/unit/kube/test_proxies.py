@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.kube import proxies
+from kubelend.kube import config
 
 PROXY = {"HTTPS_PROXY": "http://proxy:3128"}
 
@@ -43,4 +43,4 @@ PROXY = {"HTTPS_PROXY": "http://proxy:3128"}
     ],
 )
 def test_proxy_of_the_environment(url, environment, expected):
-    assert proxies.proxy_for(url, environment) == expected
+    assert config.proxy_for(url, environment) == expected

@@ -10,13 +10,13 @@ import scripted_api
 from certificates import Certificates
 from config_maps import CONFIG_MAPS
 from kubelend.kits.backoff import Backoff
-from kubelend.kube import watching
-from kubelend.kube.answers import UndecodableObject
+from kubelend.kube import informer
 from kubelend.kube.client import Client
-from kubelend.kube.watching import Deleted, Listed
+from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.informer import Deleted, Listed
 from scripted_api import event, one, page, status, watch
 
-AT_ONCE = Backoff(retries=watching.UNLIMITED_RETRIES, first=timedelta(0), longest=timedelta(0))
+AT_ONCE = Backoff(retries=informer.UNLIMITED_RETRIES, first=timedelta(0), longest=timedelta(0))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def heard(server, *script, count, backoff=AT_ONCE):
     async with (
         Client.open(server.access()) as client,
         contextlib.aclosing(
-            watching.list_and_watch(client, CONFIG_MAPS, report=problems.append, backoff=backoff)
+            informer.list_and_watch(client, CONFIG_MAPS, report=problems.append, backoff=backoff)
         ) as following,
     ):
         async for change in following:
@@ -157,7 +157,7 @@ async def test_server_is_left_alone_for_as_long_as_it_says(server):
         clock = asyncio.get_running_loop().time
         began = clock()
         async with contextlib.aclosing(
-            watching.list_and_watch(client, CONFIG_MAPS, backoff=AT_ONCE)
+            informer.list_and_watch(client, CONFIG_MAPS, backoff=AT_ONCE)
         ) as following:
             await anext(following)
         assert clock() - began >= 1.0

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from kubelend.core import nodes, requests
+from kubelend.core import pod_requests
 from kubelend.core.resources import Resources
-from kubelend.lab import inhabitants
+from kubelend.lab import setup
 
 KI, MI, GI = 2**10, 2**20, 2**30
 
@@ -18,15 +18,16 @@ SUMS = {
 
 @pytest.mark.parametrize("name", SUMS)
 def test_cluster_is_as_large_as_the_examples_say(name):
-    population = inhabitants.CLUSTER_FIXTURES[name]
+    population = setup.CLUSTER_FIXTURES[name]
     read = [
-        msgspec.convert(one, nodes.KubernetesNode) for one in inhabitants.node_manifests(population)
+        msgspec.convert(one, pod_requests.KubernetesNode)
+        for one in setup.node_manifests(population)
     ]
-    allocatable = [nodes.project_node(one).allocatable for one in read]
-    asked = [_requests(one) for one in inhabitants.pod_manifests(population)]
+    allocatable = [pod_requests.project_node(one).allocatable for one in read]
+    asked = [_requests(one) for one in setup.pod_manifests(population)]
     assert (sum(allocatable, Resources()), sum(asked, Resources())) == SUMS[name]
 
 
 def _requests(pod):
     pod["metadata"]["uid"] = "given by the API server"
-    return requests.project_pod(msgspec.convert(pod, requests.KubernetesPod)).requests
+    return pod_requests.project_pod(msgspec.convert(pod, pod_requests.KubernetesPod)).requests

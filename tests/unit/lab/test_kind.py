@@ -3,8 +3,8 @@
 import pytest
 
 from kubelend.core.errors import InvalidSettings, Unavailable
-from kubelend.lab import hosts, kind
-from kubelend.lab.records import LabDirectory
+from kubelend.lab import hosts
+from kubelend.lab.state import LabDirectory
 
 SCRIPT = """#!/bin/sh
 echo "$*" >> {said}
@@ -52,26 +52,26 @@ def lines(said):
 
 def test_without_kind_one_line_says_so(path):
     with pytest.raises(InvalidSettings, match="kind not found on PATH; install it, or omit"):
-        kind.check_kind()
+        hosts.check_kind()
 
 
 def test_without_containers_one_line_says_so(said, path):
     (path / "docker").unlink()
     with pytest.raises(InvalidSettings, match="kind requires docker, podman or nerdctl"):
-        kind.check_kind()
+        hosts.check_kind()
 
 
-@pytest.mark.parametrize("program", kind.CONTAINER_RUNTIMES)
+@pytest.mark.parametrize("program", hosts.CONTAINER_RUNTIMES)
 def test_any_of_its_container_programs_will_do(said, path, program):
     (path / "docker").unlink()
     put(path, program)
-    kind.check_kind()
+    hosts.check_kind()
 
 
 def test_name_that_it_has_already_is_refused(said, tmp_path):
     (tmp_path / "there").write_text("mine\nagent-cluster-1\n")
     with pytest.raises(InvalidSettings, match="kind already has a cluster agent-cluster-1"):
-        kind.check_kind_names(hosts.CLUSTER_NAMES)
+        hosts.check_kind_names(hosts.CLUSTER_NAMES)
 
 
 def test_clusters_are_made_one_by_one_and_deleted_at_the_end(said, tmp_path):

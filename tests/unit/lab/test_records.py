@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.lab.records import LabDirectory, LabState
+from kubelend.lab.state import LabDirectory, LabState
 
 
 @pytest.fixture

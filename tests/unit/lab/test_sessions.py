@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kubelend.lab import sessions
+from kubelend.lab import background
 
 LEADER = """
 import signal, subprocess
@@ -38,7 +38,7 @@ def start():
 
     yield start
     for process, directory in started:
-        for pid in sessions.session_processes(process.pid, directory):
+        for pid in background.session_processes(process.pid, directory):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
 
@@ -47,23 +47,23 @@ def test_all_of_a_session_are_found_without_its_leader(start, tmp_path):
     leader = start(tmp_path)
     leader.kill()
     leader.wait()
-    [child] = sessions.session_processes(leader.pid, tmp_path)
+    [child] = background.session_processes(leader.pid, tmp_path)
     assert os.getpgid(child) == child
-    sessions.end_session(leader.pid, tmp_path)
-    assert sessions.session_processes(leader.pid, tmp_path) == []
+    background.end_session(leader.pid, tmp_path)
+    assert background.session_processes(leader.pid, tmp_path) == []
 
 
 def test_one_that_does_not_want_to_end_is_killed(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(sessions, "_TERM_TIMEOUT", 0.1)
+    monkeypatch.setattr(background, "_TERM_TIMEOUT", 0.1)
     leader = start(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    sessions.end_session(leader.pid, tmp_path)
+    background.end_session(leader.pid, tmp_path)
     assert leader.wait() == -signal.SIGKILL
 
 
 def test_paused_one_ends_too(start, tmp_path):
     leader = start(tmp_path)
     leader.send_signal(signal.SIGSTOP)
-    sessions.end_session(leader.pid, tmp_path)
+    background.end_session(leader.pid, tmp_path)
     assert leader.wait() == -signal.SIGTERM
 
 
@@ -72,6 +72,6 @@ def test_process_elsewhere_is_not_ours_whatever_its_number(start, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     other = start(elsewhere)
-    sessions.end_session(other.pid, tmp_path)
+    background.end_session(other.pid, tmp_path)
     assert other.poll_seconds() is None
-    assert len(sessions.session_processes(other.pid, elsewhere)) == 2
+    assert len(background.session_processes(other.pid, elsewhere)) == 2

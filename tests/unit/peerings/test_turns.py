@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from kubelend.core.errors import Unavailable
-from kubelend.peerings import turns
-from kubelend.peerings.turns import ProviderLocks, TimeBudget
+from kubelend.peerings import liqoctl
+from kubelend.peerings.liqoctl import ProviderLocks, TimeBudget
 from waiting import PATIENCE
 
 LIMIT = timedelta(seconds=10)
@@ -131,7 +131,7 @@ async def test_turn_that_fails_is_over(order):
 
 
 async def test_nobody_waits_longer_than_a_turn_may_take(monkeypatch):
-    monkeypatch.setattr(turns, "LOCK_SLACK", timedelta())
+    monkeypatch.setattr(liqoctl, "LOCK_SLACK", timedelta())
     order = ProviderLocks(timedelta(milliseconds=20), time.monotonic)
     async with asyncio.timeout(PATIENCE), order.acquire("one"):
         for is_urgent in (False, True):

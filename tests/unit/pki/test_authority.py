@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 import openssl
 from certificates import Certificates
 from kubelend.core.errors import InvalidIdentity, InvalidSettings
-from kubelend.core.roles import Role
-from kubelend.pki import files, profiles
+from kubelend.core.lifecycle import Role
+from kubelend.pki import files, identity
 from kubelend.pki.authority import AUTHORITY_LIFETIME, LEAF_LIFETIME, Authority
 from kubelend.pki.keys import Algorithm, PrivateKey
 
@@ -40,9 +40,9 @@ def algorithm(request):
 @pytest.mark.parametrize(
     "purpose, profile",
     [
-        ("sslserver", profiles.server_profile()),
-        ("sslclient", profiles.client_profile("agent-cluster-1")),
-        ("sslclient", profiles.client_profile("alice", Role.ADMIN)),
+        ("sslserver", identity.server_profile()),
+        ("sslclient", identity.client_profile("agent-cluster-1")),
+        ("sslclient", identity.client_profile("alice", Role.ADMIN)),
     ],
     ids=["server", "cluster", "admin"],
 )
@@ -86,7 +86,7 @@ def test_the_authority_is_marked_as_one_and_may_only_sign(tmp_path, algorithm):
     ids=["p256", "rsa"],
 )
 def test_a_leaf_has_the_usage_of_its_key_and_can_sign_nothing(certificates, algorithm, key, usage):
-    directory = certificates.write("x", profiles.client_profile("x"), algorithm=algorithm)
+    directory = certificates.write("x", identity.client_profile("x"), algorithm=algorithm)
     text = openssl.described(directory / "tls.crt")
     assert key in text
     assert f"X509v3 Key Usage: critical {usage}" in text
@@ -106,7 +106,7 @@ def test_a_leaf_names_the_key_that_signed_it(certificates):
 
 @openssl.needed
 def test_the_broker_has_the_names_of_its_service_and_of_loopback(certificates):
-    profile = profiles.server_profile(
+    profile = identity.server_profile(
         namespace="lending", names=["broker.example.org", "192.0.2.7", "::1"]
     )
     text = openssl.described(certificates.write("broker", profile) / "tls.crt")
@@ -132,7 +132,7 @@ def test_the_broker_has_the_names_of_its_service_and_of_loopback(certificates):
     ids=str,
 )
 def test_the_organisation_says_the_role(certificates, role, organisation):
-    directory = certificates.write("x", profiles.client_profile("someone", role))
+    directory = certificates.write("x", identity.client_profile("someone", role))
     assert f"Subject: O={organisation}, CN=someone " in openssl.described(directory / "tls.crt")
 
 
@@ -141,7 +141,7 @@ def test_the_organisation_says_the_role(certificates, role, organisation):
 def test_openssl_accepts_a_certificate_for_each_kind_of_key_a_holder_may_bring(tmp_path, kind):
     key = HOLDERS[kind]()
     authority = Authority.create("test-ca", now=NOW)
-    signed = authority.sign(profiles.client_profile("agent-cluster-1"), key.public_key(), now=NOW)
+    signed = authority.sign(identity.client_profile("agent-cluster-1"), key.public_key(), now=NOW)
     files.save_credentials(tmp_path, files.Credentials(signed, key, authority.trusted))
     assert openssl.accepts(tmp_path / "tls.crt", tmp_path / "ca.crt")
     assert not openssl.accepts(tmp_path / "tls.crt", tmp_path / "ca.crt", purpose="sslserver")
@@ -150,8 +150,8 @@ def test_openssl_accepts_a_certificate_for_each_kind_of_key_a_holder_may_bring(t
 
 def test_validity_begins_five_minutes_early_and_lasts_as_asked():
     authority = Authority.create("test-ca", now=NOW)
-    leaf = authority.issue(profiles.client_profile("a"), now=NOW).certificate
-    short = authority.issue(profiles.client_profile("a"), timedelta(minutes=1), now=NOW).certificate
+    leaf = authority.issue(identity.client_profile("a"), now=NOW).certificate
+    short = authority.issue(identity.client_profile("a"), timedelta(minutes=1), now=NOW).certificate
     assert authority.certificate.not_valid_before_utc == NOW - timedelta(minutes=5)
     assert authority.certificate.not_valid_after_utc == NOW + AUTHORITY_LIFETIME
     assert leaf.not_valid_before_utc == NOW - timedelta(minutes=5)
@@ -161,7 +161,7 @@ def test_validity_begins_five_minutes_early_and_lasts_as_asked():
 
 def test_a_leaf_does_not_outlive_its_authority():
     authority = Authority.create("test-ca", 10 * DAY, now=NOW)
-    leaf = authority.issue(profiles.client_profile("a"), 365 * DAY, now=NOW + 9 * DAY).certificate
+    leaf = authority.issue(identity.client_profile("a"), 365 * DAY, now=NOW + 9 * DAY).certificate
     assert leaf.not_valid_after_utc == NOW + 10 * DAY
 
 
@@ -169,7 +169,7 @@ def test_a_leaf_does_not_outlive_its_authority():
 def test_a_leaf_does_not_begin_before_the_moment_its_name_was_revoked(ago):
     authority = Authority.create("test-ca", now=NOW - DAY)
     key = authority.key.public_key()
-    leaf = authority.sign(profiles.client_profile("a"), key, now=NOW, not_before=NOW - ago)
+    leaf = authority.sign(identity.client_profile("a"), key, now=NOW, not_before=NOW - ago)
     assert leaf.not_valid_before_utc == NOW
     assert leaf.not_valid_after_utc == NOW + LEAF_LIFETIME
 
@@ -177,14 +177,14 @@ def test_a_leaf_does_not_begin_before_the_moment_its_name_was_revoked(ago):
 def test_a_revocation_of_long_ago_changes_nothing():
     authority = Authority.create("test-ca", now=NOW - DAY)
     key = authority.key.public_key()
-    leaf = authority.sign(profiles.client_profile("a"), key, now=NOW, not_before=NOW - DAY)
+    leaf = authority.sign(identity.client_profile("a"), key, now=NOW, not_before=NOW - DAY)
     assert leaf.not_valid_before_utc == NOW - timedelta(minutes=5)
 
 
 def test_an_authority_that_has_ended_issues_nothing():
     authority = Authority.create("test-ca", 10 * DAY, now=NOW)
     with pytest.raises(InvalidSettings, match=r"expired at .*`kubelend ca init`"):
-        authority.issue(profiles.client_profile("a"), now=NOW + 10 * DAY)
+        authority.issue(identity.client_profile("a"), now=NOW + 10 * DAY)
 
 
 @pytest.mark.parametrize("lifetime", [timedelta(0), -DAY, timedelta.max], ids=str)
@@ -195,7 +195,7 @@ def test_impossible_lifetimes_are_refused(lifetime):
 
 def test_serial_numbers_are_random_and_fill_twenty_bytes():
     authority = Authority.create("test-ca", now=NOW)
-    issued = [authority.issue(profiles.client_profile("a"), now=NOW).certificate for _ in range(50)]
+    issued = [authority.issue(identity.client_profile("a"), now=NOW).certificate for _ in range(50)]
     serials = {certificate.serial_number for certificate in issued}
     assert len(serials) == 50
     assert 150 < max(serials).bit_length() <= 159
@@ -205,7 +205,7 @@ def test_an_authority_comes_back_from_its_directory_and_issues_the_same(tmp_path
     made = Authority.create("test-ca", now=NOW, algorithm=algorithm)
     made.save(tmp_path)
     loaded = Authority.load(tmp_path)
-    issued = loaded.issue(profiles.client_profile("agent-cluster-1"), now=NOW)
+    issued = loaded.issue(identity.client_profile("agent-cluster-1"), now=NOW)
     issued.certificate.verify_directly_issued_by(made.certificate)
     assert loaded.certificate == made.certificate
 
@@ -213,7 +213,7 @@ def test_an_authority_comes_back_from_its_directory_and_issues_the_same(tmp_path
 def test_a_bundle_is_handed_on_and_its_matching_certificate_signs(tmp_path):
     old, new = (Authority.create("test-ca", now=NOW) for _ in range(2))
     files.save_authority(tmp_path, [old.certificate, new.certificate], new.key)
-    issued = Authority.load(tmp_path).issue(profiles.client_profile("a"), now=NOW)
+    issued = Authority.load(tmp_path).issue(identity.client_profile("a"), now=NOW)
     issued.certificate.verify_directly_issued_by(new.certificate)
     assert set(issued.authorities) == {old.certificate, new.certificate}
 
@@ -226,14 +226,14 @@ def test_an_authority_made_by_openssl_can_be_used(tmp_path):
     )
     assert made.returncode == 0, made.stderr
     (tmp_path / "ca.key").chmod(0o600)
-    issued = Authority.load(tmp_path).issue(profiles.client_profile("a"), now=NOW)
+    issued = Authority.load(tmp_path).issue(identity.client_profile("a"), now=NOW)
     files.save_credentials(tmp_path, issued)
     verdict = openssl.run("verify", "-CAfile", tmp_path / "ca.crt", tmp_path / "tls.crt")
     assert verdict.returncode == 0, verdict.stderr
 
 
 def test_a_leaf_cannot_be_taken_for_an_authority(tmp_path):
-    leaf = Authority.create("test-ca", now=NOW).issue(profiles.client_profile("a"), now=NOW)
+    leaf = Authority.create("test-ca", now=NOW).issue(identity.client_profile("a"), now=NOW)
     files.save_authority(tmp_path, [leaf.certificate], leaf.key)
     with pytest.raises(InvalidSettings, match="is not a CA certificate"):
         Authority.load(tmp_path)
@@ -241,8 +241,8 @@ def test_a_leaf_cannot_be_taken_for_an_authority(tmp_path):
 
 def test_a_holder_that_keeps_its_key_gets_a_certificate_for_it():
     authority = Authority.create("test-ca", now=NOW)
-    holder = authority.issue(profiles.client_profile("a"), now=NOW)
-    renewed = authority.sign(profiles.client_profile("a"), holder.key.public_key(), now=NOW)
+    holder = authority.issue(identity.client_profile("a"), now=NOW)
+    renewed = authority.sign(identity.client_profile("a"), holder.key.public_key(), now=NOW)
     assert files.is_certificate_of(renewed, holder.key)
     assert renewed.serial_number != holder.certificate.serial_number
 
@@ -265,12 +265,12 @@ def test_a_holder_that_keeps_its_key_gets_a_certificate_for_it():
 )
 def test_names_that_the_broker_would_refuse_are_not_issued(name):
     with pytest.raises(InvalidIdentity):
-        profiles.client_profile(name)
+        identity.client_profile(name)
 
 
 @pytest.mark.parametrize("name", ["a" * 64, "No DNS_label!", "Zürich/1", "é" * 32], ids=repr)
 def test_any_other_text_names_a_cluster(name):
-    subject = profiles.client_profile(name).subject
+    subject = identity.client_profile(name).subject
     assert [name] == [
         each.value for each in subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     ]
@@ -283,13 +283,13 @@ def test_any_other_text_names_a_cluster(name):
 )
 def test_what_is_no_host_is_refused_as_a_name_of_the_broker(name):
     with pytest.raises(InvalidSettings, match="neither a host name nor an IP address"):
-        profiles.server_profile(names=[name])
+        identity.server_profile(names=[name])
 
 
 @pytest.mark.parametrize("namespace", ["", "A", "a.b", "-a", "a" * 64])
 def test_what_is_no_namespace_is_refused(namespace):
     with pytest.raises(InvalidSettings, match="not a valid Kubernetes namespace"):
-        profiles.server_profile(namespace=namespace)
+        identity.server_profile(namespace=namespace)
 
 
 @pytest.mark.parametrize("name", ["", "a" * 65], ids=["empty", "long"])

@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import openssl
 from kubelend.core.errors import InvalidSettings
-from kubelend.pki import files, keys, profiles
+from kubelend.pki import files, identity, keys
 from kubelend.pki.authority import Authority
 from kubelend.pki.passphrases import Passphrase
 
 NOW = datetime.now(UTC)
-CLIENT = profiles.client_profile("agent-cluster-1")
+CLIENT = identity.client_profile("agent-cluster-1")
 
 
 def authority(name, signer=None, path_length=None):
@@ -164,7 +164,7 @@ def test_cert_managers_key_formats_can_be_read(tmp_path, root):
 
 
 def test_a_brokers_or_clusters_directory_is_not_taken_for_an_authoritys(tmp_path):
-    made = Authority.create("test-ca", now=NOW).issue(profiles.server_profile(), now=NOW)
+    made = Authority.create("test-ca", now=NOW).issue(identity.server_profile(), now=NOW)
     files.save_credentials(tmp_path / "broker", made)
     with pytest.raises(InvalidSettings, match=r"broker/tls\.crt is not a CA certificate"):
         Authority.load(tmp_path / "broker")
@@ -173,7 +173,7 @@ def test_a_brokers_or_clusters_directory_is_not_taken_for_an_authoritys(tmp_path
 def test_our_own_files_come_before_cert_managers(tmp_path):
     ours = Authority.create("test-ca", now=NOW)
     ours.save(tmp_path)
-    files.save_credentials(tmp_path, ours.issue(profiles.server_profile(), now=NOW))
+    files.save_credentials(tmp_path, ours.issue(identity.server_profile(), now=NOW))
     assert Authority.load(tmp_path).certificate == ours.certificate
 
 

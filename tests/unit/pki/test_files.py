@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.pki import files, profiles
+from kubelend.pki import files, identity
 from kubelend.pki.authority import Authority
 
 NOW = datetime.now(UTC)
@@ -19,7 +19,7 @@ def authority():
 
 @pytest.fixture
 def credentials(authority):
-    return authority.issue(profiles.client_profile("agent-cluster-1"), now=NOW)
+    return authority.issue(identity.client_profile("agent-cluster-1"), now=NOW)
 
 
 def modes(directory):
@@ -63,14 +63,14 @@ def test_no_file_is_written_where_another_authority_is(tmp_path, authority, exis
 
 
 def test_files_are_replaced_when_told(tmp_path, authority, credentials):
-    files.save_credentials(tmp_path, authority.issue(profiles.client_profile("b"), now=NOW))
+    files.save_credentials(tmp_path, authority.issue(identity.client_profile("b"), now=NOW))
     files.save_credentials(tmp_path, credentials, overwrite=True)
     assert files.load_credentials(tmp_path).certificate == credentials.certificate
 
 
 def test_an_authoritys_own_directory_can_be_the_brokers_too(tmp_path, authority):
     authority.save(tmp_path)
-    files.save_credentials(tmp_path, authority.issue(profiles.server_profile(), now=NOW))
+    files.save_credentials(tmp_path, authority.issue(identity.server_profile(), now=NOW))
     assert set(contents(tmp_path)) == {"ca.crt", "ca.key", "tls.crt", "tls.key"}
     assert Authority.load(tmp_path).certificate == authority.certificate
 
@@ -99,7 +99,7 @@ def test_a_missing_authority_is_named_with_the_command_that_makes_it(tmp_path, a
 
 def test_a_certificate_and_a_key_of_two_pairs_do_not_match(tmp_path, authority, credentials):
     files.save_credentials(tmp_path / "a", credentials)
-    files.save_credentials(tmp_path / "b", authority.issue(profiles.client_profile("b"), now=NOW))
+    files.save_credentials(tmp_path / "b", authority.issue(identity.client_profile("b"), now=NOW))
     (tmp_path / "a" / "tls.key").write_bytes((tmp_path / "b" / "tls.key").read_bytes())
     with pytest.raises(InvalidSettings, match=r"a/tls\.crt and .*a/tls\.key do not match"):
         files.load_credentials(tmp_path / "a")

@@ -4,9 +4,9 @@ import pytest
 
 from certificates import Certificates
 from kubelend.core.errors import Forbidden, InvalidIdentity
-from kubelend.core.roles import Role
-from kubelend.pki import identities
-from kubelend.pki.identities import Caller
+from kubelend.core.lifecycle import Role
+from kubelend.pki import identity
+from kubelend.pki.identity import Caller
 
 
 def peercert(*attributes):
@@ -34,27 +34,27 @@ def peercert(*attributes):
 )
 def test_the_organisation_gives_the_role(organisations, role):
     subject = peercert(*(("O", each) for each in organisations), ("CN", "someone"))
-    assert identities.caller_from_peercert(subject) == Caller("someone", role)
+    assert identity.caller_from_peercert(subject) == Caller("someone", role)
 
 
 def test_the_order_of_the_attributes_does_not_matter():
     subject = peercert(("CN", "alice"), ("O", "kubelend:admin"))
-    assert identities.caller_from_peercert(subject) == Caller("alice", Role.ADMIN)
+    assert identity.caller_from_peercert(subject) == Caller("alice", Role.ADMIN)
 
 
 def test_attributes_may_share_one_relative_name():
     subject = {"subject": ((("commonName", "alice"), ("organizationName", "kubelend:admin")),)}
-    assert identities.caller_from_peercert(subject) == Caller("alice", Role.ADMIN)
+    assert identity.caller_from_peercert(subject) == Caller("alice", Role.ADMIN)
 
 
 def test_a_unit_makes_nobody_an_admin():
     subject = peercert(("OU", "kubelend:admin"), ("CN", "a"))
-    assert identities.caller_from_peercert(subject).role is Role.CLUSTER
+    assert identity.caller_from_peercert(subject).role is Role.CLUSTER
 
 
 @pytest.mark.parametrize("name", ["agent-cluster-1", "No DNS_label!", "Zürich", "a" * 64])
 def test_a_cluster_may_have_any_printable_name(name):
-    assert identities.caller_from_peercert(peercert(("CN", name))).cluster == name
+    assert identity.caller_from_peercert(peercert(("CN", name))).cluster == name
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_a_cluster_may_have_any_printable_name(name):
 )
 def test_a_subject_without_one_usable_name_is_refused(subject, complaint):
     with pytest.raises(InvalidIdentity, match=complaint):
-        identities.caller_from_peercert(subject)
+        identity.caller_from_peercert(subject)
 
 
 @pytest.mark.parametrize("organisation", ["LiqoResourceBroker", "kubelend:admin", "x"])
 def test_the_brokers_own_certificate_is_no_caller(tmp_path, organisation):
-    own = identities.certificate_names(Certificates(tmp_path).server())
+    own = identity.certificate_names(Certificates(tmp_path).server())
     with pytest.raises(InvalidIdentity, match="is the broker's own name"):
-        identities.caller_from_peercert(
+        identity.caller_from_peercert(
             peercert(("O", organisation), ("CN", "liqo-resource-broker")), broker_names=own
         )
 
 
 def test_a_cluster_of_another_name_is_let_in_beside_the_broker():
-    caller = identities.caller_from_peercert(
+    caller = identity.caller_from_peercert(
         peercert(("CN", "a")), broker_names={"liqo-resource-broker"}
     )
     assert caller.cluster == "a"

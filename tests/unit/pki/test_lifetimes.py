@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.pki import lifetimes, profiles
+from kubelend.pki import identity
+from kubelend.pki import x509 as pki_x509
 from kubelend.pki.authority import Authority
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -22,7 +23,7 @@ KEY = AUTHORITY.key.public_key()
 
 def issued(lifetime, now=NOW, not_before=None):
     return AUTHORITY.sign(
-        profiles.client_profile("a"), KEY, lifetime, now=now, not_before=not_before
+        identity.client_profile("a"), KEY, lifetime, now=now, not_before=not_before
     )
 
 
@@ -48,7 +49,7 @@ def test_a_certificate_tells_how_long_it_was_to_live_to_the_second(lifetime, fra
     # A life of one second could end before it begins.
     not_before = None if revoked is None or lifetime == SECOND else now - revoked
     certificate = issued(lifetime, now, not_before)
-    assert abs(lifetimes.lifetime_of(certificate) - lifetime) <= SECOND
+    assert abs(pki_x509.lifetime_of(certificate) - lifetime) <= SECOND
     assert not_before is None or certificate.not_valid_before_utc >= not_before
 
 
@@ -58,7 +59,7 @@ def test_it_is_renewed_when_20_to_25_percent_of_its_life_is_left(lifetime, revok
     seen = []
     for _ in range(200):
         certificate = issued(lifetime, not_before=NOW if revoked else None)
-        left = certificate.not_valid_after_utc - lifetimes.renewal_time(certificate)
+        left = certificate.not_valid_after_utc - pki_x509.renewal_time(certificate)
         seen.append(left / lifetime)
     assert 0.20 <= min(seen) < 0.21
     assert 0.24 < max(seen) <= 0.25
@@ -66,15 +67,15 @@ def test_it_is_renewed_when_20_to_25_percent_of_its_life_is_left(lifetime, revok
 
 def test_the_moment_is_the_same_whenever_one_asks_and_another_for_each_certificate():
     one, other = issued(365 * DAY), issued(365 * DAY)
-    assert lifetimes.renewal_time(one) == lifetimes.renewal_time(one)
-    assert lifetimes.renewal_time(one) != lifetimes.renewal_time(other)
+    assert pki_x509.renewal_time(one) == pki_x509.renewal_time(one)
+    assert pki_x509.renewal_time(one) != pki_x509.renewal_time(other)
 
 
 def test_a_certificate_cut_short_by_its_authoritys_end_counts_the_life_it_has():
     authority = Authority.create("test-ca", DAY, now=NOW)
     late = NOW + DAY - 10 * MINUTE
-    certificate = authority.sign(profiles.client_profile("a"), KEY, 365 * DAY, now=late)
-    assert lifetimes.lifetime_of(certificate) == 10 * MINUTE
+    certificate = authority.sign(identity.client_profile("a"), KEY, 365 * DAY, now=late)
+    assert pki_x509.lifetime_of(certificate) == 10 * MINUTE
 
 
 @pytest.mark.parametrize("serial", range(1, 9))
@@ -83,7 +84,7 @@ def test_of_another_issuer_the_moment_is_right_where_lives_are_long(serial):
     certificate = (x509.CertificateBuilder(name, name, KEY, serial, NOW, NOW + 90 * DAY)).sign(
         AUTHORITY.key, hashes.SHA256()
     )
-    left = certificate.not_valid_after_utc - lifetimes.renewal_time(certificate)
+    left = certificate.not_valid_after_utc - pki_x509.renewal_time(certificate)
     assert 0.1999 < left / (90 * DAY) < 0.2501
 
 
@@ -99,20 +100,20 @@ def test_of_another_issuer_the_moment_is_right_where_lives_are_long(serial):
     ids=["long ago", "just now", "now", "later in this second", "by a clock ahead"],
 )
 def test_a_validity_begins_early_or_else_not_before_the_given_moment(moment, start):
-    validity = lifetimes.validity_period(DAY, NOW + SECOND / 2, not_before=moment)
+    validity = pki_x509.validity_period(DAY, NOW + SECOND / 2, not_before=moment)
     assert validity == (start, NOW + DAY, start < NOW)
 
 
 def test_a_validity_cannot_begin_after_its_end():
     with pytest.raises(InvalidSettings, match="after its end at"):
-        lifetimes.validity_period(MINUTE, NOW, not_before=NOW + MINUTE)
+        pki_x509.validity_period(MINUTE, NOW, not_before=NOW + MINUTE)
 
 
 def test_less_than_a_second_is_no_life():
     with pytest.raises(InvalidSettings, match=r"lifetime 0:00:00\.9.*; use 1s or more"):
-        lifetimes.validity_period(timedelta(milliseconds=900), NOW)
+        pki_x509.validity_period(timedelta(milliseconds=900), NOW)
 
 
 def test_whoever_only_counts_does_not_load_the_library():
-    code = "import sys, kubelend.pki.lifetimes; sys.exit('cryptography' in sys.modules)"
+    code = "import sys, kubelend.pki.x509; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ import pytest
 
 import openssl
 from kubelend.core.errors import InvalidSettings
-from kubelend.pki import chains, files, passphrases, profiles
+from kubelend.pki import files, identity, passphrases, x509
 from kubelend.pki.authority import Authority
 from kubelend.pki.keys import Algorithm
 from kubelend.pki.passphrases import Passphrase
@@ -30,8 +30,8 @@ def written(path, content, mode=0o600):
 
 
 def signs(authority):
-    issued = authority.issue(profiles.client_profile("a"), now=NOW)
-    return chains.is_issued_by(issued.certificate, authority.certificate)
+    issued = authority.issue(identity.client_profile("a"), now=NOW)
+    return x509.is_issued_by(issued.certificate, authority.certificate)
 
 
 def test_the_key_is_encrypted_on_disk_and_comes_back(directory):

@@ -7,7 +7,7 @@ import pytest
 
 import openssl
 from kubelend.core.errors import InvalidInput
-from kubelend.pki import pins
+from kubelend.pki import tokens
 from kubelend.pki.authority import Authority
 from kubelend.pki.keys import Algorithm
 
@@ -23,7 +23,7 @@ def test_a_pin_is_the_hash_of_the_public_key_that_openssl_prints(tmp_path, algor
     public = openssl.said("x509", "-in", tmp_path / "ca.crt", "-noout", "-pubkey")
     openssl.said("pkey", "-pubin", "-outform", "der", "-out", tmp_path / "der", text=public)
     expected = hashlib.sha256((tmp_path / "der").read_bytes()).hexdigest()
-    assert pins.ca_pin(authority.certificate) == f"sha256:{expected}"
+    assert tokens.ca_pin(authority.certificate) == f"sha256:{expected}"
 
 
 def test_a_pin_stays_when_the_certificate_is_renewed_with_its_key():
@@ -31,7 +31,9 @@ def test_a_pin_stays_when_the_certificate_is_renewed_with_its_key():
     renewed = authority.successor(now=NOW)
     (cross,) = renewed.chain
     assert (
-        pins.ca_pin(cross) == pins.ca_pin(renewed.certificate) != pins.ca_pin(authority.certificate)
+        tokens.ca_pin(cross)
+        == tokens.ca_pin(renewed.certificate)
+        != tokens.ca_pin(authority.certificate)
     )
 
 
@@ -39,7 +41,7 @@ def test_a_pin_stays_when_the_certificate_is_renewed_with_its_key():
     "text", [f"sha256:{HEX}", f" sha256:{HEX}\n", f"SHA256:{HEX.upper()}"], ids=repr
 )
 def test_a_pasted_pin_is_understood(text):
-    assert pins.parse_ca_pin(text) == f"sha256:{HEX}"
+    assert tokens.parse_ca_pin(text) == f"sha256:{HEX}"
 
 
 @pytest.mark.parametrize(
@@ -58,13 +60,13 @@ def test_a_pasted_pin_is_understood(text):
 )
 def test_what_is_no_pin_is_refused_with_where_to_get_one(text):
     with pytest.raises(InvalidInput, match="64 hex digits; copy it from"):
-        pins.parse_ca_pin(text)
+        tokens.parse_ca_pin(text)
 
 
 def test_of_many_certificates_only_those_with_the_pinned_key_are_to_be_trusted():
     ours, theirs = (Authority.create("test-ca", now=NOW).certificate for _ in range(2))
-    wanted = pins.parse_ca_pin(pins.ca_pin(ours))
-    assert pins.matches_pin(ours, wanted)
-    assert not pins.matches_pin(theirs, wanted)
-    assert pins.pinned_certificates([theirs, ours], wanted) == (ours,)
-    assert pins.pinned_certificates([theirs], wanted) == ()
+    wanted = tokens.parse_ca_pin(tokens.ca_pin(ours))
+    assert tokens.matches_pin(ours, wanted)
+    assert not tokens.matches_pin(theirs, wanted)
+    assert tokens.pinned_certificates([theirs, ours], wanted) == (ours,)
+    assert tokens.pinned_certificates([theirs], wanted) == ()

@@ -13,8 +13,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 import der
 import openssl
 from kubelend.core.errors import InvalidIdentity, InvalidInput
-from kubelend.core.roles import Role
-from kubelend.pki import files, identities, profiles, requests
+from kubelend.core.lifecycle import Role
+from kubelend.pki import csr, files, identity
 from kubelend.pki.authority import Authority
 from kubelend.pki.keys import PrivateKey
 
@@ -52,15 +52,15 @@ def request(key=P256, name=None, digest=hashes.SHA256(), extensions=()):  # noqa
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("role", [Role.CLUSTER, Role.VIEWER, Role.ADMIN], ids=str)
 def test_a_request_proves_its_key_and_claims_a_name_and_a_role(kind, role):
-    found = requests.check_csr(requests.make_csr("Zürich/1", role, KEYS[kind]))
+    found = csr.check_csr(csr.make_csr("Zürich/1", role, KEYS[kind]))
     assert found.public_key == KEYS[kind].public_key()
-    assert found.claims == identities.Caller("Zürich/1", role)
+    assert found.claims == identity.Caller("Zürich/1", role)
 
 
 @openssl.needed
 @pytest.mark.parametrize("kind", KEYS)
 def test_openssl_verifies_what_is_made(kind, tmp_path):
-    (tmp_path / "csr").write_text(requests.make_csr("agent-cluster-1", Role.VIEWER, KEYS[kind]))
+    (tmp_path / "csr").write_text(csr.make_csr("agent-cluster-1", Role.VIEWER, KEYS[kind]))
     verdict = openssl.run("req", "-in", tmp_path / "csr", "-noout", "-verify", "-subject")
     assert verdict.returncode == 0
     assert "verify OK" in verdict.stderr + verdict.stdout
@@ -74,11 +74,11 @@ def test_what_openssl_makes_is_understood(tmp_path, header):
         *("req", "-new", "-newkey", "rsa:2048", "-nodes", *filter(None, [header])),
         *("-keyout", tmp_path / "key", "-subj", "/O=kubelend:admin/CN=alice"),
     )
-    assert requests.check_csr(made).claims == identities.Caller("alice", Role.ADMIN)
+    assert csr.check_csr(made).claims == identity.Caller("alice", Role.ADMIN)
 
 
 def test_the_key_is_not_in_the_request():
-    made = requests.make_csr("a", Role.CLUSTER, P256)
+    made = csr.make_csr("a", Role.CLUSTER, P256)
     secret = P256.private_numbers().private_value.to_bytes(32, "big")
     assert secret not in base64.b64decode("".join(made.splitlines()[1:-1]))
 
@@ -92,10 +92,10 @@ def test_nothing_that_is_asked_for_gets_into_the_certificate(tmp_path):
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         ],
     )
-    found = requests.check_csr(pem(greedy))
+    found = csr.check_csr(pem(greedy))
     authority = Authority.create("test-ca", now=NOW)
-    signed = authority.sign(profiles.client_profile("agent-cluster-1"), found.public_key, now=NOW)
-    usual = authority.issue(profiles.client_profile("agent-cluster-1"), now=NOW).certificate
+    signed = authority.sign(identity.client_profile("agent-cluster-1"), found.public_key, now=NOW)
+    usual = authority.issue(identity.client_profile("agent-cluster-1"), now=NOW).certificate
     assert signed.subject == usual.subject
     kinds = {extension.oid: extension.critical for extension in signed.extensions}
     assert kinds == {extension.oid: extension.critical for extension in usual.extensions}
@@ -123,26 +123,26 @@ def test_nothing_that_is_asked_for_gets_into_the_certificate(tmp_path):
 )
 def test_a_weak_or_unusual_key_is_refused(key, complaint):
     with pytest.raises(InvalidInput, match=complaint):
-        requests.check_csr(pem(request(key())))
+        csr.check_csr(pem(request(key())))
 
 
 def test_another_edwards_curve_is_refused():
     with pytest.raises(InvalidInput, match="key type of the certificate request"):
-        requests.check_csr(pem(request(ed448.Ed448PrivateKey.generate(), digest=None)))
+        csr.check_csr(pem(request(ed448.Ed448PrivateKey.generate(), digest=None)))
 
 
 def test_a_giant_rsa_key_is_refused_before_its_signature_is_looked_at():
     # Making a real one takes minutes, so the number is no product of primes, and its key is not there.
     modulus = (1 << 8999) | (1 << 4000) | 1
     with pytest.raises(InvalidInput, match="an RSA key of 9000 bits"):
-        requests.check_csr(forged(der.rsa_key(modulus, 65537)))
+        csr.check_csr(forged(der.rsa_key(modulus, 65537)))
 
 
 @pytest.mark.parametrize("exponent", [1, 65538, 2**31 + 1, 2**200 + 1], ids=str)
 def test_an_unusual_exponent_is_refused(exponent):
     modulus = RSA.public_key().public_numbers().n
     with pytest.raises(InvalidInput, match=r"unsafe exponent|cannot be decoded"):
-        requests.check_csr(forged(der.rsa_key(modulus, exponent)))
+        csr.check_csr(forged(der.rsa_key(modulus, exponent)))
 
 
 def forged(info):
@@ -159,15 +159,15 @@ def encoded(key):
 
 
 def test_a_request_for_somebody_elses_key_is_refused():
-    assert requests.check_csr(forged(encoded(P256))).public_key == P256.public_key()
+    assert csr.check_csr(forged(encoded(P256))).public_key == P256.public_key()
     with pytest.raises(InvalidInput, match="not signed by its own key"):
-        requests.check_csr(forged(encoded(ec.generate_private_key(ec.SECP256R1()))))
+        csr.check_csr(forged(encoded(ec.generate_private_key(ec.SECP256R1()))))
 
 
 def test_a_request_of_another_version_is_refused():
     content = request().tbs_certrequest_bytes.replace(b"\x02\x01\x00", b"\x02\x01\x01", 1)
     with pytest.raises(InvalidInput, match="certificate request is corrupt"):
-        requests.check_csr(der.request_pem(der.signed(content, P256)))
+        csr.check_csr(der.request_pem(der.signed(content, P256)))
 
 
 @openssl.needed
@@ -177,10 +177,10 @@ def test_an_outdated_digest_is_refused(tmp_path):
         *("-keyout", tmp_path / "key", "-subj", "/CN=a"),
     )
     with pytest.raises(InvalidInput, match="signed with sha1; use sha256 or stronger"):
-        requests.check_csr(made)
+        csr.check_csr(made)
 
 
-VALID = requests.make_csr("agent-cluster-1", Role.CLUSTER, P256)
+VALID = csr.make_csr("agent-cluster-1", Role.CLUSTER, P256)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ VALID = requests.make_csr("agent-cluster-1", Role.CLUSTER, P256)
         (VALID[: len(VALID) // 2], "not a certificate request in PEM form"),
         (re.sub("-----\n.*", "-----\nAAAA", VALID, count=1), "certificate request is corrupt"),
         (VALID.replace("=", "").replace("M", "A", 3), "certificate request is corrupt"),
-        (VALID + " " * requests.MAX_CSR_LENGTH, "exceeds 16384 bytes"),
+        (VALID + " " * csr.MAX_CSR_LENGTH, "exceeds 16384 bytes"),
         (b"A" * 10_000_000, "exceeds 16384 bytes"),
     ],
     ids=[
@@ -223,7 +223,7 @@ VALID = requests.make_csr("agent-cluster-1", Role.CLUSTER, P256)
 )
 def test_what_is_no_request_is_refused(sent, complaint):
     with pytest.raises(InvalidInput, match=complaint):
-        requests.check_csr(sent)
+        csr.check_csr(sent)
 
 
 def test_a_private_key_sent_by_mistake_is_refused_and_not_repeated():
@@ -233,7 +233,7 @@ def test_a_private_key_sent_by_mistake_is_refused_and_not_repeated():
         serialization.NoEncryption(),
     ).decode()
     with pytest.raises(InvalidInput) as raised:
-        requests.check_csr(VALID + key)
+        csr.check_csr(VALID + key)
     assert not any(line in str(raised.value) for line in key.splitlines()[1:-1])
 
 
@@ -250,9 +250,9 @@ def test_a_private_key_sent_by_mistake_is_refused_and_not_repeated():
 )
 def test_a_request_that_names_nobody_is_refused(name, complaint):
     with pytest.raises(InvalidIdentity, match=f"certificate request: .*{complaint}"):
-        requests.check_csr(pem(request(name=name)))
+        csr.check_csr(pem(request(name=name)))
 
 
 def test_names_that_the_broker_would_refuse_are_not_asked_for():
     with pytest.raises(InvalidIdentity):
-        requests.make_csr("liqo-resource-broker", Role.CLUSTER, P256)
+        csr.make_csr("liqo-resource-broker", Role.CLUSTER, P256)

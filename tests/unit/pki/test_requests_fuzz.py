@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import der
 from kubelend.core.errors import InvalidInput
-from kubelend.core.roles import Role
-from kubelend.pki import requests
+from kubelend.core.lifecycle import Role
+from kubelend.pki import csr
 from kubelend.pki.keys import PrivateKey
 
 P256 = ec.generate_private_key(ec.SECP256R1())
@@ -19,7 +19,7 @@ KEYS: list[PrivateKey] = [
     rsa.generate_private_key(65537, 2048),
     ed25519.Ed25519PrivateKey.generate(),
 ]
-VALID = [requests.make_csr("agent-cluster-1", Role.VIEWER, key) for key in KEYS]
+VALID = [csr.make_csr("agent-cluster-1", Role.VIEWER, key) for key in KEYS]
 DER = [base64.b64decode("".join(text.splitlines()[1:-1])) for text in VALID]
 REQUEST = x509.load_pem_x509_csr(VALID[0].encode())
 SIGNED, NAME = REQUEST.tbs_certrequest_bytes, REQUEST.subject.public_bytes()
@@ -30,7 +30,7 @@ some = settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 def checked(sent):
     """Whose request it is; None if it is refused. Anything else fails the test."""
     try:
-        return requests.check_csr(sent)
+        return csr.check_csr(sent)
     except InvalidInput as refusal:
         said = str(refusal)
     assert 20 < len(said) < 300
@@ -57,7 +57,7 @@ def test_a_changed_request_is_refused_or_says_the_same(which, data):
         place = data.draw(st.integers(0, len(changed) - 1))
         changed[place] = data.draw(st.integers(0, 255))
     found = checked(der.request_pem(bytes(changed)))
-    assert found is None or found == requests.check_csr(VALID[which])
+    assert found is None or found == csr.check_csr(VALID[which])
 
 
 @some
@@ -95,7 +95,7 @@ def test_a_request_with_pieces_cut_out_or_put_in_is_refused_or_says_the_same(whi
     found = checked(
         der.request_pem(whole[:start] + data.draw(st.binary(max_size=40)) + whole[end:])
     )
-    assert found is None or found == requests.check_csr(VALID[which])
+    assert found is None or found == csr.check_csr(VALID[which])
 
 
 @some
@@ -105,4 +105,4 @@ def test_a_changed_text_is_refused_or_says_the_same(which, data):
     start = data.draw(st.integers(0, len(text)))
     end = min(len(text), start + data.draw(st.integers(0, 3)))
     found = checked(text[:start] + data.draw(st.text(max_size=3)) + text[end:])
-    assert found is None or found == requests.check_csr(VALID[which])
+    assert found is None or found == csr.check_csr(VALID[which])

@@ -10,15 +10,17 @@ from cryptography.x509.oid import NameOID
 
 import openssl
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import keyfiles
-from kubelend.pki import chains, files, keys, profiles, rotation
+from kubelend.kits import files
+from kubelend.pki import authority, identity, keys
+from kubelend.pki import files as pki_files
+from kubelend.pki import x509 as pki_x509
 from kubelend.pki.authority import AUTHORITY_LIFETIME, Authority
 from kubelend.pki.keys import Algorithm
 from kubelend.pki.passphrases import Passphrase
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
-SERVER, CLIENT = profiles.server_profile(), profiles.client_profile("agent-cluster-1")
+SERVER, CLIENT = identity.server_profile(), identity.client_profile("agent-cluster-1")
 
 
 @pytest.fixture
@@ -38,36 +40,36 @@ def names(certificates):
 
 
 def bundle(path, *certificates):
-    path.write_bytes(files.to_pem(certificates))
+    path.write_bytes(pki_files.to_pem(certificates))
     return path
 
 
 def test_the_new_authority_signs_and_the_old_is_trusted_beside_it(directory):
     old = Authority.load(directory)
-    new = rotation.rotate_authority(directory, now=NOW)
+    new = authority.rotate_authority(directory, now=NOW)
     loaded = Authority.load(directory)
     assert loaded.certificate == new.certificate
     assert loaded.trusted == (new.certificate, old.certificate)
     assert names(loaded.trusted) == ["kubelend-2", "kubelend"]
     assert loaded.is_rotating
-    assert chains.is_issued_by(loaded.issue(CLIENT, now=NOW).certificate, new.certificate)
+    assert pki_x509.is_issued_by(loaded.issue(CLIENT, now=NOW).certificate, new.certificate)
 
 
 def test_the_old_key_is_gone_and_no_other_file_is_left(directory):
     before = (directory / "ca.key").read_bytes()
-    rotation.rotate_authority(directory, now=NOW)
+    authority.rotate_authority(directory, now=NOW)
     assert set(contents(directory)) == {"ca.crt", "ca.key", "cross.crt"}
     assert before not in contents(directory).values()
     assert (directory / "ca.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_issued_carries_the_cross_certificate_and_both_authorities(directory, tmp_path):
-    new = rotation.rotate_authority(directory, now=NOW)
+    new = authority.rotate_authority(directory, now=NOW)
     made = Authority.load(directory).issue(CLIENT, now=NOW)
-    files.save_credentials(tmp_path / "a", made)
-    assert made.chain == new.chain == files.load_certificates(directory / "cross.crt")
-    assert files.load_certificates(tmp_path / "a" / "tls.crt") == (made.certificate, *new.chain)
-    assert files.load_certificates(tmp_path / "a" / "ca.crt") == new.trusted
+    pki_files.save_credentials(tmp_path / "a", made)
+    assert made.chain == new.chain == pki_files.load_certificates(directory / "cross.crt")
+    assert pki_files.load_certificates(tmp_path / "a" / "tls.crt") == (made.certificate, *new.chain)
+    assert pki_files.load_certificates(tmp_path / "a" / "ca.crt") == new.trusted
 
 
 @openssl.needed
@@ -77,14 +79,14 @@ def test_openssl_follows_from_either_authority(tmp_path, before, after):
     ca = tmp_path / "ca"
     old = Authority.create("kubelend", now=NOW - DAY, algorithm=before)
     old.save(ca)
-    new = rotation.rotate_authority(ca, now=NOW, algorithm=after)
+    new = authority.rotate_authority(ca, now=NOW, algorithm=after)
     only_old = bundle(tmp_path / "old", old.certificate)
     only_new = bundle(tmp_path / "new", new.certificate)
     for profile, purpose, other in [
         (CLIENT, "sslclient", "sslserver"),
         (SERVER, "sslserver", "sslclient"),
     ]:
-        files.save_credentials(tmp_path / purpose, Authority.load(ca).issue(profile, now=NOW))
+        pki_files.save_credentials(tmp_path / purpose, Authority.load(ca).issue(profile, now=NOW))
         leaf = tmp_path / purpose / "tls.crt"
         for trusted in (only_old, only_new, ca / "ca.crt"):
             assert openssl.accepts(leaf, trusted, purpose=purpose)
@@ -97,7 +99,7 @@ def test_without_the_cross_certificate_the_old_authority_does_not_lead_to_a_new_
 ):
     """So what verifies above, verifies by it."""
     old = Authority.load(directory)
-    rotation.rotate_authority(directory, now=NOW)
+    authority.rotate_authority(directory, now=NOW)
     leaf = Authority.load(directory).issue(CLIENT, now=NOW).certificate
     path = bundle(tmp_path / "leaf", leaf)
     assert not openssl.accepts(path, bundle(tmp_path / "old", old.certificate))
@@ -105,18 +107,18 @@ def test_without_the_cross_certificate_the_old_authority_does_not_lead_to_a_new_
 
 @openssl.needed
 def test_the_cross_certificate_is_an_authoritys_and_names_both_keys(directory):
-    new = rotation.rotate_authority(directory, now=NOW)
+    new = authority.rotate_authority(directory, now=NOW)
     text = openssl.described(directory / "cross.crt")
     assert "Subject: CN=kubelend-2 " in text
     assert "Issuer: CN=kubelend " in text
     assert "X509v3 Basic Constraints: critical CA:TRUE" in text
     assert "X509v3 Key Usage: critical Certificate Sign, CRL Sign " in text
-    assert chains.have_same_key(new.chain[0], new.certificate)
+    assert pki_x509.have_same_key(new.chain[0], new.certificate)
 
 
 def test_the_cross_certificate_ends_with_the_old_authority_and_the_new_lives_on(tmp_path):
     Authority.create("kubelend", 10 * DAY, now=NOW).save(tmp_path)
-    new = rotation.rotate_authority(tmp_path, now=NOW + DAY)
+    new = authority.rotate_authority(tmp_path, now=NOW + DAY)
     assert new.certificate.not_valid_after_utc == NOW + DAY + AUTHORITY_LIFETIME
     assert new.chain[0].not_valid_after_utc == NOW + 10 * DAY
 
@@ -124,7 +126,7 @@ def test_the_cross_certificate_ends_with_the_old_authority_and_the_new_lives_on(
 @pytest.mark.parametrize("kind", Algorithm)
 def test_the_new_key_is_of_the_old_kind_unless_told(tmp_path, kind):
     Authority.create("kubelend", now=NOW, algorithm=kind).save(tmp_path)
-    assert keys.algorithm_of_successor(rotation.rotate_authority(tmp_path, now=NOW).key) is kind
+    assert keys.algorithm_of_successor(authority.rotate_authority(tmp_path, now=NOW).key) is kind
 
 
 @pytest.mark.parametrize(
@@ -146,20 +148,20 @@ def test_the_new_name_counts_on(old, new):
 
 def test_a_name_can_be_chosen_even_the_same(directory):
     old = Authority.load(directory)
-    new = rotation.rotate_authority(directory, now=NOW, name="kubelend")
+    new = authority.rotate_authority(directory, now=NOW, name="kubelend")
     assert Authority.load(directory).certificate == new.certificate
-    finished, dropped = rotation.finish_rotation(directory)
+    finished, dropped = authority.finish_rotation(directory)
     assert (finished.trusted, dropped) == ((new.certificate,), (old.certificate,))
 
 
 def test_a_second_rotation_is_refused_until_the_first_is_finished(directory):
-    rotation.rotate_authority(directory, now=NOW)
+    authority.rotate_authority(directory, now=NOW)
     before = contents(directory)
     with pytest.raises(InvalidSettings, match=r"in progress.*`kubelend ca rotate --finish --yes`"):
-        rotation.rotate_authority(directory, now=NOW)
+        authority.rotate_authority(directory, now=NOW)
     assert contents(directory) == before
-    rotation.finish_rotation(directory)
-    assert names(rotation.rotate_authority(directory, now=NOW).trusted) == [
+    authority.finish_rotation(directory)
+    assert names(authority.rotate_authority(directory, now=NOW).trusted) == [
         "kubelend-3",
         "kubelend-2",
     ]
@@ -169,8 +171,8 @@ def test_to_finish_drops_the_old_authority_and_the_cross_certificate_and_nothing
     friend = Authority.create("friend", now=NOW).certificate
     old = Authority.load(directory)
     bundle(directory / "ca.crt", old.certificate, friend)
-    new = rotation.rotate_authority(directory, now=NOW)
-    finished, dropped = rotation.finish_rotation(directory)
+    new = authority.rotate_authority(directory, now=NOW)
+    finished, dropped = authority.finish_rotation(directory)
     assert dropped == (old.certificate,)
     assert finished.trusted == (new.certificate, friend)
     assert set(contents(directory)) == {"ca.crt", "ca.key", "dropped.crt"}
@@ -183,16 +185,16 @@ def test_to_finish_drops_the_old_authority_and_the_cross_certificate_and_nothing
 
 def test_all_that_were_ever_dropped_are_kept_for_who_was_away(directory):
     for _ in range(2):
-        rotation.rotate_authority(directory, now=NOW)
-        rotation.finish_rotation(directory)
-    assert names(files.load_dropped(directory)) == ["kubelend", "kubelend-2"]
+        authority.rotate_authority(directory, now=NOW)
+        authority.finish_rotation(directory)
+    assert names(pki_files.load_dropped(directory)) == ["kubelend", "kubelend-2"]
     assert (directory / "dropped.crt").stat().st_mode & 0o777 == 0o644
 
 
 def test_there_is_nothing_to_finish_when_nothing_was_begun(directory):
     before = contents(directory)
     with pytest.raises(InvalidSettings, match="no rotation in progress"):
-        rotation.finish_rotation(directory)
+        authority.finish_rotation(directory)
     assert contents(directory) == before
 
 
@@ -200,17 +202,17 @@ def test_the_passphrase_goes_over_to_the_new_key(tmp_path):
     secret = Passphrase("old")
     Authority.create("kubelend", now=NOW, passphrase=secret).save(tmp_path)
     with pytest.raises(InvalidSettings, match="there is no passphrase"):
-        rotation.rotate_authority(tmp_path, now=NOW)
-    rotation.rotate_authority(tmp_path, now=NOW, passphrase=secret)
+        authority.rotate_authority(tmp_path, now=NOW)
+    authority.rotate_authority(tmp_path, now=NOW, passphrase=secret)
     assert keys.is_encrypted((tmp_path / "ca.key").read_bytes())
-    rotation.finish_rotation(tmp_path, secret)
+    authority.finish_rotation(tmp_path, secret)
     assert names(Authority.load(tmp_path, secret).trusted) == ["kubelend-2"]
 
 
 @pytest.mark.parametrize("before", [None, Passphrase("old")], ids=["plain", "encrypted"])
 def test_a_rotation_can_bring_another_passphrase(tmp_path, before):
     Authority.create("kubelend", now=NOW, passphrase=before).save(tmp_path)
-    rotation.rotate_authority(
+    authority.rotate_authority(
         tmp_path, now=NOW, passphrase=before, new_passphrase=Passphrase("new")
     )
     assert Authority.load(tmp_path, Passphrase("new")).is_rotating
@@ -222,23 +224,23 @@ def test_an_authority_that_has_ended_has_no_successor(tmp_path):
     Authority.create("kubelend", DAY, now=NOW - 2 * DAY).save(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(InvalidSettings, match=r"expired at .*`kubelend ca init`"):
-        rotation.rotate_authority(tmp_path, now=NOW)
+        authority.rotate_authority(tmp_path, now=NOW)
     assert contents(tmp_path) == before
 
 
 def test_an_intermediate_is_rotated_by_the_authority_above_it(tmp_path):
     root = Authority.create("root", now=NOW)
     below = root.successor(now=NOW, name="below")
-    files.save_authority(tmp_path, [*below.chain, root.certificate], below.key)
+    pki_files.save_authority(tmp_path, [*below.chain, root.certificate], below.key)
     with pytest.raises(InvalidSettings, match="is an intermediate"):
-        rotation.rotate_authority(tmp_path, now=NOW)
+        authority.rotate_authority(tmp_path, now=NOW)
 
 
 def test_cert_managers_files_are_left_to_cert_manager(tmp_path, directory):
     for ours, theirs in [("ca.crt", "tls.crt"), ("ca.key", "tls.key")]:
         (directory / ours).rename(directory / theirs)
     with pytest.raises(InvalidSettings, match="is managed by cert-manager"):
-        rotation.rotate_authority(directory, now=NOW)
+        authority.rotate_authority(directory, now=NOW)
 
 
 def test_an_authority_that_may_sign_no_other_is_not_rotated(tmp_path):
@@ -246,23 +248,23 @@ def test_an_authority_that_may_sign_no_other_is_not_rotated(tmp_path):
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "strict")])
     builder = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + DAY)
     builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
-    files.save_authority(tmp_path, [builder.sign(key, keys.digest_for(key))], key)
+    pki_files.save_authority(tmp_path, [builder.sign(key, keys.digest_for(key))], key)
     with pytest.raises(InvalidSettings, match="path length 0"):
-        rotation.rotate_authority(tmp_path, now=NOW)
+        authority.rotate_authority(tmp_path, now=NOW)
 
 
 def test_two_rotations_at_once_do_not_mix(directory):
-    with keyfiles.lock_directory(directory):
+    with files.lock_directory(directory):
         with pytest.raises(InvalidSettings, match="is locked by another process"):
-            rotation.rotate_authority(directory, now=NOW)
+            authority.rotate_authority(directory, now=NOW)
         with pytest.raises(InvalidSettings, match="is locked by another process"):
-            rotation.finish_rotation(directory)
-    assert rotation.rotate_authority(directory, now=NOW).is_rotating
+            authority.finish_rotation(directory)
+    assert authority.rotate_authority(directory, now=NOW).is_rotating
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InvalidSettings, match="nowhere cannot be opened: No such file"):
-        rotation.rotate_authority(tmp_path / "nowhere", now=NOW)
+        authority.rotate_authority(tmp_path / "nowhere", now=NOW)
 
 
 # Rotates between two files that the very same load reads.

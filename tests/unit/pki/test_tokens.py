@@ -11,8 +11,8 @@ import make
 from kubelend.core import enrolment
 from kubelend.core.enrolment import JoinPolicy
 from kubelend.core.errors import InvalidInput, TokenRefused
+from kubelend.core.lifecycle import Role
 from kubelend.core.members import Token, TokenId
-from kubelend.core.roles import Role
 from kubelend.pki import tokens
 
 REFUSAL = (

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 import make
-from kubelend.sources.files import FileObjects
+from kubelend.sources.file_objects import FileObjects
 
 QUICK = timedelta(milliseconds=5)
 

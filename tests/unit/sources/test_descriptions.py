@@ -4,8 +4,8 @@ import pytest
 
 import make
 from kubelend.core.errors import InvalidInput
-from kubelend.sources import descriptions
-from kubelend.sources.descriptions import Range
+from kubelend.sources import simulation_spec
+from kubelend.sources.simulation_spec import Range
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "clusters").glob("*.yaml"))
 
@@ -13,16 +13,16 @@ NODES = "nodes: [{capacity: {cpu: 4, memory: 8Gi}}]\n"
 
 
 def parse(text):
-    return descriptions.parse_simulation_spec(text, "x.yaml")
+    return simulation_spec.parse_simulation_spec(text, "x.yaml")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_right_and_named_after_their_clusters(path):
-    assert descriptions.load_simulation_spec(path).cluster_id == path.stem
+    assert simulation_spec.load_simulation_spec(path).cluster_id == path.stem
 
 
 def test_there_are_examples_of_each_sort():
-    found = [descriptions.load_simulation_spec(path) for path in EXAMPLES]
+    found = [simulation_spec.load_simulation_spec(path) for path in EXAMPLES]
     assert any("nvidia.com/gpu" in group.capacity for one in found for group in one.nodes)
     assert any(one.agent.dies_after for one in found)
     assert len({one.cost.cpu_cost for one in found if one.cost}) == len(found) >= 4
@@ -32,7 +32,7 @@ def test_shortest_description_has_one_node_and_nothing_else():
     found = parse(NODES)
     assert found.node_names() == ["node-1"]
     assert (found.cluster_id, found.seed, found.pods, found.work) == ("", 0, [], [])
-    assert found.agent == descriptions.AgentFaults("0s", "0s", "")
+    assert found.agent == simulation_spec.AgentFaults("0s", "0s", "")
 
 
 def test_allocatable_is_the_capacity_unless_said_otherwise():
@@ -145,7 +145,7 @@ def test_mistake_is_named_with_its_place(text, problem):
 
 def test_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(InvalidInput, match=r"nowhere\.yaml cannot be read"):
-        descriptions.load_simulation_spec(tmp_path / "nowhere.yaml")
+        simulation_spec.load_simulation_spec(tmp_path / "nowhere.yaml")
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_file_that_cannot_be_read_is_named(tmp_path):
     ],
 )
 def test_rate_is_the_inverse_of_an_interval(rate, microseconds):
-    assert descriptions.rate_interval(rate) == microseconds
+    assert simulation_spec.rate_interval(rate) == microseconds
 
 
 def test_period_is_one_duration_or_two():
-    assert descriptions.parse_period("1m", "x") == Range(60_000_000, 60_000_000)
-    assert descriptions.parse_period("1ms..1s", "x") == Range(1000, 1_000_000)
+    assert simulation_spec.parse_period("1m", "x") == Range(60_000_000, 60_000_000)
+    assert simulation_spec.parse_period("1ms..1s", "x") == Range(1000, 1_000_000)

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 import make
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, StoreFailed, Unavailable
-from kubelend.sources import disks, files
-from kubelend.sources.files import FileObjects
+from kubelend.kits import files
+from kubelend.sources import file_objects
+from kubelend.sources.file_objects import FileObjects
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,
@@ -88,10 +89,10 @@ async def test_objects_outlive_their_keeper(objects, open_objects):
 
 async def test_what_is_equal_leaves_the_file_alone(objects, file):
     await objects.apply(wish())
-    before = disks.file_state(file)
+    before = files.file_state(file)
     await objects.apply(wish())
     await objects.set_status(wish())
-    assert disks.file_state(file) == before
+    assert files.file_state(file) == before
 
 
 async def test_nothing_but_the_file_is_left_by_writing(objects, file):
@@ -291,9 +292,9 @@ async def test_what_has_begun_is_finished_at_the_end_which_may_come_twice(object
 
 
 async def test_end_does_not_wait_for_a_disk_that_hangs(open_objects, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CLOSE_TIMEOUT", 0.02)
+    monkeypatch.setattr(file_objects, "CLOSE_TIMEOUT", 0.02)
     objects = open_objects(settle=timedelta())
-    with disks.lock_directory_waiting(tmp_path):
+    with files.lock_directory_waiting(tmp_path):
         change = asyncio.ensure_future(objects.apply(wish()))
         await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE):

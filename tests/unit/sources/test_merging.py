@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from kubelend.core.errors import Unavailable
-from kubelend.sources.merging import merge_streams
+from kubelend.sources.kubernetes import merge_streams
 
 
 class Stream:

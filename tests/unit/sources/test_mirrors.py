@@ -6,10 +6,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from kubelend.agent.ports import PodDeleted
-from kubelend.core.pods import Pod
-from kubelend.kube.answers import UndecodableObject
-from kubelend.kube.watching import Deleted, Listed
-from kubelend.sources.mirrors import RELISTED, ProjectionCache
+from kubelend.core.pod_requests import Pod
+from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.informer import Deleted, Listed
+from kubelend.sources.kubernetes import RELISTED, ProjectionCache
 
 
 class Seen(NamedTuple):

@@ -3,11 +3,9 @@
 import msgspec
 import pytest
 
-from kubelend.core.nodes import Node, NodeSpec, NodeStatus
-from kubelend.core.pods import Pod
-from kubelend.core.requests import PodSpec, PodStatus
+from kubelend.core.pod_requests import Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus
 from kubelend.core.resources import Resources
-from kubelend.sources.sights import NodeProjection, PodProjection
+from kubelend.sources.kubernetes import NodeProjection, PodProjection
 
 
 def pod(cpu):

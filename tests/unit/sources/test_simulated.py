@@ -6,10 +6,9 @@ from datetime import timedelta
 import make
 from described_worlds import events, world
 from kubelend.agent.ports import Snapshot
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
-from kubelend.sources import descriptions, simulated
-from kubelend.sources.simulated import SimulatedSource
+from kubelend.core.pod_requests import Node, Pod
+from kubelend.sources import simulation, simulation_spec
+from kubelend.sources.simulation import SimulatedSource
 from virtual_time import in_virtual_time, now
 
 FAILING = """
@@ -23,7 +22,7 @@ work: [{rate: 50/s, requests: {cpu: 1m..9m}, lifetime: 1s..5s}]
 
 
 def source(text, clock=now):
-    return SimulatedSource(descriptions.parse_simulation_spec(text, "x.yaml"), clock)
+    return SimulatedSource(simulation_spec.parse_simulation_spec(text, "x.yaml"), clock)
 
 
 @in_virtual_time
@@ -89,7 +88,7 @@ async def test_listener_far_behind_gets_a_snapshot_instead():
     async with aclosing(found.changes()) as slow, aclosing(found.changes()) as quick:
         await anext(slow)
         await anext(quick)
-        for _ in range(2 * simulated.MAX_BACKLOG):
+        for _ in range(2 * simulation.MAX_BACKLOG):
             await anext(quick)
         seen = await anext(slow)
         assert isinstance(seen, Snapshot)

@@ -7,11 +7,10 @@ from msgspec.structs import replace
 import make
 from described_worlds import SECOND, events, world
 from kubelend.agent.ports import NodeDeleted, PodDeleted, Snapshot
-from kubelend.core.nodes import Node
-from kubelend.core.pods import Pod
+from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import NOTHING, Resources
-from kubelend.sources import descriptions
-from kubelend.sources.worlds import SimulatedCluster
+from kubelend.sources import simulation_spec
+from kubelend.sources.simulation import SimulatedCluster
 
 BUSY = """
 seed: 7
@@ -218,7 +217,7 @@ def test_overload_does_not_pile_up():
 
 def test_steady_world_stays_as_large_and_as_busy():
     found = SimulatedCluster(
-        descriptions.steady_simulation_spec(nodes=20, pods=600, events_per_second=50)
+        simulation_spec.steady_simulation_spec(nodes=20, pods=600, events_per_second=50)
     )
     assert len(found.snapshot().pods) == 600
     assert len(found.snapshot().nodes) == 20

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 import make
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, InvalidInput, InvalidSettings, Unavailable
-from kubelend.sources import disks, files
-from kubelend.sources.files import FileObjects
-from kubelend.sources.folders import ObjectDirectory
+from kubelend.kits import files
+from kubelend.sources import file_objects
+from kubelend.sources.file_objects import FileObjects, ObjectDirectory
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,
@@ -126,7 +126,7 @@ async def test_of_many_problems_some_are_named_and_the_others_counted(objects, f
     for number in range(10):
         file.with_name(f"default.{number}.yaml").write_text("wrong: [")
     await objects.list(ResourceRequest)
-    assert objects.problem.count("resourcerequests/default.") == files.MAX_ERRORS_LISTED
+    assert objects.problem.count("resourcerequests/default.") == file_objects.MAX_ERRORS_LISTED
     assert objects.problem.endswith("; and 7 more")
 
 
@@ -230,7 +230,7 @@ async def test_change_waits_for_an_edited_file_to_rest(open_objects, file):
 
 
 async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, monkeypatch):
-    monkeypatch.setattr(files, "BUSY_TIMEOUT", 3600.0)
+    monkeypatch.setattr(file_objects, "BUSY_TIMEOUT", 3600.0)
     objects = open_objects(settle=timedelta(hours=1))
     await objects.list(ResourceRequest)
     made = await objects.apply(wish())
@@ -246,7 +246,7 @@ async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, 
     for number in range(20):
         await objects.apply(replace(wish(), metadata=Metadata(f"other-{number}")))
     assert not any(one.done() for one in stuck)
-    with disks.lock_directory_waiting(file.parent.parent):
+    with files.lock_directory_waiting(file.parent.parent):
         pass
     for one in stuck:
         one.cancel()
@@ -256,7 +256,7 @@ async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, 
 async def test_change_of_a_file_that_never_rests_is_to_be_tried_again(
     open_objects, file, monkeypatch
 ):
-    monkeypatch.setattr(files, "BUSY_TIMEOUT", 0.02)
+    monkeypatch.setattr(file_objects, "BUSY_TIMEOUT", 0.02)
     objects = open_objects(settle=timedelta(hours=1))
     await objects.list(ResourceRequest)
     await objects.apply(wish())
@@ -270,7 +270,7 @@ async def test_change_of_a_file_that_never_rests_is_to_be_tried_again(
 async def test_first_look_at_a_file_that_never_rests_keeps_no_other_waiting(
     open_objects, file, monkeypatch
 ):
-    monkeypatch.setattr(files, "FIRST_SCAN_TIMEOUT", 3600.0)
+    monkeypatch.setattr(file_objects, "FIRST_SCAN_TIMEOUT", 3600.0)
     file.write_text(BY_HAND)
     objects = open_objects(settle=timedelta(hours=1))
     first = asyncio.ensure_future(objects.list(ResourceRequest))

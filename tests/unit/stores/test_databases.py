@@ -13,7 +13,7 @@ import pytest
 
 from disks import mounted
 from kubelend.core.errors import InvalidSettings, KubelendError, StoreFailed
-from kubelend.stores import databases, schema
+from kubelend.stores import sqlite_file
 
 EXTRA = ("CREATE TABLE extra (x)", "INSERT INTO extra VALUES (1)")
 
@@ -26,7 +26,7 @@ def path(tmp_path):
 @pytest.fixture
 def made(path):
     """A store's file that was opened and closed."""
-    databases.open_writer(path).close()
+    sqlite_file.open_writer(path).close()
     return path
 
 
@@ -51,7 +51,7 @@ def directory_contents(path):
 
 def test_file_and_missing_directories_are_made_for_their_owner_only(tmp_path):
     path = tmp_path / "var" / "lib" / "store.db"
-    with closing(databases.open_writer(path)) as database:
+    with closing(sqlite_file.open_writer(path)) as database:
         with database.transaction("IMMEDIATE") as connection:
             connection.execute("UPDATE meta SET value = 1")
         assert {found.name: mode(found) for found in path.parent.iterdir()} == {
@@ -66,7 +66,7 @@ def test_file_and_missing_directories_are_made_for_their_owner_only(tmp_path):
 def test_a_liberal_umask_gives_nobody_else_access(path):
     before = os.umask(0)
     try:
-        databases.open_writer(path).close()
+        sqlite_file.open_writer(path).close()
     finally:
         os.umask(before)
     assert mode(path) == 0o600
@@ -74,20 +74,20 @@ def test_a_liberal_umask_gives_nobody_else_access(path):
 
 def test_directory_that_exists_keeps_its_mode(tmp_path, path):
     tmp_path.chmod(0o755)
-    databases.open_writer(path).close()
+    sqlite_file.open_writer(path).close()
     assert mode(tmp_path) == 0o755
 
 
 def test_leftovers_of_a_creation_cut_short_are_no_obstacle(path):
     path.with_name("store.db-new").write_bytes(b"half a pa")
-    databases.open_writer(path).close()
+    sqlite_file.open_writer(path).close()
     assert {found.name for found in path.parent.iterdir()} == {"store.db", "store.db-lock"}
 
 
 def test_awkward_file_names_work(tmp_path):
     path = tmp_path / "a ?mode=memory#%20ü'.db"
-    databases.open_writer(path).close()
-    databases.open_reader(path).close()
+    sqlite_file.open_writer(path).close()
+    sqlite_file.open_reader(path).close()
     assert path.stat().st_size > 0
 
 
@@ -99,8 +99,8 @@ def test_awkward_file_names_work(tmp_path):
     [
         ("journal_mode", "wal"),
         ("synchronous", 2),
-        ("application_id", schema.APPLICATION_ID),
-        ("user_version", len(schema.MIGRATIONS)),
+        ("application_id", sqlite_file.APPLICATION_ID),
+        ("user_version", len(sqlite_file.MIGRATIONS)),
         ("wal_autocheckpoint", 1000),
         ("journal_size_limit", 16 * 2**20),
         ("cell_size_check", 1),
@@ -111,15 +111,15 @@ def test_awkward_file_names_work(tmp_path):
 @pytest.mark.parametrize("opened", ["first", "again"])
 def test_pragmas_are_in_force(path, opened, name, value):
     if opened == "again":
-        databases.open_writer(path).close()
-    with closing(databases.open_writer(path)) as database:
+        sqlite_file.open_writer(path).close()
+    with closing(sqlite_file.open_writer(path)) as database:
         assert pragma(database, name) == value
 
 
 def test_nothing_is_written_before_the_commit_however_much_it_is(path):
     """Not even into a log that has just begun anew: SQLite would wait for the disk then."""
     log = path.with_name("store.db-wal")
-    with closing(databases.open_writer(path)) as database:
+    with closing(sqlite_file.open_writer(path)) as database:
         set_value(database, 1)
         database.connection.execute("PRAGMA wal_checkpoint(RESTART)")
         before = log.read_bytes()
@@ -134,7 +134,7 @@ def test_nothing_is_written_before_the_commit_however_much_it_is(path):
 
 def test_log_does_not_grow_with_what_is_written(path):
     log = path.with_name("store.db-wal")
-    with closing(databases.open_writer(path)) as database:
+    with closing(sqlite_file.open_writer(path)) as database:
         database.connection.execute("CREATE TABLE filler (x)")
         sizes = []
         for _ in range(60):
@@ -147,7 +147,7 @@ def test_log_does_not_grow_with_what_is_written(path):
 
 def test_log_that_one_big_commit_made_long_is_cut_down_again(path):
     log = path.with_name("store.db-wal")
-    with closing(databases.open_writer(path)) as database:
+    with closing(sqlite_file.open_writer(path)) as database:
         database.connection.execute("CREATE TABLE filler (x)")
         with database.transaction("IMMEDIATE") as connection:
             connection.execute("INSERT INTO filler VALUES (randomblob(40000000))")
@@ -161,87 +161,87 @@ def test_log_that_one_big_commit_made_long_is_cut_down_again(path):
 
 
 def test_second_opener_is_refused_until_the_first_is_gone(made):
-    first = databases.open_writer(made)
+    first = sqlite_file.open_writer(made)
     with pytest.raises(StoreFailed, match=r"store\.db is in use by another broker"):
-        databases.open_writer(made)
+        sqlite_file.open_writer(made)
     first.close()
-    databases.open_writer(made).close()
+    sqlite_file.open_writer(made).close()
 
 
 def test_refused_opener_does_not_take_the_lock_away_from_the_first(made):
-    with closing(databases.open_writer(made)):
+    with closing(sqlite_file.open_writer(made)):
         for _ in range(3):
             with pytest.raises(StoreFailed, match="in use"):
-                databases.open_writer(made)
+                sqlite_file.open_writer(made)
 
 
 def test_symbolic_link_leads_to_the_same_lock(tmp_path, made):
     link = tmp_path / "link.db"
     link.symlink_to(made)
-    with closing(databases.open_writer(made)), pytest.raises(StoreFailed, match="in use"):
-        databases.open_writer(link)
+    with closing(sqlite_file.open_writer(made)), pytest.raises(StoreFailed, match="in use"):
+        sqlite_file.open_writer(link)
 
 
 def test_lock_is_free_after_a_failed_opening(made):
     with pytest.raises(InvalidSettings):
-        databases.open_writer(made, migrations=())
-    databases.open_writer(made).close()
+        sqlite_file.open_writer(made, migrations=())
+    sqlite_file.open_writer(made).close()
 
 
 @pytest.mark.parametrize("why", ["in use", "newer", "no database"])
 def test_failed_opening_leaves_no_file_open(made, why):
     with ExitStack() as held:
         if why == "in use":
-            held.enter_context(closing(databases.open_writer(made)))
+            held.enter_context(closing(sqlite_file.open_writer(made)))
         elif why == "no database":
             made.write_bytes(b"x" * 5000)
         before = open_files()
         with pytest.raises(KubelendError):
-            databases.open_writer(made, () if why == "newer" else schema.MIGRATIONS)
+            sqlite_file.open_writer(made, () if why == "newer" else sqlite_file.MIGRATIONS)
         assert open_files() == before
 
 
 def test_one_thread_can_open_and_another_use_it(made):
-    database = databases.open_writer(made)
+    database = sqlite_file.open_writer(made)
     user = threading.Thread(target=database.close)
     user.start()
     user.join()
-    databases.open_writer(made).close()
+    sqlite_file.open_writer(made).close()
 
 
 # -- migrations
 
 
 def test_old_file_is_migrated_and_keeps_its_rows(made):
-    with closing(databases.open_writer(made)) as database:
+    with closing(sqlite_file.open_writer(made)) as database:
         database.connection.execute("INSERT INTO clusters VALUES ('a', 1, '{}')")
-    with closing(databases.open_writer(made, (*schema.MIGRATIONS, EXTRA))) as database:
-        assert pragma(database, "user_version") == len(schema.MIGRATIONS) + 1
+    with closing(sqlite_file.open_writer(made, (*sqlite_file.MIGRATIONS, EXTRA))) as database:
+        assert pragma(database, "user_version") == len(sqlite_file.MIGRATIONS) + 1
         rows = database.connection.execute("SELECT clusters.id, x FROM clusters, extra").fetchall()
     assert rows == [("a", 1)]
 
 
 def test_migration_runs_once(made):
-    migrations = (*schema.MIGRATIONS, EXTRA)
-    databases.open_writer(made, migrations).close()
-    with closing(databases.open_writer(made, migrations)) as database:
+    migrations = (*sqlite_file.MIGRATIONS, EXTRA)
+    sqlite_file.open_writer(made, migrations).close()
+    with closing(sqlite_file.open_writer(made, migrations)) as database:
         assert database.connection.execute("SELECT count(*) FROM extra").fetchone() == (1,)
 
 
 def test_migration_that_fails_leaves_nothing_behind_and_those_before_it_done(made):
     broken = ("CREATE TABLE other (x)", "INSERT INTO nowhere VALUES (1)")
     with pytest.raises(StoreFailed, match="no such table: nowhere"):
-        databases.open_writer(made, (*schema.MIGRATIONS, EXTRA, broken))
-    with closing(databases.open_writer(made, (*schema.MIGRATIONS, EXTRA))) as database:
-        assert pragma(database, "user_version") == len(schema.MIGRATIONS) + 1
+        sqlite_file.open_writer(made, (*sqlite_file.MIGRATIONS, EXTRA, broken))
+    with closing(sqlite_file.open_writer(made, (*sqlite_file.MIGRATIONS, EXTRA))) as database:
+        assert pragma(database, "user_version") == len(sqlite_file.MIGRATIONS) + 1
         tables = {name for (name,) in database.connection.execute("SELECT name FROM sqlite_schema")}
     assert "extra" in tables
     assert "other" not in tables
 
 
-@pytest.mark.parametrize("opener", [databases.open_writer, databases.open_reader])
+@pytest.mark.parametrize("opener", [sqlite_file.open_writer, sqlite_file.open_reader])
 def test_file_of_a_newer_version_is_refused_and_left_alone(made, opener):
-    databases.open_writer(made, (*schema.MIGRATIONS, EXTRA)).close()
+    sqlite_file.open_writer(made, (*sqlite_file.MIGRATIONS, EXTRA)).close()
     before = directory_contents(made)
     with pytest.raises(
         InvalidSettings, match=r"store\.db has schema version 4, .*supports up to 3"
@@ -252,9 +252,9 @@ def test_file_of_a_newer_version_is_refused_and_left_alone(made, opener):
 
 def test_reader_does_not_migrate(made):
     with pytest.raises(InvalidSettings, match="older version; start a broker"):
-        databases.open_reader(made, (*schema.MIGRATIONS, EXTRA))
-    with closing(databases.open_reader(made)) as database:
-        assert pragma(database, "user_version") == len(schema.MIGRATIONS)
+        sqlite_file.open_reader(made, (*sqlite_file.MIGRATIONS, EXTRA))
+    with closing(sqlite_file.open_reader(made)) as database:
+        assert pragma(database, "user_version") == len(sqlite_file.MIGRATIONS)
 
 
 # -- files that are something else
@@ -276,7 +276,7 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("opener", [databases.open_writer, databases.open_reader])
+@pytest.mark.parametrize("opener", [sqlite_file.open_writer, sqlite_file.open_reader])
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_what_is_no_store_is_refused_by_name_and_left_alone(path, stranger, opener):
     STRANGERS[stranger](path)
@@ -294,7 +294,7 @@ def test_log_beside_an_emptied_file_is_not_thrown_away(made):
     log = made.with_name("store.db-wal")
     log.write_bytes(b"precious")
     with pytest.raises(InvalidSettings, match="is empty"):
-        databases.open_writer(made)
+        sqlite_file.open_writer(made)
     assert log.read_bytes() == b"precious"
 
 
@@ -303,14 +303,14 @@ def test_log_beside_an_emptied_file_is_not_thrown_away(made):
 
 def test_reader_needs_a_file(path):
     with pytest.raises(InvalidSettings, match=r"store\.db does not exist"):
-        databases.open_reader(path)
+        sqlite_file.open_reader(path)
     assert not path.exists()
 
 
 def test_reader_sees_one_moment_and_then_the_next(made):
     with (
-        closing(databases.open_writer(made)) as writer,
-        closing(databases.open_reader(made)) as reader,
+        closing(sqlite_file.open_writer(made)) as writer,
+        closing(sqlite_file.open_reader(made)) as reader,
     ):
         query = "SELECT value FROM meta"
         with reader.transaction("DEFERRED") as connection:
@@ -324,7 +324,7 @@ def test_reader_sees_one_moment_and_then_the_next(made):
 
 def test_reader_cannot_write(made):
     with (
-        closing(databases.open_reader(made)) as reader,
+        closing(sqlite_file.open_reader(made)) as reader,
         pytest.raises(StoreFailed, match="read-only"),
         reader.transaction("IMMEDIATE") as connection,
     ):
@@ -333,8 +333,8 @@ def test_reader_cannot_write(made):
 
 def test_reader_takes_no_lock(made):
     with (
-        closing(databases.open_reader(made)) as reader,
-        closing(databases.open_writer(made)) as writer,
+        closing(sqlite_file.open_reader(made)) as reader,
+        closing(sqlite_file.open_writer(made)) as writer,
     ):
         assert (reader.is_writable, writer.is_writable) == (False, True)
 
@@ -343,10 +343,10 @@ def test_copy_on_a_read_only_disk_can_be_read(tmp_path, made):
     with mounted(tmp_path / "backup") as backup:
         shutil.copy(made, backup)
         subprocess.run(["mount", "-o", "remount,ro", backup], check=True)
-        with closing(databases.open_reader(backup / "store.db")) as reader:
-            assert pragma(reader, "user_version") == len(schema.MIGRATIONS)
+        with closing(sqlite_file.open_reader(backup / "store.db")) as reader:
+            assert pragma(reader, "user_version") == len(sqlite_file.MIGRATIONS)
         with pytest.raises(StoreFailed, match="read-only"):
-            databases.open_writer(backup / "store.db")
+            sqlite_file.open_writer(backup / "store.db")
 
 
 # -- transactions
@@ -361,7 +361,7 @@ def set_value(database, value, *, then_raise=None):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("mine")], ids=repr)
 def test_error_in_a_transaction_takes_everything_back_and_comes_through(made, error):
-    with closing(databases.open_writer(made)) as database:
+    with closing(sqlite_file.open_writer(made)) as database:
         with pytest.raises(type(error)):
             set_value(database, 7, then_raise=error)
         assert database.connection.execute("SELECT value FROM meta").fetchone() == (0,)
@@ -370,7 +370,10 @@ def test_error_in_a_transaction_takes_everything_back_and_comes_through(made, er
 
 
 def test_file_held_by_another_program_is_reported_as_locked(made):
-    with closing(databases.open_writer(made)) as database, closing(sqlite3.connect(made)) as shell:
+    with (
+        closing(sqlite_file.open_writer(made)) as database,
+        closing(sqlite3.connect(made)) as shell,
+    ):
         database.connection.execute("PRAGMA busy_timeout = 10")
         shell.execute("BEGIN IMMEDIATE")
         with (
@@ -385,7 +388,7 @@ def test_file_held_by_another_program_is_reported_as_locked(made):
 
 @pytest.mark.parametrize("replacement", [None, b"another file"])
 def test_file_that_was_taken_away_is_noticed_before_anything_is_written(made, replacement):
-    with closing(databases.open_writer(made)) as database:
+    with closing(sqlite_file.open_writer(made)) as database:
         made.rename(made.with_name("moved.db"))
         if replacement is not None:
             made.write_bytes(replacement)
@@ -394,7 +397,7 @@ def test_file_that_was_taken_away_is_noticed_before_anything_is_written(made, re
 
 
 def test_closed_database_says_so(made):
-    database = databases.open_writer(made)
+    database = sqlite_file.open_writer(made)
     database.close()
     with pytest.raises(StoreFailed, match="closed"), database.transaction("DEFERRED"):
         pass

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kubelend.core.errors import InvalidSettings, StoreFailed
-from kubelend.stores import failures
-from kubelend.stores.records import CorruptRecord
+from kubelend.stores import sqlite_file
+from kubelend.stores.batch import CorruptRecord
 
 
 def sqlite_error(code, message="as SQLite says it"):
@@ -56,7 +56,7 @@ def system_error(code):
 def test_failure_becomes_a_sentence_with_the_path_and_what_to_do(error, said):
     with (
         pytest.raises(StoreFailed) as failed,
-        failures.translate_sqlite_errors(Path("/var/store.db")),
+        sqlite_file.translate_sqlite_errors(Path("/var/store.db")),
     ):
         raise error
     assert str(failed.value).startswith(f"the store /var/store.db cannot be used: {said}")
@@ -67,7 +67,7 @@ def test_failure_becomes_a_sentence_with_the_path_and_what_to_do(error, said):
 def test_other_errors_pass_through(error):
     with (
         pytest.raises(type(error)) as passed,
-        failures.translate_sqlite_errors(Path("/var/store.db")),
+        sqlite_file.translate_sqlite_errors(Path("/var/store.db")),
     ):
         raise error
     assert passed.value is error

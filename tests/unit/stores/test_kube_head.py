@@ -4,16 +4,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from kubelend.core.journal import CHAIN_START, AuditLine, ChainHead
-from kubelend.stores import kube_head, kube_journal
-from kubelend.stores.kube_head import (
+from kubelend.core.audit_log import CHAIN_START, AuditLine, ChainHead
+from kubelend.stores.batch import CorruptRecord
+from kubelend.stores.kubernetes import audit_log, head
+from kubelend.stores.kubernetes.head import (
     AuditPosition,
     ChainedLine,
     CommitChanges,
     HeadState,
     RecordWrite,
 )
-from kubelend.stores.records import CorruptRecord
 
 
 def write(number, size=10):
@@ -38,8 +38,8 @@ STATE = HeadState(
 
 
 def test_state_is_read_as_it_was_written():
-    found = kube_head.head_object(STATE, "ns", "5")
-    assert kube_head.state_from_object(found) == STATE
+    found = head.head_object(STATE, "ns", "5")
+    assert head.state_from_object(found) == STATE
     assert (found.metadata.name, found.metadata.namespace) == ("head", "ns")
     assert (found.metadata.resource_version, found.contents, found.record.revision) == (
         "5",
@@ -49,7 +49,7 @@ def test_state_is_read_as_it_was_written():
 
 
 def test_texts_of_records_and_lines_keep_every_byte():
-    read = kube_head.state_from_object(kube_head.head_object(STATE, "ns"))
+    read = head.state_from_object(head.head_object(STATE, "ns"))
     assert read.changes.writes[0].text == STATE.changes.writes[0].text
     assert read.changes.writes[1].text == b""
     assert read.lines[0].line == sealed(1).line
@@ -63,14 +63,14 @@ def test_new_journal_begins_at_the_start():
     "kept", [{"data": "{}"}, {"checksum": "1"}, {"data": "no JSON", "checksum": "1"}]
 )
 def test_head_that_somebody_has_edited_is_refused(kept):
-    found = kube_head.head_object(STATE, "ns")
+    found = head.head_object(STATE, "ns")
     edited = replace(found, record=replace(found.record, **kept))
     with pytest.raises(CorruptRecord, match="ns/head"):
-        kube_head.state_from_object(edited)
+        head.state_from_object(edited)
 
 
 def test_small_commit_is_in_the_head_alone():
-    assert kube_head.split_oversized(STATE, "ns", "5") == (STATE, [])
+    assert head.split_oversized(STATE, "ns", "5") == (STATE, [])
 
 
 def test_commit_that_is_too_large_is_put_into_objects_that_the_head_names():
@@ -78,10 +78,10 @@ def test_commit_that_is_too_large_is_put_into_objects_that_the_head_names():
         tuple(write(number, 100_000) for number in range(20)),
         tuple(sealed(number, 300_000) for number in range(1, 6)),
     )
-    state, parts = kube_head.split_oversized(replace(STATE, changes=changes), "ns", "5")
+    state, parts = head.split_oversized(replace(STATE, changes=changes), "ns", "5")
     assert state.elsewhere == tuple(f"pending-5-{number}" for number in range(len(parts)))
     assert state.changes == CommitChanges()
-    assert kube_head.changes_from_parts(parts) == changes
+    assert head.changes_from_parts(parts) == changes
     for part in parts:
         assert len(msgspec.json.encode(part)) < 1_000_000
 
@@ -89,11 +89,11 @@ def test_commit_that_is_too_large_is_put_into_objects_that_the_head_names():
 def test_quotes_count_twice_because_they_are_written_so():
     text = b'"' + b'\\"' * 300_000 + b'"'
     state = replace(STATE, changes=CommitChanges((RecordWrite("cluster", "a", msgspec.Raw(text)),)))
-    assert kube_head.split_oversized(state, "ns", "5").parts
+    assert head.split_oversized(state, "ns", "5").parts
 
 
 def test_lines_wait_in_the_head_until_they_are_many():
     few = tuple(sealed(number) for number in range(1, 6))
-    assert kube_journal.split_log_tail(HeadState(), few) == (few, ())
+    assert audit_log.split_log_tail(HeadState(), few) == (few, ())
     many = tuple(sealed(number, 1000) for number in range(1, 60))
-    assert kube_journal.split_log_tail(HeadState(lines=few), many) == ((), few + many)
+    assert audit_log.split_log_tail(HeadState(lines=few), many) == ((), few + many)

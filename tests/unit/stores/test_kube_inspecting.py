@@ -6,15 +6,15 @@ from msgspec.structs import replace
 
 import broker_samples as samples
 import scripted_api
+from kubelend.controllers.reconciler import RecordVerifier
 from kubelend.core.errors import StoreFailed
 from kubelend.kube.client import Client
-from kubelend.stores import kube_head
-from kubelend.stores.kube_head import HeadState
-from kubelend.stores.kube_inspecting import RecordVerifier
+from kubelend.stores.kubernetes import head as kubernetes_head
+from kubelend.stores.kubernetes.head import HeadState
 
 
 async def test_object_cannot_be_judged_by_a_damaged_head(certificates):
-    whole = kube_head.head_object(HeadState(epoch=1, key="k"), "hub", "7")
+    whole = kubernetes_head.head_object(HeadState(epoch=1, key="k"), "hub", "7")
     head = replace(whole, record=replace(whole.record, checksum="spoilt"))
     async with scripted_api.running(certificates.server()) as server:
         server.answers.append(scripted_api.found(msgspec.to_builtins(head)))

@@ -3,9 +3,9 @@
 import pytest
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kube.access import KubeConfig
-from kubelend.stores import kube_places, opening
-from kubelend.stores.kube_places import KubernetesStoreUrl
+from kubelend.kube.config import KubeConfig
+from kubelend.stores import factory
+from kubelend.stores.factory import KubernetesStoreUrl
 
 ACCESS = KubeConfig(server="https://127.0.0.1:1", namespace="of-the-context")
 
@@ -22,7 +22,7 @@ ACCESS = KubeConfig(server="https://127.0.0.1:1", namespace="of-the-context")
     ],
 )
 def test_every_part_may_be_left_out(rest, place):
-    assert kube_places.parse_kubernetes_url(rest) == place
+    assert factory.parse_kubernetes_url(rest) == place
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_every_part_may_be_left_out(rest, place):
 )
 def test_what_names_no_place_is_refused(rest, why):
     with pytest.raises(InvalidSettings, match=why):
-        kube_places.parse_kubernetes_url(rest)
+        factory.parse_kubernetes_url(rest)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_namespace_is_the_one_that_was_said_most_clearly(monkeypatch, place, usu
 
 
 def test_kubeconfig_that_is_not_there_is_refused_before_anything_is_opened(tmp_path):
-    for use in (opening.check_store_url, opening.open_store, opening.open_readonly):
+    for use in (factory.check_store_url, factory.open_store, factory.open_readonly):
         with pytest.raises(InvalidSettings, match="missing"):
             use(f"kubernetes://{tmp_path}/none")
 
 
 def test_store_in_kubernetes_has_no_file_that_others_could_read():
-    assert opening.store_mode_problems("kubernetes:") == []
-    assert opening.path_beside("kubernetes:", "grants.key") is None
+    assert factory.store_mode_problems("kubernetes:") == []
+    assert factory.path_beside("kubernetes:", "grants.key") is None

@@ -3,22 +3,22 @@
 import pytest
 from msgspec.structs import replace
 
-from kubelend.stores import kube_seals
-from kubelend.stores.kube_seals import LiveSetDigest
+from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes.objects import LiveSetDigest
 from kubelend.wire.broker_objects import StoredRecord
 
-KEY = kube_seals.new_signature_key()
-KEPT = StoredRecord(7, kube_seals.sign(KEY, "reservation", "rsv-1", 7, "{}"), "{}")
+KEY = objects.new_signature_key()
+KEPT = StoredRecord(7, objects.sign(KEY, "reservation", "rsv-1", 7, "{}"), "{}")
 
 
 def test_what_was_sealed_is_whole():
-    assert kube_seals.verify(KEY, "reservation", "rsv-1", KEPT)
+    assert objects.verify(KEY, "reservation", "rsv-1", KEPT)
 
 
 @pytest.mark.parametrize(
     "key, kind, name, edited",
     [
-        pytest.param(kube_seals.new_signature_key(), "reservation", "rsv-1", {}, id="another key"),
+        pytest.param(objects.new_signature_key(), "reservation", "rsv-1", {}, id="another key"),
         pytest.param(KEY, "cluster", "rsv-1", {}, id="another kind"),
         pytest.param(KEY, "reservation", "rsv-2", {}, id="another name"),
         pytest.param(KEY, "reservation", "rsv-1", {"revision": 8}, id="another revision"),
@@ -27,7 +27,7 @@ def test_what_was_sealed_is_whole():
     ],
 )
 def test_what_was_changed_is_not_whole(key, kind, name, edited):
-    assert not kube_seals.verify(key, kind, name, replace(KEPT, **edited))
+    assert not objects.verify(key, kind, name, replace(KEPT, **edited))
 
 
 def test_roll_of_the_same_names_has_the_same_digest():
@@ -47,6 +47,5 @@ def test_roll_of_other_names_has_another_digest(names):
 
 def test_digest_cannot_be_worked_out_without_the_key():
     assert (
-        LiveSetDigest(KEY, ["a"]).digest
-        != LiveSetDigest(kube_seals.new_signature_key(), ["a"]).digest
+        LiveSetDigest(KEY, ["a"]).digest != LiveSetDigest(objects.new_signature_key(), ["a"]).digest
     )

@@ -10,8 +10,8 @@ import make
 from kubelend.core.errors import InvalidSettings
 from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase
+from kubelend.stores.factory import check_store_url, open_readonly, open_store, store_mode_problems
 from kubelend.stores.memory import MemoryStore
-from kubelend.stores.opening import check_store_url, open_readonly, open_store, store_mode_problems
 from kubelend.stores.sqlite import SqliteStore
 
 

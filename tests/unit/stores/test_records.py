@@ -11,12 +11,12 @@ from msgspec.structs import replace
 import make
 from kubelend.core.errors import StoreFailed
 from kubelend.core.lifecycle import Phase, Reason
-from kubelend.stores import records
-from kubelend.stores.records import CorruptRecord
+from kubelend.stores import batch
+from kubelend.stores.batch import CorruptRecord
 
 
 def row(name: str, text: bytes):
-    return name.encode(), records.record_checksum(name.encode(), text), text
+    return name.encode(), batch.record_checksum(name.encode(), text), text
 
 
 def test_record_with_only_what_has_no_default_loads():
@@ -25,40 +25,39 @@ def test_record_with_only_what_has_no_default_loads():
         "created_at": "2026-01-01T12:00:00Z",
         "request": {"requester": "r", "resources": {"cpu": 1000, "memory": 1073741824}, "duration": "PT3600S"}
     }"""
-    found = records.decode_record(records.RESERVATION_DECODER, row("rsv-1", text))
+    found = batch.decode_record(batch.RESERVATION_DECODER, row("rsv-1", text))
     assert found == make.reservation("rsv-1")
     assert (found.phase, found.reason) == (Phase.PENDING, Reason.WAITING)
 
 
 def test_fields_of_a_newer_version_are_ignored():
     cluster = make.cluster("a", region="eu")
-    _, _, text = records.encode_record(cluster)
+    _, _, text = batch.encode_record(cluster)
     newer = json.loads(text) | {"quarantine": {"since": 1}}
     newer["advertisement"]["colour"] = "blue"
     assert (
-        records.decode_record(records.CLUSTER_DECODER, row("a", json.dumps(newer).encode()))
-        == cluster
+        batch.decode_record(batch.CLUSTER_DECODER, row("a", json.dumps(newer).encode())) == cluster
     )
 
 
 def test_what_is_default_takes_no_room():
-    _, _, text = records.encode_record(make.reservation("rsv-1"))
+    _, _, text = batch.encode_record(make.reservation("rsv-1"))
     assert json.loads(text).keys() == {"id", "request", "created_at"}
 
 
 def test_checksum_is_over_id_and_text():
-    name, checksum, text = records.encode_record(make.reservation("rsv-ä"))
+    name, checksum, text = batch.encode_record(make.reservation("rsv-ä"))
     assert checksum == crc32(name.encode() + text)
 
 
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255))
 def test_no_flipped_bit_gets_through(position, flip):
-    name, checksum, text = records.encode_record(make.reservation("rsv-1"))
+    name, checksum, text = batch.encode_record(make.reservation("rsv-1"))
     harmed = bytearray(name.encode() + text)
     harmed[position % len(harmed)] ^= flip
     with pytest.raises(CorruptRecord):
-        records.decode_record(
-            records.RESERVATION_DECODER, (bytes(harmed[:5]), checksum, bytes(harmed[5:]))
+        batch.decode_record(
+            batch.RESERVATION_DECODER, (bytes(harmed[:5]), checksum, bytes(harmed[5:]))
         )
 
 
@@ -75,7 +74,7 @@ def test_no_flipped_bit_gets_through(position, flip):
 )
 def test_harmed_row_is_reported_by_name(harmed):
     with pytest.raises(CorruptRecord, match="'rsv-1'" if harmed[0] else "None"):
-        records.decode_record(records.RESERVATION_DECODER, harmed)
+        batch.decode_record(batch.RESERVATION_DECODER, harmed)
 
 
 def weighing(**weights):
@@ -95,4 +94,4 @@ def weighing(**weights):
 )
 def test_record_that_could_not_be_read_back_is_not_taken(record):
     with pytest.raises(StoreFailed, match=r"'rsv-1.*' cannot be stored"):
-        records.encode_record(record)
+        batch.encode_record(record)

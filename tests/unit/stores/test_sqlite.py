@@ -13,9 +13,8 @@ from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, AuditLogTruncated, ClusterDeleted, RecordDeleted
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.stores import databases
-from kubelend.stores.sqlite import SqliteStore
-from kubelend.stores.writing import SMALL_COMMIT_BYTES, SMALL_COMMIT_CHANGES
+from kubelend.stores import sqlite_file
+from kubelend.stores.sqlite import SMALL_COMMIT_BYTES, SMALL_COMMIT_CHANGES, SqliteStore
 from waiting import PATIENCE
 
 
@@ -120,7 +119,7 @@ def test_only_a_small_group_is_written_before_its_commit(path, store, changes, a
 
 
 def test_group_is_prepared_without_waiting_for_another_program(path, monkeypatch):
-    monkeypatch.setattr(databases, "BUSY_TIMEOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_SECONDS", 3600.0)
     with closing(SqliteStore.open(path)) as store:
         store.load()
         with closing(sqlite3.connect(path, isolation_level=None)) as shell:
@@ -165,7 +164,7 @@ def test_reader_loads_what_the_writer_has_committed_and_cannot_commit(path, stor
 
 
 def test_store_works_on_any_open_database(path):
-    with closing(SqliteStore(databases.open_writer(path))) as store:
+    with closing(SqliteStore(sqlite_file.open_writer(path))) as store:
         store.commit([make.cluster("a")], 1)
         assert store.load().revision == 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from certificates import Certificates
 from kubelend.kits.backoff import Backoff
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
 

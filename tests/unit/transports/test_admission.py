@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.transports.admission import (
+from kubelend.transports.listener import (
     ConnectionLimit,
     ConnectionLimits,
     ConnectionSlot,

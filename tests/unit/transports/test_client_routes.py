@@ -4,16 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kubelend.wire import (
-    audit_bodies,
-    bodies,
-    certificate_bodies,
-    grant_bodies,
-    limit_bodies,
-    membership_bodies,
-    route,
-    routes,
-)
+from kubelend.wire import admin_bodies, bodies, route, routes
 from scripted_broker import body, raw
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -27,11 +18,11 @@ CLUSTER = bodies.Cluster(
     ADVERTISEMENT, bodies.ClusterStatus("Active", True, "1.00", "Limited", NOW, NOW)
 )
 EXPLANATION = bodies.Explanation("1/1 cluster fits", 1, 1, {})
-TOKEN = membership_bodies.Token("id", "Valid", "cluster", 1, NOW, "alice", NOW)
-MEMBER = membership_bodies.Member("cluster", "a", "Accepted", NOW)
-POLICY = limit_bodies.PolicyStatus("a", admin=bodies.LendingPolicy(deny=["b"]))
-QUOTA = limit_bodies.QuotaStatus("a", limit_bodies.Quota(), limit_bodies.QuotaUse())
-LINE = audit_bodies.AuditLine(1, NOW, audit_bodies.Actor("a", "cluster"), "reserve", "x/y", "d")
+TOKEN = admin_bodies.Token("id", "Valid", "cluster", 1, NOW, "alice", NOW)
+MEMBER = admin_bodies.Member("cluster", "a", "Accepted", NOW)
+POLICY = admin_bodies.PolicyStatus("a", admin=bodies.LendingPolicy(deny=["b"]))
+QUOTA = admin_bodies.QuotaStatus("a", admin_bodies.Quota(), admin_bodies.QuotaUse())
+LINE = admin_bodies.AuditLine(1, NOW, admin_bodies.Actor("a", "cluster"), "reserve", "x/y", "d")
 
 
 CALLS = {
@@ -72,19 +63,19 @@ CALLS = {
     "renew_certificate": (
         lambda c: c.certificates.renew("request"),
         "/certificates",
-        certificate_bodies.IssuedCertificate("certificate", "authorities"),
+        admin_bodies.IssuedCertificate("certificate", "authorities"),
     ),
     "version": (lambda c: c.version(), "/version", bodies.Version("1.2.3")),
-    "grant_keys": (lambda c: c.grant_keys(), "/keys", grant_bodies.KeySet([])),
+    "grant_keys": (lambda c: c.grant_keys(), "/keys", bodies.KeySet([])),
     "create_token": (
-        lambda c: c.tokens.create(membership_bodies.TokenRequest()),
+        lambda c: c.tokens.create(admin_bodies.TokenRequest()),
         "/tokens",
-        membership_bodies.NewToken("kl1.id.x", "id", "cluster", NOW, 1, 8444, "sha256:0", "1h"),
+        admin_bodies.NewToken("kl1.id.x", "id", "cluster", NOW, 1, 8444, "sha256:0", "1h"),
     ),
     "list_members": (
         lambda c: c.members.page(),
         "/members",
-        membership_bodies.MemberList([MEMBER]),
+        admin_bodies.MemberList([MEMBER]),
     ),
     "accept_member": (
         lambda c: c.members.approve("cluster", "a/b"),
@@ -94,27 +85,27 @@ CALLS = {
     "revoke_member": (
         lambda c: c.members.revoke("cluster", "a", release=True),
         "/members/cluster/a/revoke",
-        membership_bodies.Revocation(MEMBER, True),
+        admin_bodies.Revocation(MEMBER, True),
     ),
     "remove_member": (
         lambda c: c.members.remove("cluster", "a"),
         "/members/cluster/a",
-        membership_bodies.Removal(False),
+        admin_bodies.Removal(False),
     ),
     "get_policy": (lambda c: c.policies.get("a/b"), "/clusters/a%2Fb/policy", POLICY),
     "set_policy": (
-        lambda c: c.policies.set("a", limit_bodies.PolicyRequest(deny=["b"])),
+        lambda c: c.policies.set("a", admin_bodies.PolicyRequest(deny=["b"])),
         "/clusters/a/policy",
         POLICY,
     ),
-    "list_quotas": (lambda c: c.quotas.page(), "/quotas", limit_bodies.QuotaList([QUOTA])),
+    "list_quotas": (lambda c: c.quotas.page(), "/quotas", admin_bodies.QuotaList([QUOTA])),
     "get_quota": (lambda c: c.quotas.get("a"), "/quotas/a", QUOTA),
     "set_quota": (
-        lambda c: c.quotas.set("a", limit_bodies.QuotaRequest(reservations=1)),
+        lambda c: c.quotas.set("a", admin_bodies.QuotaRequest(reservations=1)),
         "/quotas/a",
         QUOTA,
     ),
-    "audit_log": (lambda c: c.audit.page({}), "/audit", audit_bodies.AuditLog([LINE])),
+    "audit_log": (lambda c: c.audit.page({}), "/audit", admin_bodies.AuditLog([LINE])),
 }
 OTHERS = {
     "remove_cluster": (lambda c: c.remove_cluster("a"), raw(b"", 204), None),
@@ -124,10 +115,10 @@ OTHERS = {
     "reject_member": (lambda c: c.members.deny("cluster", "a"), raw(b"", 204), None),
     "list_tokens": (
         lambda c: c.tokens.all(),
-        body(membership_bodies.TokenList([TOKEN])),
+        body(admin_bodies.TokenList([TOKEN])),
         [TOKEN],
     ),
-    "grant": (lambda c: c.grant("r"), body(grant_bodies.SignedGrant("a.b.c")), "a.b.c"),
+    "grant": (lambda c: c.grant("r"), body(bodies.SignedGrant("a.b.c")), "a.b.c"),
     "openapi": (lambda c: c.openapi(), body({"openapi": "3.1.0"}), {"openapi": "3.1.0"}),
     "healthz": (lambda c: c.healthz(), raw(b"ok"), "ok"),
     "readyz": (lambda c: c.readyz(), raw(b"ok"), "ok"),

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubelend.core.errors import UnexpectedAnswer
-from kubelend.transports import event_streams
-from kubelend.transports.event_streams import EventStreamParser, ServerSentEvent
+from kubelend.transports import session
+from kubelend.transports.session import EventStreamParser, ServerSentEvent
 
 STREAM = (
     b": open\n\n"
@@ -49,7 +49,7 @@ def test_an_event_is_none_before_its_end():
     "chunk", [b"x" * 1024, b"data: " + b"x" * 1018 + b"\n"], ids=["one line", "many lines"]
 )
 def test_an_event_without_an_end_does_not_fill_the_memory(chunk):
-    parser, count = EventStreamParser(), event_streams.MAX_EVENT_BYTES // len(chunk)
+    parser, count = EventStreamParser(), session.MAX_EVENT_BYTES // len(chunk)
     assert all(parser.feed(chunk) == [] for _ in range(count))
     with pytest.raises(UnexpectedAnswer, match="oversized event"):
         parser.feed(chunk * 8)

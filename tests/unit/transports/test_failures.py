@@ -13,9 +13,9 @@ from certificates import Certificates
 from kubelend.core.errors import BrokerUnreachable, CertificateRefused, UnexpectedAnswer
 from kubelend.kits import backoff
 from kubelend.kits.backoff import Backoff
-from kubelend.pki import profiles
+from kubelend.pki import identity
 from kubelend.transports import tls
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, hang_up, say_nothing
 
@@ -78,7 +78,7 @@ async def test_the_broker_has_another_name(certificates):
 async def test_the_broker_has_an_expired_certificate(certificates):
     directory = certificates.write(
         "expired-broker",
-        profiles.server_profile(),
+        identity.server_profile(),
         at=certificates.now - timedelta(days=2),
         lifetime=timedelta(days=1),
     )

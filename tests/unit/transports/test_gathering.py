@@ -7,9 +7,9 @@ import pytest
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 
-from kubelend.kits.rhythm import CoalescingTimer
-from kubelend.transports import http_server
-from kubelend.transports.http_server import MAX_BUFFERED_BYTES, ReadBatching, ServerLimits
+from kubelend.kits.ratelimit import CoalescingTimer
+from kubelend.transports import server
+from kubelend.transports.server import MAX_BUFFERED_BYTES, ReadBatching, ServerLimits
 from waiting import PATIENCE
 
 HOUR, SOON = 3600.0, 0.05
@@ -46,7 +46,7 @@ async def listening(seconds: float):
 
     gathering = ReadBatching(b"POST /said ", CoalescingTimer(seconds))
     limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=gathering)
-    async with http_server.serve_http(echo, "127.0.0.1", 0, limits) as port:
+    async with server.serve_http(echo, "127.0.0.1", 0, limits) as port:
         yield Listener(port)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from kubelend.core import errors
 from kubelend.kits.backoff import Backoff
-from kubelend.transports.http_client import BrokerClient
-from kubelend.wire import bodies, limit_bodies, route
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import admin_bodies, bodies, route
 from scripted_broker import body, events, hang_up, problem, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
@@ -94,10 +94,10 @@ async def test_pages_of_clusters_are_followed_too(broker, client):
 
 
 async def test_pages_of_quotas_are_followed_too(broker, client):
-    quota = limit_bodies.QuotaStatus("a", limit_bodies.Quota(), limit_bodies.QuotaUse())
+    quota = admin_bodies.QuotaStatus("a", admin_bodies.Quota(), admin_bodies.QuotaUse())
     broker.responses += [
-        body(limit_bodies.QuotaList([quota], "a")),
-        body(limit_bodies.QuotaList([quota])),
+        body(admin_bodies.QuotaList([quota], "a")),
+        body(admin_bodies.QuotaList([quota])),
     ]
     assert await client.quotas.all() == [quota, quota]
     assert [seen.query for seen in broker.seen] == [{}, {"continue": "a"}]
@@ -240,6 +240,6 @@ async def test_a_client_that_was_closed_says_so(broker, certificates):
 
 def test_importing_the_client_is_light():
     heavy = "{'numpy', 'rich', 'typer', 'cryptography', 'structlog', 'uvloop'}"
-    code = f"import sys, kubelend.transports.http_client; print({heavy} & set(sys.modules))"
+    code = f"import sys, kubelend.transports.client; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

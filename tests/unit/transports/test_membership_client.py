@@ -6,12 +6,12 @@ import pytest
 
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.kits import backoff
-from kubelend.transports.http_client import BrokerClient
-from kubelend.wire import membership_bodies as bodies
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import admin_bodies
 from scripted_broker import body, hang_up
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-MEMBER = bodies.Member("cluster", "a/b", "Accepted", NOW)
+MEMBER = admin_bodies.Member("cluster", "a/b", "Accepted", NOW)
 
 pytestmark = pytest.mark.broker("scripted")
 
@@ -25,7 +25,10 @@ async def client(broker, certificates):
 
 
 async def test_all_pages_of_members_are_read(broker, client):
-    broker.responses += [body(bodies.MemberList([MEMBER], "x")), body(bodies.MemberList([MEMBER]))]
+    broker.responses += [
+        body(admin_bodies.MemberList([MEMBER], "x")),
+        body(admin_bodies.MemberList([MEMBER])),
+    ]
     assert await client.members.all() == [MEMBER, MEMBER]
     assert broker.seen[1].query == {"continue": "x"}
 
@@ -35,5 +38,5 @@ async def test_a_token_is_not_made_twice_when_the_answer_is_lost(broker, certifi
     async with patient as client:
         broker.responses.append(hang_up)
         with pytest.raises(BrokerUnreachable):
-            await client.tokens.create(bodies.TokenRequest())
+            await client.tokens.create(admin_bodies.TokenRequest())
     assert len(broker.seen) == 1

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives import serialization
 
 from certificates import Certificates
 from kubelend.core.errors import InvalidSettings
-from kubelend.pki import files, profiles
+from kubelend.pki import files, identity
 from kubelend.pki.keys import Algorithm
 from kubelend.transports import tls
 
@@ -33,7 +33,7 @@ def test_a_missing_file_is_named_with_what_to_do(certificates, make_context, mis
 @pytest.mark.parametrize("algorithm", [Algorithm.P256, Algorithm.RSA], ids=str)
 def test_a_certificate_and_a_key_that_do_not_match_are_named(certificates, make_context, algorithm):
     directory = certificates.cluster("a")
-    other = certificates.write("b", profiles.client_profile("b"), algorithm=algorithm)
+    other = certificates.write("b", identity.client_profile("b"), algorithm=algorithm)
     (directory / "tls.key").write_bytes((other / "tls.key").read_bytes())
     with pytest.raises(InvalidSettings, match=r"tls\.crt and .*tls\.key do not match; use the"):
         make_context(directory)
@@ -60,7 +60,7 @@ def test_a_reloading_context_does_not_start_with_broken_files(certificates):
 
 
 def test_the_end_of_a_certificate_is_told(certificates):
-    directory = certificates.write("a", profiles.client_profile("a"), lifetime=timedelta(hours=3))
+    directory = certificates.write("a", identity.client_profile("a"), lifetime=timedelta(hours=3))
     expected = certificates.now.replace(microsecond=0) + timedelta(hours=3)
     assert tls.certificate_expiry(directory) == expected
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from kubelend.wire import bodies, grant_bodies
+from kubelend.wire import bodies
 
 FIELDS = {
     bodies.Amounts: "cpu memory gpu storage extended",
@@ -40,9 +40,9 @@ FIELDS = {
     bodies.ClusterList: "clusters next",
     bodies.DrainResult: "cluster reservations",
     bodies.Instruction: "revision role action message reservation grant",
-    grant_bodies.SignedGrant: "grant",
-    grant_bodies.PublicKey: "kid x kty crv alg use",
-    grant_bodies.KeySet: "keys",
+    bodies.SignedGrant: "grant",
+    bodies.PublicKey: "kid x kty crv alg use",
+    bodies.KeySet: "keys",
     bodies.Suggestion: "clusterID text less maxPricePerHour currency dropLabels",
     bodies.Candidate: "clusterID fits refusals score pricePerHour currency remedy",
     bodies.Explanation: "summary total fitting refusals candidates remedy quota",
@@ -52,7 +52,7 @@ FIELDS = {
 
 
 def kinds():
-    both = (*vars(bodies).values(), *vars(grant_bodies).values())
+    both = (*vars(bodies).values(), *vars(bodies).values())
     found = [kind for kind in both if isinstance(kind, type)]
     return {kind for kind in found if issubclass(kind, bodies.Body)} - {bodies.Body}
 

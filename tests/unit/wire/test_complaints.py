@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from kubelend.wire import complaints
+from kubelend.wire import validation
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,4 +44,4 @@ class Outer(msgspec.Struct):
 def test_the_field_is_named_and_what_is_wrong_with_it(value, said):
     with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.convert(value, Outer)
-    assert complaints.readable_validation_error(refused.value) == said
+    assert validation.readable_validation_error(refused.value) == said

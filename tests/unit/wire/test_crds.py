@@ -7,7 +7,7 @@ import pytest
 
 import object_samples
 from kubelend.core.lifecycle import Phase
-from kubelend.wire import crds, docstrings, objects, patterns, rules, schemas
+from kubelend.wire import cel_rules, crds, docstrings, json_types, objects
 
 # As published: group, kind, plural, columns, fields of the spec and the status; * is required.
 CONTRACT = """
@@ -210,8 +210,8 @@ def test_phases_are_those_of_the_core():
 def test_old_servers_get_the_same_without_rules():
     with_rules, without = crds.crd_documents(), crds.crd_documents(cel=False)
     assert with_rules.keys() == without.keys()
-    assert rules.VALIDATIONS in repr(with_rules)
-    assert rules.VALIDATIONS not in repr(without)
+    assert cel_rules.VALIDATIONS in repr(with_rules)
+    assert cel_rules.VALIDATIONS not in repr(without)
     for name, document in without.items():
         stripped = [
             (path, {key: value for key, value in node.items() if key in ("type", "pattern")})
@@ -242,7 +242,7 @@ class Unknown(msgspec.Struct):
 
 def test_what_no_schema_can_say_is_an_error():
     with pytest.raises(TypeError, match="is not supported in a structural schema"):
-        schemas.structural_schema(Unknown)
+        crds.structural_schema(Unknown)
 
 
 class Parent(msgspec.Struct):
@@ -270,4 +270,4 @@ def test_docstrings_of_fields_are_inherited_and_replaced():
 
 @pytest.mark.parametrize("text, fits", [("-1", True), ("", True), ("1Gi", True), ("Gi", False)])
 def test_what_is_worked_out_may_be_negative(text, fits):
-    assert bool(re.fullmatch(patterns.ANY_QUANTITY["pattern"], text)) is fits
+    assert bool(re.fullmatch(json_types.ANY_QUANTITY["pattern"], text)) is fits

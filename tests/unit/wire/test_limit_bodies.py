@@ -3,22 +3,22 @@
 import msgspec
 import pytest
 
-from kubelend.wire import bodies, limit_bodies
+from kubelend.wire import admin_bodies, bodies
 
 FIELDS = {
-    limit_bodies.PolicyRequest: "allow deny keepBack maxLent maxPerRequester hours",
-    limit_bodies.PolicyStatus: "clusterID admin advertised effective",
-    limit_bodies.QuotaRequest: "amounts reservations budget currency",
-    limit_bodies.Quota: "amounts reservations budget currency",
-    limit_bodies.QuotaUse: "held waitedFor reservations waiting spentToday",
-    limit_bodies.QuotaStatus: "clusterID quota used",
-    limit_bodies.QuotaList: "quotas next",
+    admin_bodies.PolicyRequest: "allow deny keepBack maxLent maxPerRequester hours",
+    admin_bodies.PolicyStatus: "clusterID admin advertised effective",
+    admin_bodies.QuotaRequest: "amounts reservations budget currency",
+    admin_bodies.Quota: "amounts reservations budget currency",
+    admin_bodies.QuotaUse: "held waitedFor reservations waiting spentToday",
+    admin_bodies.QuotaStatus: "clusterID quota used",
+    admin_bodies.QuotaList: "quotas next",
 }
 
 
 def kinds():
-    found = [kind for kind in vars(limit_bodies).values() if isinstance(kind, type)]
-    ours = [kind for kind in found if kind.__module__ == limit_bodies.__name__]
+    found = [kind for kind in vars(admin_bodies).values() if isinstance(kind, type)]
+    ours = [kind for kind in found if kind.__module__ == admin_bodies.__name__]
     return {kind for kind in ours if issubclass(kind, bodies.Body)}
 
 
@@ -31,7 +31,7 @@ def test_fields_have_their_names(kind):
     assert [field.encode_name for field in msgspec.structs.fields(kind)] == FIELDS[kind].split()
 
 
-@pytest.mark.parametrize("kind", [limit_bodies.PolicyRequest, limit_bodies.QuotaRequest])
+@pytest.mark.parametrize("kind", [admin_bodies.PolicyRequest, admin_bodies.QuotaRequest])
 def test_a_limit_that_is_misspelt_is_refused_where_an_administrator_sets_it(kind):
     with pytest.raises(msgspec.ValidationError, match="unknown field `keepback`"):
         msgspec.json.decode(b'{"keepback": {"cpu": "4"}}', type=kind)

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make
-from kubelend.core import errors, hours, lending
+from kubelend.core import errors, lending
 from kubelend.core.models import ClusterId
-from kubelend.wire import bodies, limit_bodies, limit_conversion, patterns
+from kubelend.wire import admin_bodies, admin_conversion, bodies, json_types
+from kubelend.wire.admin_bodies import QuotaRequest
 from kubelend.wire.bodies import LendingPolicy
-from kubelend.wire.limit_bodies import QuotaRequest
 
 FULL = LendingPolicy(
     allow=["team-*", "x"],
@@ -24,7 +24,7 @@ FULL = LendingPolicy(
 
 
 def test_policy_there_and_back_is_the_same():
-    policy = limit_conversion.to_policy(FULL)
+    policy = admin_conversion.to_policy(FULL)
     assert policy == make.policy(
         allow=["team-*", "x"],
         deny=["team-b"],
@@ -33,14 +33,14 @@ def test_policy_there_and_back_is_the_same():
         max_per_requester="cpu=8,example.com/fpga=1",
         hours=FULL.hours,
     )
-    assert limit_conversion.from_policy(policy) == FULL
-    assert limit_conversion.from_policy(None) is None
+    assert admin_conversion.from_policy(policy) == FULL
+    assert admin_conversion.from_policy(None) is None
 
 
 def test_amounts_are_rounded_against_lending_more():
     """What is kept back is rounded up, and the most that is lent down."""
     body = LendingPolicy(keep_back={"cpu": "0.0005"}, max_lent={"cpu": "0.0015", "gpu": 2})
-    policy = limit_conversion.to_policy(body)
+    policy = admin_conversion.to_policy(body)
     assert (policy.keep_back.cpu, policy.max_lent) == (1, {"cpu": 1, "gpu": 2})
 
 
@@ -66,14 +66,14 @@ def test_amounts_are_rounded_against_lending_more():
 )
 def test_what_cannot_hold_is_refused_with_its_field(body, problem):
     with pytest.raises(errors.InvalidInput) as raised:
-        limit_conversion.to_policy(body, "policy")
+        admin_conversion.to_policy(body, "policy")
     assert problem in str(raised.value)
 
 
 def test_what_holds_of_both_is_shown_with_every_list():
     other = make.policy(allow=["team-a"], hours=["08:00-18:00"])
-    holds = lending.effective_policy(limit_conversion.to_policy(FULL), other)
-    body = limit_conversion.from_lending(holds)
+    holds = lending.effective_policy(admin_conversion.to_policy(FULL), other)
+    body = admin_conversion.from_lending(holds)
     assert body == bodies.EffectivePolicy(
         allow=[["team-*", "x"], ["team-a"]],
         deny=["team-b"],
@@ -82,15 +82,15 @@ def test_what_holds_of_both_is_shown_with_every_list():
         max_per_requester={"cpu": "8", "example.com/fpga": "1"},
         hours=[FULL.hours, ["08:00-18:00"]],
     )
-    assert limit_conversion.from_lending(None) is None
+    assert admin_conversion.from_lending(None) is None
 
 
 def test_withheld_is_what_is_there_and_not_lent():
     holds = lending.effective_policy(make.policy(keep_back="cpu=2", max_lent="gpu=1"), None)
     available, reserved = make.resources("cpu=8,memory=8Gi,gpu=4"), make.resources("gpu=1")
-    assert limit_conversion.withheld_amounts(holds, available, reserved) == {"cpu": "2", "gpu": "4"}
-    assert limit_conversion.withheld_amounts(None, available, reserved) == {}
-    assert limit_conversion.withheld_amounts(holds, make.resources("cpu=1"), reserved) == {
+    assert admin_conversion.withheld_amounts(holds, available, reserved) == {"cpu": "2", "gpu": "4"}
+    assert admin_conversion.withheld_amounts(None, available, reserved) == {}
+    assert admin_conversion.withheld_amounts(holds, make.resources("cpu=1"), reserved) == {
         "cpu": "1"
     }
 
@@ -99,16 +99,16 @@ def test_quota_is_shown_with_what_is_used():
     desk = make.Desk()
     desk.advertise("a", "cpu=8,memory=8Gi", prices=make.price_list("EUR", cpu="0.25"))
     body = QuotaRequest({"cpu": "32", "gpu": 0}, reservations=5, budget="50", currency="eur")
-    desk.allot("r", limit_conversion.to_quota(body))
+    desk.allot("r", admin_conversion.to_quota(body))
     desk.reserve("cpu=6,memory=1Gi")
     desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
     account = desk.ledger.quota_usages.get(make.R)
     assert account is not None
-    shown = limit_conversion.from_quota(make.R, account, desk.now)
-    assert shown == limit_bodies.QuotaStatus(
+    shown = admin_conversion.from_quota(make.R, account, desk.now)
+    assert shown == admin_bodies.QuotaStatus(
         "r",
-        limit_bodies.Quota({"cpu": "32", "gpu": "0"}, 5, "50", "EUR"),
-        limit_bodies.QuotaUse(
+        admin_bodies.Quota({"cpu": "32", "gpu": "0"}, 5, "50", "EUR"),
+        admin_bodies.QuotaUse(
             held={"cpu": "6", "memory": "1Gi"},
             waited_for={"cpu": "4", "memory": "1Gi"},
             reservations=1,
@@ -120,11 +120,11 @@ def test_quota_is_shown_with_what_is_used():
 
 def test_quota_without_a_budget_shows_no_money():
     desk = make.Desk()
-    desk.allot("r", limit_conversion.to_quota(QuotaRequest()))
+    desk.allot("r", admin_conversion.to_quota(QuotaRequest()))
     account = desk.ledger.quota_usages.get(ClusterId("r"))
     assert account is not None
-    shown = limit_conversion.from_quota(make.R, account, desk.now)
-    assert (shown.quota, shown.used) == (limit_bodies.Quota(), limit_bodies.QuotaUse())
+    shown = admin_conversion.from_quota(make.R, account, desk.now)
+    assert (shown.quota, shown.used) == (admin_bodies.Quota(), admin_bodies.QuotaUse())
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_quota_without_a_budget_shows_no_money():
 )
 def test_quota_that_cannot_be_is_refused_with_its_field(body, problem):
     with pytest.raises(errors.InvalidInput, match=re.escape(problem)):
-        limit_conversion.to_quota(body)
+        admin_conversion.to_quota(body)
 
 
-HOURS = st.from_regex(patterns.HOURS["pattern"].update("$", r"\Z"))
+HOURS = st.from_regex(json_types.HOURS["pattern"].update("$", r"\Z"))
 
 
 @given(HOURS.filter(lambda text: len(text) <= 160))
@@ -153,7 +153,7 @@ def test_hours_that_fit_the_document_are_read_or_refused_for_what_it_cannot_say(
 
 @given(st.text("0123456789:- ,MonTueUTC/Z", max_size=24))
 def test_hours_that_are_read_fit_the_document(text):
-    assert problem_of(text) or re.fullmatch(patterns.HOURS["pattern"], text)
+    assert problem_of(text) or re.fullmatch(json_types.HOURS["pattern"], text)
 
 
 @given(st.text(st.characters(max_codepoint=0x200), max_size=6))
@@ -163,14 +163,14 @@ def test_names_that_are_taken_are_those_that_fit_the_document(text):
         taken = True
     except errors.InvalidInput:
         taken = False
-    fits = re.search(patterns.REQUESTERS["pattern"].update("$", r"\Z"), text) is not None
+    fits = re.search(json_types.REQUESTERS["pattern"].update("$", r"\Z"), text) is not None
     assert fits == taken or "\xad" in text, "a soft hyphen is invisible, for which there is no word"
 
 
 def problem_of(text):
     """Why the parser refuses a text of opening hours; empty if it does not."""
     try:
-        hours.parse_opening_hours(text)
+        lending.parse_opening_hours(text)
     except errors.InvalidInput as problem:
         return problem.message
     return ""

@@ -5,15 +5,14 @@ import re
 import pytest
 
 from kubelend.core.errors import MethodNotAllowed, NotFound
-from kubelend.wire import matching
-from kubelend.wire.matching import RouteMatch
-from kubelend.wire.routes import ROUTES
+from kubelend.wire import routes
+from kubelend.wire.routes import ROUTES, RouteMatch
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_every_route_is_found_by_its_own_path(route):
     names = re.findall(r"{(\w+)}", route.path)
-    found = matching.match_route(route.method, route.path.update("{", "").update("}", ""))
+    found = routes.match_route(route.method, route.path.update("{", "").update("}", ""))
     assert isinstance(found, RouteMatch)
     assert found.route is route
     assert found.names == {name: name for name in names}
@@ -29,8 +28,8 @@ def test_every_route_is_found_by_its_own_path(route):
     ],
 )
 def test_names_may_hold_any_text_once_decoded(sent, name):
-    found = matching.match_route("GET", f"/api/v1/clusters/{sent}")
-    assert isinstance(found, matching.RouteMatch)
+    found = routes.match_route("GET", f"/api/v1/clusters/{sent}")
+    assert isinstance(found, routes.RouteMatch)
     assert found.names == {"cluster": name}
 
 
@@ -42,7 +41,7 @@ def test_names_may_hold_any_text_once_decoded(sent, name):
     ],
 )
 def test_other_paths_mean_nothing(path):
-    assert isinstance(matching.match_route("GET", path), NotFound)
+    assert isinstance(routes.match_route("GET", path), NotFound)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +53,6 @@ def test_other_paths_mean_nothing(path):
     ],
 )
 def test_wrong_method_says_which_are_right(method, path, allowed):
-    found = matching.match_route(method, path)
+    found = routes.match_route(method, path)
     assert isinstance(found, MethodNotAllowed)
     assert list(found.allowed) == allowed

@@ -3,32 +3,32 @@
 import msgspec
 import pytest
 
-from kubelend.wire import bodies, membership_bodies
+from kubelend.wire import admin_bodies, bodies
 
 FIELDS = {
-    membership_bodies.TokenRequest: "ttl role name uses",
-    membership_bodies.NewToken: (
+    admin_bodies.TokenRequest: "ttl role name uses",
+    admin_bodies.NewToken: (
         "token id role expiresAt uses enrolPort caHash certificateLifetime name"
     ),
-    membership_bodies.Token: "id state role usesLeft createdAt createdBy expiresAt name",
-    membership_bodies.TokenList: "tokens",
-    membership_bodies.MemberCertificate: "serial issuedAt endsAt authority",
-    membership_bodies.Member: (
+    admin_bodies.Token: "id state role usesLeft createdAt createdBy expiresAt name",
+    admin_bodies.TokenList: "tokens",
+    admin_bodies.MemberCertificate: "serial issuedAt endsAt authority",
+    admin_bodies.Member: (
         "role name standing askedAt asks token decidedAt decidedBy certificate revokedAt reason"
     ),
-    membership_bodies.MemberList: "members next",
-    membership_bodies.AcceptRequest: "key keepOld",
-    membership_bodies.RevokeRequest: "release reason",
-    membership_bodies.Revocation: "member known released drained tokens letIn",
-    membership_bodies.Removal: "refused refusedUntil tokens letIn",
-    membership_bodies.JoinRequest: "token name request role",
-    membership_bodies.JoinResult: "certificate authorities port",
-    membership_bodies.JoinPending: "standing key",
+    admin_bodies.MemberList: "members next",
+    admin_bodies.AcceptRequest: "key keepOld",
+    admin_bodies.RevokeRequest: "release reason",
+    admin_bodies.Revocation: "member known released drained tokens letIn",
+    admin_bodies.Removal: "refused refusedUntil tokens letIn",
+    admin_bodies.JoinRequest: "token name request role",
+    admin_bodies.JoinResult: "certificate authorities port",
+    admin_bodies.JoinPending: "standing key",
 }
 
 
 def test_every_body_has_its_row():
-    found = [kind for kind in vars(membership_bodies).values() if isinstance(kind, type)]
+    found = [kind for kind in vars(admin_bodies).values() if isinstance(kind, type)]
     assert {kind for kind in found if issubclass(kind, bodies.Body)} - {bodies.Body} == set(FIELDS)
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kubelend.core import durations, policies, resources
+from kubelend.core import durations, resources, scoring
 from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
-from kubelend.wire import bodies, conversion, patterns, quantities
+from kubelend.wire import bodies, conversion, json_types, quantities
 
 TERMS = conversion.RequestLimits(*[durations.MAX_DURATION] * 3)
 
@@ -73,7 +73,7 @@ def paid_in(text):
     return conversion.to_prices(bodies.Cost(currency=text))
 
 
-@given(near(patterns.QUANTITY, "0123456789.+-eEnumkMGTPKi \n"))
+@given(near(json_types.QUANTITY, "0123456789.+-eEnumkMGTPKi \n"))
 @example("1e64")
 @example("1e65")
 @example("1e-0064")
@@ -85,29 +85,29 @@ def paid_in(text):
 @example("1" * 64)
 @example("0" * 65)
 def test_quantities(text):
-    assert fits(patterns.QUANTITY, text) == accepts(offered, text)
+    assert fits(json_types.QUANTITY, text) == accepts(offered, text)
 
 
-@given(near(patterns.QUANTITY, "0123456789.+-eEnumkMGTPKi"))
+@given(near(json_types.QUANTITY, "0123456789.+-eEnumkMGTPKi"))
 @example("")
 def test_quantities_that_may_be_left_out(text):
-    assert fits(patterns.OPTIONAL_QUANTITY, text) == accepts(with_gpu, text)
+    assert fits(json_types.OPTIONAL_QUANTITY, text) == accepts(with_gpu, text)
 
 
-@given(st.from_regex(patterns.QUANTITY["pattern"], fullmatch=True).filter(lambda t: len(t) <= 64))
+@given(st.from_regex(json_types.QUANTITY["pattern"], fullmatch=True).filter(lambda t: len(t) <= 64))
 @example("0")
 @example("0e5")
 @example("+.001n")
 @example("-0")
 def test_wanted_is_more_than_zero(text):
-    number, text_part = patterns.POSITIVE_CPU_AND_MEMORY["properties"]["cpu"]["anyOf"]
+    number, text_part = json_types.POSITIVE_CPU_AND_MEMORY["properties"]["cpu"]["anyOf"]
     assert number["minimum"] == 1
     assert bool(re.search(text_part["pattern"], text)) == accepts(wanted, text)
 
 
 @pytest.mark.parametrize("number", [-1, 0, 1, 2**63 // 1000, 2**63 // 1000 + 1])
 def test_numbers_of_cores_have_a_range(number):
-    is_within = patterns.CORES_NUMBER["minimum"] <= number <= patterns.CORES_NUMBER["maximum"]
+    is_within = json_types.CORES_NUMBER["minimum"] <= number <= json_types.CORES_NUMBER["maximum"]
     try:
         offered(number)
     except InvalidInput:
@@ -116,7 +116,7 @@ def test_numbers_of_cores_have_a_range(number):
         assert is_within
 
 
-@given(near(patterns.DURATION, "0123456789.+-nuµμmsh "))
+@given(near(json_types.DURATION, "0123456789.+-nuµμmsh "))
 @example("0")
 @example("-0s")
 @example("+0h0m1ns")
@@ -125,32 +125,32 @@ def test_numbers_of_cores_have_a_range(number):
 @example("1m1")
 @example("000s" * 15 + "000!")  # takes for ever where digits can be divided in many ways
 def test_durations(text):
-    assert fits(patterns.DURATION, text) == accepts(lasting, text)
+    assert fits(json_types.DURATION, text) == accepts(lasting, text)
 
 
-@given(near(patterns.WAIT, "0123456789.+-nuµμmsh "))
+@given(near(json_types.WAIT, "0123456789.+-nuµμmsh "))
 @example("0")
 @example("-0s")
 @example("-0")
 @example("-0h0.1s")
 def test_waits(text):
-    assert fits(patterns.WAIT, text) == accepts(waiting, text)
+    assert fits(json_types.WAIT, text) == accepts(waiting, text)
 
 
-@given(near(patterns.PRICE, "0123456789.+-e"))
+@given(near(json_types.PRICE, "0123456789.+-e"))
 @example("0999999999.000000001")
 @example("1000000000")
 @example("1.")
 def test_prices(text):
-    assert fits(patterns.PRICE, text) == accepts(costing, text)
+    assert fits(json_types.PRICE, text) == accepts(costing, text)
 
 
-@given(near(patterns.CURRENCY, "AZaz09é"))
+@given(near(json_types.CURRENCY, "AZaz09é"))
 def test_currencies(text):
-    assert fits(patterns.CURRENCY, text) == accepts(paid_in, text)
+    assert fits(json_types.CURRENCY, text) == accepts(paid_in, text)
 
 
-@given(near(patterns.RESOURCE_NAME, "aZ0-_./"))
+@given(near(json_types.RESOURCE_NAME, "aZ0-_./"))
 @example("gpu")
 @example("example.com/" + "x" * 63)
 @example("example.com/" + "x" * 64)
@@ -158,27 +158,27 @@ def test_currencies(text):
 @example("A/c")
 @example("nvidia.com/gpu")
 def test_names_of_resources(text):
-    assert fits(patterns.RESOURCE_NAME, text) == accepts(with_extended, text)
+    assert fits(json_types.RESOURCE_NAME, text) == accepts(with_extended, text)
 
 
 def test_policies_and_scores_are_those_there_are():
-    assert tuple(policies.SCORING_POLICIES) == patterns.POLICIES
-    assert tuple(policies.SCORES) == patterns.SCORES
+    assert tuple(scoring.SCORING_POLICIES) == json_types.POLICIES
+    assert tuple(scoring.SCORES) == json_types.SCORES
 
 
 @pytest.mark.parametrize("text", ["", ",", "Pending", "Pending,Failed", "Pending,,Active,"])
 def test_phases_are_those_there_are(text):
-    assert re.search(patterns.PHASES["pattern"], text)
+    assert re.search(json_types.PHASES["pattern"], text)
     assert {phase for phase in text.split(",") if phase} <= set(Phase)
 
 
 @pytest.mark.parametrize("text", ["pending", "Pending;Failed", "Pending "])
 def test_no_other_phase_is_one(text):
-    assert not re.search(patterns.PHASES["pattern"], text)
+    assert not re.search(json_types.PHASES["pattern"], text)
 
 
 def test_printable_amounts_fit_what_is_said_of_amounts():
     """What the broker answers is described by the same types."""
     for amount in (0, 1, 1500, 2**40, 2**63 - 1):
         for name in ("cpu", "memory", "example.com/fpga"):
-            assert fits(patterns.QUANTITY, resources.format_amount(name, amount))
+            assert fits(json_types.QUANTITY, resources.format_amount(name, amount))

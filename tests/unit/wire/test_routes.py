@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from kubelend.api.routing import HANDLERS
+from kubelend.api.app import HANDLERS
 from kubelend.core import errors
 from kubelend.wire import openapi, problems, routes
 from kubelend.wire.route import COMMON_ERRORS, Access

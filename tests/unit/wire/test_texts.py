@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId
-from kubelend.wire import bodies, conversion, openapi, patterns, routes, texts
+from kubelend.wire import bodies, conversion, json_types, openapi, routes, validation
 from make import T0
 
 STEERING = [
@@ -22,31 +22,31 @@ STEERING = [
 
 @pytest.mark.parametrize("character", STEERING, ids=ascii)
 def test_no_character_that_steers_is_plain(character):
-    assert not texts.is_plain(f"a{character}b")
-    assert texts.to_single_line(f"a{character}{character}b") == "a b"
+    assert not validation.is_plain(f"a{character}b")
+    assert validation.to_single_line(f"a{character}{character}b") == "a b"
     with pytest.raises(InvalidInput):
-        texts.check_plain(character, "region")
+        validation.check_plain(character, "region")
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "eu-west", "Zürich", "東京", "a\xa0b", "👩\u200d🔬", "\ufeff", "{}'\"\\"]
 )
 def test_any_other_text_is_left_as_it_is(text):
-    assert texts.check_plain(text, "region") is text
-    assert texts.to_single_line(text) is text
+    assert validation.check_plain(text, "region") is text
+    assert validation.to_single_line(text) is text
 
 
 @given(st.text(st.characters() | st.sampled_from(STEERING)))
 @example("a\n")
 @example("a\u2028")
 def test_what_is_published_is_what_holds(text):
-    pattern = patterns.PLAIN["pattern"].removeprefix("^").removesuffix("$")
-    assert (re.fullmatch(pattern, text) is not None) == texts.is_plain(text)
+    pattern = json_types.PLAIN["pattern"].removeprefix("^").removesuffix("$")
+    assert (re.fullmatch(pattern, text) is not None) == validation.is_plain(text)
 
 
 def test_message_names_the_field_and_is_plain_itself():
     with pytest.raises(InvalidInput) as raised:
-        texts.check_plain("eu\x1b]0;owned\x07", "region")
+        validation.check_plain("eu\x1b]0;owned\x07", "region")
     assert str(raised.value) == (
         r"region: 'eu\x1b]0;owned\x07' contains a control character or a line break;"
         " use plain text in a single line"
@@ -94,7 +94,7 @@ def test_text_that_steers_is_refused_with_its_field(make, fields, where):
     with pytest.raises(InvalidInput) as raised:
         make(**fields)
     assert raised.value.message.startswith(f"{where}: ")
-    assert texts.is_plain(str(raised.value))
+    assert validation.is_plain(str(raised.value))
 
 
 UNBOUND = {

@@ -1,0 +1,229 @@
+"""Admission of a reservation by its provider: the lending policy, and the capacity that is free now.
+
+The broker has applied the same rules, but to an advertisement that may be half a minute old. The result
+is a refusal reason that the requester may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from kubelend.core import lending, resources
+from kubelend.core.inventory import Hold, Inventory
+from kubelend.core.lending import LendingPolicy
+from kubelend.core.resources import NOTHING, Resources
+from kubelend.wire import bodies, quantities
+from kubelend.wire.objects import (
+    Metadata,
+    ProviderInstruction,
+    ProviderInstructionSpec,
+    ProviderInstructionStatus,
+)
+
+
+class HoldRequest(NamedTuple):
+    """The reservation to be admitted."""
+
+    requester: str
+    resources: Resources
+    at: datetime
+    """When the broker placed the reservation; opening hours are checked at this time."""
+
+
+class Capacity(NamedTuple):
+    """What a reservation is checked against."""
+
+    policy: LendingPolicy | None
+    free: Resources | None
+    """Resources neither used nor held; None if capacity is not enforced."""
+    held: Iterable[Hold]
+    """Holds of other reservations."""
+
+
+def refusal_reason(request: HoldRequest, capacity: Capacity) -> str:
+    """The first reason to refuse, for people; empty if the reservation is admissible."""
+    return next(_refusal_reasons(request, capacity), "")
+
+
+def _refusal_reasons(request: HoldRequest, capacity: Capacity) -> Iterator[str]:
+    policy, lent = capacity.policy or lending.NO_POLICY, tuple(capacity.held)
+    yield from _access_refusals(request, policy)
+    yield from _opening_hours_refusals(request, policy)
+    if capacity.free is not None:
+        yield from _free_capacity_refusals(request.resources, capacity.free, policy.keep_back)
+    yield from _cap_refusals(request.resources, lent, policy.max_lent, "")
+    to_it = [hold for hold in lent if hold.requester == request.requester]
+    yield from _cap_refusals(
+        request.resources, to_it, policy.max_per_requester, f" to {request.requester}"
+    )
+
+
+def _access_refusals(request: HoldRequest, policy: LendingPolicy) -> Iterator[str]:
+    if lending.matches_any(request.requester, policy.deny):
+        yield f"this cluster does not lend to {request.requester}"
+    if policy.allow and not lending.matches_any(request.requester, policy.allow):
+        yield f"{request.requester} is not in this cluster's list of allowed requesters"
+
+
+def _opening_hours_refusals(request: HoldRequest, policy: LendingPolicy) -> Iterator[str]:
+    if policy.hours and not lending.OpeningHours((policy.hours,)).is_open(request.at):
+        yield f"outside this cluster's lending hours: {', '.join(policy.hours)}"
+
+
+def _free_capacity_refusals(
+    wanted: Resources, free: Resources, keep_back: Resources
+) -> Iterator[str]:
+    if not wanted.fits_in(free):
+        yield f"requested {wanted.describe()}, but only {_amounts_of(wanted, free)} is free"
+    elif not wanted.fits_in(free - keep_back):
+        yield (
+            f"requested {wanted.describe()}, but of {_amounts_of(wanted, free)} free "
+            f"this cluster keeps back {_amounts_of(wanted, keep_back)}"
+        )
+
+
+def _cap_refusals(
+    wanted: Resources, lent: Iterable[Hold], caps: Mapping[str, int], to_requester: str
+) -> Iterator[str]:
+    total = sum((hold.resources for hold in lent), start=NOTHING)
+    for name, most in caps.items():
+        amount = wanted.amount(name)
+        if amount and total.amount(name) + amount > most:
+            yield (
+                f"requested {resources.format_amount(name, amount)} {name}, but this cluster lends at most "
+                f"{resources.format_amount(name, most)}{to_requester}, "
+                f"of which {resources.format_amount(name, total.amount(name))} is lent"
+            )
+
+
+def _amounts_of(wanted: Resources, there: Resources) -> str:
+    """The free amounts of the requested resources only."""
+    return Resources.of({name: max(there.amount(name), 0) for name, _ in wanted.items()}).describe()
+
+
+class HoldTable:
+    """Holds by reservation ID, mirrored into the inventory so that pods of a requester do not count
+    as this cluster's own. With `enforce`, a hold is only recorded if there is capacity for it.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        policy: LendingPolicy | None,
+        *,
+        enforce: bool,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called after every change of the inventory's holds."""
+        self._inventory = inventory
+        self._policy = policy
+        self._on_change = on_change
+        self._holds: dict[str, Hold] = {}
+        self.is_enforced = enforce
+
+    def __contains__(self, reservation: str) -> bool:
+        return reservation in self._holds
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._holds))
+
+    @property
+    def can_decide(self) -> bool:
+        """Whether capacity can be judged: with enforcement only after the first measurement."""
+        return self._inventory.is_synced or not self.is_enforced
+
+    def try_hold(self, reservation: bodies.Reservation, now: datetime) -> str:
+        """Record a hold if it is admissible. Returns the refusal reason, empty if held."""
+        hold = hold_from_reservation(reservation)
+        asked = HoldRequest(hold.requester, hold.resources, reservation.status.reserved_at or now)
+        refusal = refusal_reason(asked, self._capacity_without(reservation.id))
+        if not refusal:
+            self.put(reservation.id, hold)
+        return refusal
+
+    def put(self, reservation: str, hold: Hold) -> None:
+        """Record a hold without checking capacity."""
+        if self._holds.get(reservation) != hold:
+            self._holds[reservation] = hold
+            self._inventory.put_hold(reservation, hold)
+            self._on_change()
+
+    def drop(self, reservation: str) -> None:
+        if self._holds.pop(reservation, None) is not None:
+            self._inventory.delete_hold(reservation)
+            self._on_change()
+
+    def _capacity_without(self, reservation: str) -> Capacity:
+        others = [hold for name, hold in self._holds.items() if name != reservation]
+        free = self._inventory.free(without=reservation) if self.is_enforced else None
+        return Capacity(self._policy, free, others)
+
+
+HELD: Final = "Held"
+WITHDRAWN: Final = "Withdrawn"
+REFUSED: Final = "Refused"
+
+_NAME_SUFFIX: Final = "-provider"
+
+
+def provider_instruction_name(reservation: str) -> str:
+    return f"{reservation}{_NAME_SUFFIX}"
+
+
+def reservation_of_instruction(found: ProviderInstruction) -> str:
+    """Empty if the name is not one that the agent gives."""
+    name = found.metadata.name
+    return name.removesuffix(_NAME_SUFFIX) if name.endswith(_NAME_SUFFIX) else ""
+
+
+def hold_from_reservation(reservation: bodies.Reservation) -> Hold:
+    """What to hold, and for which requester."""
+    amounts = quantities.parse_requested(reservation.requested_resources, "requestedResources")
+    return Hold(reservation.requester_id, amounts)
+
+
+def hold_from_instruction(found: ProviderInstruction) -> Hold:
+    """The hold that an object describes; `InvalidInput` if its spec was edited to something invalid."""
+    spec = found.spec
+    return Hold(spec.requester_cluster_id, quantities.parse_requested(spec.amounts, "spec"))
+
+
+def provider_instruction(reservation: bodies.Reservation, namespace: str) -> ProviderInstruction:
+    """The object for a reservation, without a status."""
+    hold = hold_from_reservation(reservation)
+    spec = ProviderInstructionSpec(
+        *quantities.requested_fields(hold.resources),
+        reservation_name=reservation.id,
+        requester_cluster_id=hold.requester,
+        message=f"Hold {hold.resources.describe()} for requester {hold.requester}",
+        expires_at=reservation.status.expires_at,
+    )
+    return ProviderInstruction(Metadata(provider_instruction_name(reservation.id), namespace), spec)
+
+
+def is_instruction_finished(found: ProviderInstruction) -> bool:
+    """Whether the object is only kept for people to read."""
+    return found.status.phase in (WITHDRAWN, REFUSED)
+
+
+def held_status(*, is_enforced: bool) -> ProviderInstructionStatus:
+    """Counts as held either way. Without enforcement nobody has checked the capacity."""
+    message = (
+        "Resources held" if is_enforced else "Recorded without a capacity check: enforcement is off"
+    )
+    return ProviderInstructionStatus(enforced=is_enforced, phase=HELD, message=message)
+
+
+def finished_status(phase: str, message: str, now: datetime) -> ProviderInstructionStatus:
+    return ProviderInstructionStatus(phase=phase, message=message, finished_at=now)
+
+
+def withdrawal_reason(reservation: bodies.Reservation | None, cluster: str) -> str:
+    """Why a cluster no longer holds a reservation."""
+    if reservation is None:
+        return "Reservation not found on the broker"
+    if reservation.target_cluster_id != cluster and cluster in reservation.previous_cluster_ids:
+        return f"Moved to cluster {reservation.target_cluster_id}"
+    return reservation.status.message or f"Reservation is {reservation.status.phase}"

@@ -1,0 +1,372 @@
+"""The provider: holds the resources of reservations placed on this cluster, or refuses them, and
+withdraws holds.
+
+A root task of the agent, level-triggered by reservation ID: each reconcile compares the latest state of
+the reservation with its ProviderInstruction and does what is missing. Only the broker ends a hold:
+neither a wrong clock nor an unreachable broker frees resources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+import structlog
+
+from kubelend.agent import controller, reservation_cache
+from kubelend.agent import holds as agent_holds
+from kubelend.agent.controller import ReconcileQueue
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.holds import HoldTable
+from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
+from kubelend.agent.reservation_cache import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
+from kubelend.core.errors import Conflict, InvalidInput, KubelendError, NotFound
+from kubelend.core.lifecycle import Phase
+from kubelend.kits import tasks
+from kubelend.wire import bodies
+from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
+
+COMPONENT: Final = "provider"
+MEASUREMENT_RETRY_INTERVAL: Final = timedelta(milliseconds=100)
+"""How long to wait for the first measurement before a reservation is decided."""
+INITIAL_LIST_GRACE: Final = timedelta(seconds=2)
+"""After the start the broker's list covers all reservations; only those it lacks are fetched one by
+one."""
+EXPIRED_RECHECK_INTERVAL: Final = timedelta(minutes=1)
+"""How often a reservation is fetched that has expired by the local clock but not on the broker."""
+EXPIRY_GRACE: Final = timedelta(seconds=1)
+"""How long to wait for the broker to report an expiry before fetching the reservation."""
+RESTORE_RETRY_INTERVAL: Final = timedelta(seconds=2)
+"""Pause between attempts to read the cluster's objects at start-up."""
+MAX_REASON_LENGTH: Final = 1024
+"""In characters; limited by the REST API."""
+
+log = structlog.get_logger("kubelend.agent")
+
+
+class ProviderConfig(msgspec.Struct, frozen=True):
+    """The provider's identity, and where it writes ProviderInstructions."""
+
+    cluster_id: str
+    namespace: str = "default"
+    finished_ttl: timedelta = timedelta(minutes=10)
+    """How long the object of a finished hold is kept for people to read."""
+
+
+class ProviderReconciler:
+    """Use `run` as a root task. Await `restore` before the first advertisement."""
+
+    def __init__(
+        self,
+        config: ProviderConfig,
+        objects: LocalObjects,
+        communicator: BrokerCommunicator,
+        reservations: ReservationCache,
+        holds: HoldTable,
+        health: ComponentHealth,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._objects = objects
+        self._health = health
+        self._instructions = InstructionObjects(objects, config.namespace, clock)
+        self._communicator = communicator
+        self._reservations = reservations
+        self._holds = holds
+        self._clock = clock
+        self._queue = ReconcileQueue("ProviderInstruction", self._reconcile)
+        self._restored = False
+        self._fetch_from = 0.0
+        """In the event loop's time."""
+        reservations.subscribe(self._on_reservation_change)
+        reservations.on_reconnect(self._queue.retry_now)
+
+    async def restore(self) -> None:
+        """Restore the holds from the ProviderInstructions. Retries until they can be read."""
+        while not self._restored:
+            try:
+                self._restore_holds(await self._instructions.all())
+                self._restored = True
+            except KubelendError as error:
+                self._set_health(f"cannot read ProviderInstructions: {error}")
+                await asyncio.sleep(RESTORE_RETRY_INTERVAL.total_seconds())
+        self._set_health("")
+
+    async def run(self) -> None:
+        """Reconcile holds. Runs until cancelled."""
+        await self.restore()
+        loop = asyncio.get_running_loop()
+        self._fetch_from = loop.time() + INITIAL_LIST_GRACE.total_seconds()
+        watching = controller.watch_objects(
+            self._objects,
+            ProviderInstruction,
+            self._on_object_event,
+            self._set_health,
+            random.random,
+        )
+        await tasks.run_all({"watch": watching, "reconcile": self._queue.run()})
+
+    def _restore_holds(self, stored: Iterable[tuple[str, ProviderInstruction]]) -> None:
+        for reservation, each in stored:
+            if each.status.enforced or each.status.phase == agent_holds.HELD:
+                # An invalid spec is rewritten from the broker's state.
+                with contextlib.suppress(InvalidInput):
+                    self._holds.put(reservation, agent_holds.hold_from_instruction(each))
+
+    # -- triggers
+
+    def _on_reservation_change(self, reservation: str) -> None:
+        found = self._reservations.find(reservation)
+        if reservation in self._holds or (found is not None and self._concerns_cluster(found)):
+            self._queue.add(reservation)
+
+    def _on_object_event(self, change: ProviderInstruction | Deleted | Listed) -> None:
+        names = self._instructions.reservations_in(change)
+        # A list lacks the objects that were deleted while the watch was down.
+        for reservation in [*names, *self._holds] if isinstance(change, Listed) else names:
+            self._queue.add(reservation)
+
+    def _set_health(self, problem: str) -> None:
+        self._health.report(COMPONENT, problem)
+
+    # -- reconcile
+
+    async def _reconcile(self, reservation: str) -> None:
+        kept = await self._instructions.find(reservation)
+        found = self._reservations.find(reservation)
+        if found is None and self._may_be_held(reservation, kept):
+            early = self._fetch_from - asyncio.get_running_loop().time()
+            if early > 0:
+                self._queue.add_after(reservation, timedelta(seconds=early))
+                return
+            found = await self._fetch_latest(reservation)
+        elif found is not None and self._is_expired_locally(found):
+            found = await self._fetch_latest(reservation)
+        if found is not None and self._is_provider(found):
+            await self._sync_hold(found, kept)
+        else:
+            await self._withdraw(reservation, found, kept)
+
+    async def _sync_hold(
+        self, found: bodies.Reservation, instruction: ProviderInstruction | None
+    ) -> None:
+        if not self._is_undecided(found):
+            self._holds.put(found.id, agent_holds.hold_from_reservation(found))
+            await self._hold_and_acknowledge(found, instruction)
+        elif not self._holds.can_decide:
+            self._queue.add_after(found.id, MEASUREMENT_RETRY_INTERVAL)
+        elif refusal := self._holds.try_hold(found, self._clock()):
+            await self._refuse(found, instruction, refusal[:MAX_REASON_LENGTH])
+        else:
+            await self._hold_and_acknowledge(found, instruction)
+
+    async def _hold_and_acknowledge(
+        self, found: bodies.Reservation, instruction: ProviderInstruction | None
+    ) -> None:
+        """Write the object first and acknowledge second: after a crash every acknowledged hold is
+        known here.
+        """
+        instruction = await self._instructions.apply(found, instruction)
+        if found.status.acknowledged_at is None and not await self._acknowledge(found):
+            return
+        await self._instructions.update_status(
+            instruction, agent_holds.held_status(is_enforced=self._holds.is_enforced)
+        )
+        if found.status.expires_at is not None:
+            left = found.status.expires_at - self._clock()
+            self._queue.add_after(
+                found.id, left + EXPIRY_GRACE if left > timedelta() else EXPIRED_RECHECK_INTERVAL
+            )
+
+    async def _refuse(
+        self, found: bodies.Reservation, instruction: ProviderInstruction | None, refusal: str
+    ) -> None:
+        try:
+            self._reservations.put(await self._communicator.refuse(found.id, refusal))
+        except (Conflict, NotFound):
+            await self._refetch(found)
+            return
+        log.info("Reservation refused", **_reservation_log_keys(found), reason=refusal)
+        await self._finish(
+            await self._instructions.apply(found, instruction), agent_holds.REFUSED, refusal
+        )
+
+    async def _withdraw(
+        self,
+        reservation: str,
+        found: bodies.Reservation | None,
+        instruction: ProviderInstruction | None,
+    ) -> None:
+        self._holds.drop(reservation)
+        if instruction is not None and not agent_holds.is_instruction_finished(instruction):
+            why = agent_holds.withdrawal_reason(found, self._config.cluster_id)
+            log.info(
+                "Reservation withdrawn", **_provider_instruction_log_keys(instruction), reason=why
+            )
+            await self._finish(instruction, agent_holds.WITHDRAWN, why)
+        elif instruction is not None:
+            await self._delete_finished(reservation, instruction.status.finished_at)
+        elif found is not None and found.status.phase not in UNFINISHED_PHASES:
+            await self._delete_finished(reservation, found.status.finished_at)
+        if found is not None and self._is_unrelated(found):
+            # Later updates still arrive; each is dropped again after its reconcile.
+            self._reservations.remove(reservation)
+
+    # -- steps
+
+    async def _fetch_latest(self, reservation: str) -> bodies.Reservation | None:
+        return await reservation_cache.fetch_latest(
+            self._communicator, self._reservations, reservation
+        )
+
+    async def _acknowledge(self, found: bodies.Reservation) -> bool:
+        try:
+            self._reservations.put(await self._communicator.acknowledge(found.id))
+        except (Conflict, NotFound):
+            await self._refetch(found)
+            return False
+        log.info("Reservation held", **_reservation_log_keys(found))
+        return True
+
+    async def _refetch(self, found: bodies.Reservation) -> None:
+        """The broker rejected the call, so the known state is outdated: a newer one triggers another
+        reconcile.
+        """
+        if await self._fetch_latest(found.id) == found:
+            raise Conflict(
+                f"{found.id}: the broker accepts neither an acknowledgement nor a refusal"
+            )
+
+    async def _finish(self, instruction: ProviderInstruction, phase: str, reason: str) -> None:
+        """The status change triggers another reconcile, which deletes the object when its time has
+        come.
+        """
+        await self._instructions.update_status(
+            instruction, agent_holds.finished_status(phase, reason, self._clock())
+        )
+
+    async def _delete_finished(self, reservation: str, ended: datetime | None) -> None:
+        """Delete the object and the cached reservation once the retention is over."""
+        now = self._clock()
+        left = timedelta() if ended is None else ended + self._config.finished_ttl - now
+        if left > timedelta():
+            self._queue.add_after(reservation, left)
+        else:
+            await self._instructions.delete(reservation)
+            self._reservations.remove(reservation)
+
+    # -- conditions
+
+    def _concerns_cluster(self, found: bodies.Reservation) -> bool:
+        return self._config.cluster_id in (found.target_cluster_id, *found.previous_cluster_ids)
+
+    def _is_provider(self, found: bodies.Reservation) -> bool:
+        return (
+            found.status.phase in LIVE_PHASES and found.target_cluster_id == self._config.cluster_id
+        )
+
+    def _is_unrelated(self, found: bodies.Reservation) -> bool:
+        """Whether this cluster is neither the provider nor the requester."""
+        return self._config.cluster_id not in (found.target_cluster_id, found.requester_id)
+
+    def _may_be_held(self, reservation: str, instruction: ProviderInstruction | None) -> bool:
+        """Whether a requester may rely on a hold of which the broker has not reported the state yet."""
+        return reservation in self._holds or (
+            instruction is not None and not agent_holds.is_instruction_finished(instruction)
+        )
+
+    def _is_expired_locally(self, found: bodies.Reservation) -> bool:
+        """Whether it has expired by the local clock, which may be wrong."""
+        expires_at = found.status.expires_at
+        return self._is_provider(found) and expires_at is not None and expires_at <= self._clock()
+
+    def _is_undecided(self, found: bodies.Reservation) -> bool:
+        """Acknowledged and active reservations cannot be refused: they are held whatever is free.
+
+        The same applies to recorded holds: a failed acknowledgement may have reached the broker.
+        """
+        return (
+            found.status.phase == Phase.RESERVED
+            and found.status.acknowledged_at is None
+            and found.id not in self._holds
+        )
+
+
+def _reservation_log_keys(found: bodies.Reservation) -> dict[str, str]:
+    """The reservation, its requester, its resources and its expiry."""
+    amounts = agent_holds.hold_from_reservation(found).resources.quantities()
+    return _hold_log_keys(found.id, found.requester_id, amounts, found.status.expires_at)
+
+
+def _provider_instruction_log_keys(instruction: ProviderInstruction) -> dict[str, str]:
+    spec = instruction.spec
+    amounts = {"cpu": spec.requested_cpu, "memory": spec.requested_memory}
+    reservation = agent_holds.reservation_of_instruction(instruction)
+    return _hold_log_keys(reservation, spec.requester_cluster_id, amounts, spec.expires_at)
+
+
+def _hold_log_keys(
+    reservation: str, requester: str, amounts: Mapping[str, str], expires_at: datetime | None
+) -> dict[str, str]:
+    return {
+        "reservation": reservation,
+        "requester": requester,
+        "cpu": amounts.get("cpu", "0"),
+        "memory": amounts.get("memory", "0"),
+        "expires_at": "" if expires_at is None else expires_at.isoformat(),
+    }
+
+
+class InstructionObjects:
+    """Covers objects in the agent's namespace whose names the agent gives; all others are ignored."""
+
+    def __init__(self, objects: LocalObjects, namespace: str, clock: Clock) -> None:
+        self._objects = objects
+        self._namespace = namespace
+        self._clock = clock
+
+    async def all(self) -> list[tuple[str, ProviderInstruction]]:
+        return list(self._managed(await self._objects.list(ProviderInstruction)))
+
+    async def find(self, reservation: str) -> ProviderInstruction | None:
+        return await self._objects.find(ProviderInstruction, self._key(reservation))
+
+    def reservations_in(self, change: ProviderInstruction | Deleted | Listed) -> list[str]:
+        """The reservations that a watch event concerns."""
+        if isinstance(change, Listed):
+            return [name for name, _ in self._managed(change.objects)]
+        found = change.last_state if isinstance(change, Deleted) else change
+        return [name for name, _ in self._managed([found])]
+
+    async def apply(
+        self, reservation: bodies.Reservation, stored: ProviderInstruction | None
+    ) -> ProviderInstruction:
+        """Apply the reservation to its object's spec."""
+        wanted = agent_holds.provider_instruction(reservation, self._namespace)
+        if stored is not None and stored.spec == wanted.spec:
+            return stored
+        return await controller.apply_object(self._objects, wanted)
+
+    async def update_status(
+        self, stored: ProviderInstruction, status: ProviderInstructionStatus
+    ) -> None:
+        """Update the status if it changes."""
+        await controller.update_status(self._objects, stored, lambda _: status, self._clock)
+
+    async def delete(self, reservation: str) -> None:
+        await self._objects.delete(ProviderInstruction, self._key(reservation))
+
+    def _key(self, reservation: str) -> str:
+        return f"{self._namespace}/{agent_holds.provider_instruction_name(reservation)}"
+
+    def _managed(self, found: Iterable[object]) -> Iterator[tuple[str, ProviderInstruction]]:
+        for each in found:
+            if isinstance(each, ProviderInstruction) and each.metadata.namespace == self._namespace:
+                reservation = agent_holds.reservation_of_instruction(each)
+                if reservation:
+                    yield reservation, each

@@ -1,0 +1,260 @@
+"""The publisher: advertises this cluster to the broker, periodically and after significant changes.
+
+It always sends the current measurement and queues nothing, so after an outage the broker receives the
+current state. Reservations in the response go to the `ReservationCache`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec.structs import replace
+
+from kubelend.agent import advertisement, controller
+from kubelend.agent import health as agent_health
+from kubelend.agent.advertisement import AdvertisementConfig
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.ports import BrokerCommunicator, Clock, LocalObjects
+from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.core import durations
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    Conflict,
+    IdentityInUse,
+    KubelendError,
+    LimitExceeded,
+)
+from kubelend.core.inventory import Inventory, Totals
+from kubelend.kits import tasks
+from kubelend.kits.backoff import Backoff
+from kubelend.wire import bodies
+from kubelend.wire.objects import Advertisement, AdvertisementStatus, with_status
+
+PUBLISHER_COMPONENT: Final = "publisher"
+
+COALESCE_INTERVAL: Final = timedelta(milliseconds=200)
+"""Changes come in bursts, and a comparison costs more than a change: wait for the rest of the burst."""
+
+FIRST_RETRY_DELAY: Final = timedelta(seconds=1)
+MIN_PUBLISH_TIMEOUT: Final = timedelta(seconds=10)
+"""Minimum timeout of a publish call, if the interval is shorter. Independent of the communicator's
+retries: after this time there is a newer measurement to send."""
+
+
+class Publisher:
+    """Use `run` as a root task, and call `notify_changed` whenever the inventory may have changed."""
+
+    def __init__(  # noqa: PLR0913 - explicit dependencies
+        self,
+        *,
+        settings: AdvertisementConfig,
+        inventory: Inventory,
+        communicator: BrokerCommunicator,
+        reservations: ReservationCache,
+        objects: LocalObjects,
+        health: ComponentHealth,
+        clock: Clock,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.published_at: datetime | None = None
+        """When the broker last accepted an advertisement."""
+        self._settings = settings
+        self._inventory = inventory
+        self._communicator = communicator
+        self._reservations = reservations
+        self._health = health
+        self._clock = clock
+        self._chance = chance
+        self._writer = AdvertisementWriter(objects, health)
+        self._changed = asyncio.Event()
+        self._last_error: KubelendError | None = None
+        self._retry_delays = self._new_retry_delays()
+
+    def notify_changed(self) -> None:
+        """Check whether the change is significant enough to advertise now."""
+        self._changed.set()
+
+    async def run(self, measured: asyncio.Event) -> None:
+        """Advertise from the first measurement on. Runs until cancelled."""
+        await measured.wait()
+        await tasks.run_all(
+            {"publish": self._publish_loop(), "write advertisement": self._writer.run()}
+        )
+
+    async def _publish_loop(self) -> None:
+        while True:
+            totals = self._inventory.totals()
+            try:
+                answer = await self._send(totals)
+            except KubelendError as problem:
+                self._write_object(
+                    totals, None, AdvertisementStatus(phase="Error", message=str(problem))
+                )
+                await asyncio.sleep(self._retry_delay(problem))
+            else:
+                self._on_published(totals, answer)
+                await self._wait_for_change_or_due(totals)
+
+    async def _send(self, totals: Totals) -> bodies.PublishResult:
+        body = advertisement.advertisement_body(self._settings, totals, self._clock())
+        patience = max(self._settings.interval, MIN_PUBLISH_TIMEOUT)
+        asked_at = self._reservations.sequence()
+        try:
+            async with asyncio.timeout(patience.total_seconds()):
+                answer = await self._communicator.publish(body)
+        except TimeoutError:
+            raise BrokerUnreachable(
+                f"the broker did not answer within {durations.format_duration_short(patience)}"
+            ) from None
+        self._reservations.put_instructions(
+            answer.provider_instructions, asked_at, source="advertisement"
+        )
+        return answer
+
+    def _on_published(self, totals: Totals, answer: bodies.PublishResult) -> None:
+        self.published_at = self._clock()
+        self._last_error, self._retry_delays = None, self._new_retry_delays()
+        self._health.report(PUBLISHER_COMPONENT)
+        self._write_object(totals, answer, AdvertisementStatus(phase="Active", published=True))
+
+    async def _wait_for_change_or_due(self, published: Totals) -> None:
+        """Wait for the next due time or a significant change; changes during damping are checked
+        after it.
+        """
+        try:
+            async with asyncio.timeout(self._until_due()):
+                await asyncio.sleep(self._settings.damping.total_seconds())
+                while not advertisement.is_significant_change(published, self._inventory.totals()):
+                    self._changed.clear()
+                    await self._changed.wait()
+                    await asyncio.sleep(COALESCE_INTERVAL.total_seconds())
+        except TimeoutError:
+            return
+
+    def _retry_delay(self, problem: KubelendError) -> float:
+        """Seconds until the next attempt. Permanent errors wait for the next due time."""
+        if not problem.retryable:
+            self._last_error, self._retry_delays = problem, self._new_retry_delays()
+            self._health.report(PUBLISHER_COMPONENT, str(problem))
+            return self._until_due()
+        # Retries may word the same failure differently; only another error class is logged again.
+        if type(problem) is not type(self._last_error):
+            self._last_error = problem
+            self._health.report(PUBLISHER_COMPONENT, str(problem))
+        asked = problem.retry_after if isinstance(problem, LimitExceeded) else 0.0
+        pause = max(next(self._retry_delays), min(asked, self._settings.interval.total_seconds()))
+        is_in_turn = isinstance(problem, IdentityInUse)
+        return (
+            min(pause, agent_health.TAKEOVER_RETRY_INTERVAL.total_seconds())
+            if is_in_turn
+            else pause
+        )
+
+    def _until_due(self) -> float:
+        now = self._clock()
+        return (self._settings.next_due(now) - now).total_seconds()
+
+    def _new_retry_delays(self) -> Iterator[float]:
+        backoff = Backoff(sys.maxsize, FIRST_RETRY_DELAY, longest=self._settings.interval)
+        return backoff.delays(self._chance)
+
+    def _write_object(
+        self, totals: Totals, answer: bodies.PublishResult | None, status: AdvertisementStatus
+    ) -> None:
+        now = self._clock()
+        wanted = advertisement.advertisement_object(self._settings, totals, now, answer)
+        self._writer.submit(with_status(wanted, status, now))
+
+
+WRITER_COMPONENT: Final = "advertisement"
+"""The component under which write errors are reported; the publisher's own is for errors of the
+broker."""
+
+WRITE_TIMEOUT: Final = timedelta(seconds=10)
+
+
+class AdvertisementWriter:
+    """Writes the latest submitted object; older ones that were not written in time are skipped."""
+
+    def __init__(self, objects: LocalObjects, health: ComponentHealth) -> None:
+        self._objects = objects
+        self._health = health
+        self._latest: Advertisement | None = None
+        self._submitted = asyncio.Event()
+
+    def submit(self, wanted: Advertisement) -> None:
+        self._latest = wanted
+        self._submitted.set()
+
+    async def run(self) -> None:
+        """Write submitted objects. Runs until cancelled; a failure is reported and the next object
+        tried.
+        """
+        while True:
+            await self._submitted.wait()
+            self._submitted.clear()
+            if self._latest is not None:
+                self._health.report(WRITER_COMPONENT, await self._write_error(self._latest))
+
+    async def _write_error(self, wanted: Advertisement) -> str:
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT.total_seconds()):
+                await self._write(wanted)
+        except TimeoutError:
+            return f"Advertisement {wanted.key}: not written within {durations.format_duration_short(WRITE_TIMEOUT)}"
+        except KubelendError as problem:
+            return str(problem)
+        return ""
+
+    async def _write(
+        self, wanted: Advertisement, attempts: int = controller.CONFLICT_ATTEMPTS
+    ) -> None:
+        kept = await controller.apply_object(self._objects, wanted)
+        try:
+            await self._objects.set_status(replace(kept, status=wanted.status))
+        except Conflict:
+            # Modified concurrently: retry on the newer version.
+            if attempts <= 1:
+                raise
+            await self._write(wanted, attempts - 1)
+
+
+NO_BROKER_STATUS: Final = AdvertisementStatus(phase="Active", message="no broker configured")
+
+
+class LocalPublisher:
+    """Use `run` as a root task, in place of a publisher."""
+
+    def __init__(
+        self,
+        settings: AdvertisementConfig,
+        inventory: Inventory,
+        objects: LocalObjects,
+        health: ComponentHealth,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._inventory = inventory
+        self._writer = AdvertisementWriter(objects, health)
+        self._clock = clock
+
+    async def run(self, measured: asyncio.Event) -> None:
+        """Write the object once per interval from the first measurement on. Runs until cancelled."""
+        await measured.wait()
+        await tasks.run_all(
+            {"measure": self._write_loop(), "write advertisement": self._writer.run()}
+        )
+
+    async def _write_loop(self) -> None:
+        while True:
+            now = self._clock()
+            wanted = advertisement.advertisement_object(
+                self._settings, self._inventory.totals(), now, None
+            )
+            self._writer.submit(with_status(wanted, NO_BROKER_STATUS, now))
+            await asyncio.sleep((self._settings.next_due(now) - now).total_seconds())

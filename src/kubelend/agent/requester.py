@@ -1,0 +1,606 @@
+"""The requester: reconciles the ResourceRequests of the cluster into reservations, and renews and
+releases them.
+
+A root task of the agent, level-triggered: each reconcile compares an object with the latest state of
+its reservation and does what is missing. The request is written to the status before it is sent (see
+`agent.resource_requests`), so a reconcile can be interrupted anywhere and repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Final
+
+import structlog
+
+from kubelend.agent import controller, reservation_cache, resource_requests
+from kubelend.agent.controller import ReconcileQueue, watch_objects
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.instructions import (
+    ExpiryTracker,
+    InstructionDependencies,
+    InstructionReconciler,
+)
+from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
+from kubelend.agent.reservation_cache import (
+    BEFORE_ANY_UPDATE,
+    LIVE_PHASES,
+    UNFINISHED_PHASES,
+    ReservationCache,
+)
+from kubelend.agent.resource_requests import RequestState
+from kubelend.core.errors import InvalidInput, KubelendError, NotFound, WrongPhase
+from kubelend.core.lifecycle import Phase
+from kubelend.kits import tasks
+from kubelend.wire import bodies
+from kubelend.wire.objects import (
+    ReservationInstruction,
+    ResourceRequest,
+    ResourceRequestStatus,
+    SentRequest,
+)
+
+COMPONENT: Final = "requester"
+FINISHED_TTL: Final = timedelta(hours=1)
+
+log = structlog.get_logger("kubelend.agent")
+
+
+class ResourceRequestReconciler:
+    """Use `run` as a root task."""
+
+    def __init__(  # noqa: PLR0913 - explicit dependencies
+        self,
+        objects: LocalObjects,
+        communicator: BrokerCommunicator,
+        reservations: ReservationCache,
+        health: ComponentHealth,
+        clock: Clock,
+        *,
+        cluster_id: str,
+        namespace: str = "",
+        finished_ttl: timedelta = FINISHED_TTL,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
+
+        `finished_ttl` is how long they are kept after their reservation has finished.
+        """
+        self._objects = objects
+        self._reservations = reservations
+        self._health = health
+        self._clock = clock
+        self._namespace = namespace
+        self._chance = chance
+        self._queue = ReconcileQueue("ResourceRequest", self._reconcile, chance)
+        self._cache = RequestCache(self._queue.add)
+        self._expiry = ExpiryTracker(clock, chance)
+        self._client = ReservationClient(communicator, reservations, self._expiry, cluster_id)
+        self._instructions = InstructionReconciler(
+            InstructionDependencies(objects, communicator, reservations, clock),
+            self._expiry,
+            self._instruction_namespace,
+            cluster_id=cluster_id,
+            finished_ttl=finished_ttl,
+            chance=chance,
+        )
+        self._requesting: set[str] = set()
+        """Requests for which the broker may be making a reservation at this moment."""
+        self._renewal_errors: dict[str, KubelendError] = {}
+        """The last renewal error of each reservation."""
+        self._watch_errors: dict[str, str] = {}
+        """The watch error of each kind."""
+        reservations.subscribe(self._on_reservation_change)
+        reservations.on_reconnect(self._retry_now)
+
+    async def run(self) -> None:
+        """Reconcile requests and instructions. Runs until cancelled."""
+        for known in self._reservations.unfinished():
+            self._instructions.enqueue(known.id)
+        await tasks.run_all(
+            {
+                "watch requests": self._watch_requests(),
+                "watch instructions": self._watch_instructions(),
+                "reconcile requests": self._queue.run(),
+                "reconcile instructions": self._instructions.queue.run(),
+            }
+        )
+
+    # -- triggers
+
+    async def _watch_requests(self) -> None:
+        kind, take = ResourceRequest, self._cache.handle_event
+        await watch_objects(
+            self._objects, kind, take, self._health_reporter(kind.plural), self._chance
+        )
+
+    async def _watch_instructions(self) -> None:
+        kind, take = ReservationInstruction, self._instructions.handle_event
+        await watch_objects(
+            self._objects, kind, take, self._health_reporter(kind.plural), self._chance
+        )
+
+    def _health_reporter(self, plural: str) -> Callable[[str], None]:
+        def report(problem: str) -> None:
+            self._watch_errors[plural] = problem
+            self._health.report(COMPONENT, "; ".join(filter(None, self._watch_errors.values())))
+
+        return report
+
+    def _on_reservation_change(self, reservation: str) -> None:
+        self._instructions.enqueue(reservation)
+        owner = self._cache.owner(reservation)
+        if owner:
+            self._queue.add(owner)
+
+    def _retry_now(self) -> None:
+        """The broker is reachable again: retry failed work without waiting for its backoff."""
+        self._queue.retry_now()
+        self._instructions.queue.retry_now()
+
+    def _instruction_namespace(self, reservation: str) -> str | None:
+        """The namespace of a reservation's instruction; see `NamespaceLookup`."""
+        owner = self._cache.owner(reservation)
+        is_settled = self._cache.is_synced and not self._requesting
+        wanted = self._namespace or owner.partition("/")[0]
+        return wanted if wanted or is_settled else None
+
+    # -- reconcile
+
+    async def _reconcile(self, key: str) -> None:
+        for gone in self._cache.deleted_unfinalized(key):
+            await self._release(gone)
+            self._cache.forget_deleted(gone)
+        found = await self._objects.find(ResourceRequest, key)
+        if found is None:
+            return
+        if found.metadata.deletion_timestamp is not None:
+            await self._finalize(found)
+        else:
+            await self._sync(found)
+
+    async def _sync(self, found: ResourceRequest) -> None:
+        stage, asked = resource_requests.request_state(found), found.status.asked
+        if stage is RequestState.NEW:
+            await self._start(found)
+        elif stage is RequestState.BOUND:
+            await self._sync_bound(found)
+        elif stage is RequestState.REQUESTED and resource_requests.is_spec_changed(found):
+            await self._restart(found)
+        elif stage is RequestState.REQUESTED and asked is not None:
+            await self._request_reservation(found, asked)
+
+    # -- requesting
+
+    async def _start(self, found: ResourceRequest) -> None:
+        """Write the request to the status, then send it."""
+        try:
+            resource_requests.request_from_spec(found.spec)
+        except InvalidInput as error:
+            await self._update_status(
+                found, resource_requests.status_for_invalid_spec(found, error)
+            )
+            return
+        if not resource_requests.has_request_finalizer(found):
+            marked = await controller.add_finalizer(
+                self._objects, found, resource_requests.REQUEST_FINALIZER
+            )
+            if marked is None or not resource_requests.has_request_finalizer(marked):
+                return  # deleted in the meantime
+            found = marked
+        asked = SentRequest(
+            found.metadata.generation, resource_requests.request_from_spec(found.spec)
+        )
+        written = await self._update_status(found, resource_requests.status_for_request(asked))
+        if written is not None:
+            await self._request_reservation(written, asked, is_first=True)
+
+    async def _request_reservation(
+        self, found: ResourceRequest, sent: SentRequest, *, is_first: bool = False
+    ) -> None:
+        with self._in_progress(found):
+            try:
+                body = await self._client.reserve(found, sent, is_first=is_first)
+            except KubelendError as error:
+                await self._on_request_error(found, sent, error)
+                return
+            # Bind it before subscribers are notified, so that they find its owner.
+            self._cache.bind(body.id, found.key)
+            body = self._client.cache(body)
+            await self._update_status(found, resource_requests.status_for_reservation(found, body))
+        # The stream may have delivered it before it was bound.
+        self._on_reservation_change(body.id)
+
+    async def _on_request_error(
+        self, found: ResourceRequest, sent: SentRequest, error: KubelendError
+    ) -> None:
+        if resource_requests.is_transient(error):
+            await self._update_status(
+                found, resource_requests.status_for_transient_error(sent, error)
+            )
+            raise error
+        await self._update_status(found, resource_requests.status_for_rejection(sent, error))
+
+    async def _restart(self, found: ResourceRequest) -> None:
+        """The spec has changed before a reservation was made: start again."""
+        await self._release(found)
+        await self._update_status(found, resource_requests.status_for_spec_change(found))
+        self._queue.add(found.key)
+
+    # -- bound
+
+    async def _sync_bound(self, found: ResourceRequest) -> None:
+        name = found.status.reservation_name
+        body = self._reservations.find(name) or await self._client.fetch(name)
+        if body is not None:
+            body = await self._renew_if_due(found, body)
+        if body is None:
+            await self._update_status(found, resource_requests.status_for_lost_reservation(found))
+        elif body.status.phase == Phase.PENDING and resource_requests.is_spec_changed(found):
+            await self._restart(found)
+        else:
+            await self._report_reservation(found, body)
+
+    async def _report_reservation(self, found: ResourceRequest, body: bodies.Reservation) -> None:
+        trouble = self._renewal_errors.get(body.id) if found.spec.renew else None
+        written = await self._update_status(
+            found, resource_requests.status_for_reservation(found, body, trouble)
+        )
+        if trouble is not None and body.status.phase in LIVE_PHASES:
+            raise trouble
+        self._renewal_errors.pop(body.id, None)
+        if written is not None and resource_requests.request_state(written) is RequestState.NEW:
+            self._queue.add(found.key)  # finished, and the spec has changed since the request
+
+    async def _renew_if_due(
+        self, found: ResourceRequest, body: bodies.Reservation
+    ) -> bodies.Reservation | None:
+        """Renew if it is due, and schedule the next renewal. Returns the state afterwards."""
+        if not found.spec.renew or body.status.phase not in LIVE_PHASES:
+            return body
+        self._expiry.observe(body)
+        # Read once: it may become due between two reads of the clock.
+        left = self._expiry.time_to_renewal(body.id)
+        renewed: bodies.Reservation | None = body
+        if left == timedelta():
+            renewed = await self._renew(body)
+            left = self._expiry.time_to_renewal(body.id)
+        if left:
+            self._queue.add_after(found.key, left)
+        return renewed
+
+    async def _renew(self, body: bodies.Reservation) -> bodies.Reservation | None:
+        try:
+            renewed = await self._client.renew(body.id)
+        except KubelendError as error:
+            self._renewal_errors[body.id] = error
+            is_over = isinstance(error, NotFound | WrongPhase)
+            return await self._client.fetch(body.id) if is_over else body
+        self._renewal_errors.pop(body.id, None)
+        expires_at = _time_text(renewed.status.expires_at)
+        log.info("Reservation renewed", reservation=body.id, expires_at=expires_at)
+        return renewed
+
+    # -- releasing
+
+    async def _finalize(self, found: ResourceRequest) -> None:
+        """The object is being deleted: release its reservation, then remove the finalizer."""
+        if not resource_requests.has_request_finalizer(found):
+            return
+        try:
+            await self._release(found)
+        except KubelendError as error:
+            await self._update_status(
+                found, resource_requests.status_for_pending_release(found, error)
+            )
+            raise
+        newest = await self._objects.find(ResourceRequest, found.key)
+        if newest is not None and newest.metadata.uid == found.metadata.uid:
+            self._cache.mark_released(newest)
+            await controller.remove_finalizer(
+                self._objects, newest, resource_requests.REQUEST_FINALIZER
+            )
+
+    async def _release(self, found: ResourceRequest) -> None:
+        with self._in_progress(found):
+            released = await self._client.release(found)
+        if released:
+            log.info("ResourceRequest released", **_request_log_keys(found), reservation=released)
+        self._cache.unbind(found.status.reservation_name)
+
+    # -- helpers
+
+    async def _update_status(
+        self, found: ResourceRequest, status: ResourceRequestStatus
+    ) -> ResourceRequest | None:
+        """Write the status if it changes, and log the step. None if the object is gone.
+
+        Nobody else writes it. If a user has changed the spec since, another reconcile follows anyway.
+        """
+        before = found.status
+
+        def change(newest: ResourceRequest) -> ResourceRequestStatus:
+            nonlocal before
+            before = newest.status
+            return status
+
+        written = await controller.update_status(self._objects, found, change, self._clock)
+        if written is not None:
+            _log_step(written, before)
+        return written
+
+    @contextmanager
+    def _in_progress(self, found: ResourceRequest) -> Iterator[None]:
+        self._requesting.add(found.key)
+        try:
+            yield
+        finally:
+            self._requesting.discard(found.key)
+
+
+_STEP_MESSAGES: Final = {
+    "Reserved": "ResourceRequest reserved",
+    "Active": "ResourceRequest active",
+    "Released": "ResourceRequest released",
+    "Expired": "ResourceRequest expired",
+}
+
+
+def _log_step(written: ResourceRequest, before: ResourceRequestStatus) -> None:
+    """One line per step of a request, with what an operator searches for; nothing if none was made."""
+    status = written.status
+    keys = _request_log_keys(written)
+    if status.asked is not None and status.asked != before.asked:
+        log.info("ResourceRequest received", **keys, **_amount_log_keys(written))
+    if _step(status) == _step(before):
+        return
+    if status.phase == "Failed":
+        event = "failed" if status.reservation_name else "rejected"
+        log.info(f"ResourceRequest {event}", **keys, reason=status.reason, error=status.message)
+    elif status.phase == "Pending" and status.reservation_name:
+        log.info(
+            "ResourceRequest queued",
+            **keys,
+            reservation=status.reservation_name,
+            reason=status.reason,
+        )
+    elif status.phase in _STEP_MESSAGES:
+        log.info(
+            _STEP_MESSAGES[status.phase],
+            **keys,
+            reservation=status.reservation_name,
+            cluster=status.target_cluster_id,
+            **_amount_log_keys(written),
+            expires_at=_time_text(status.expires_at),
+        )
+
+
+def _step(status: ResourceRequestStatus) -> tuple[str, str, str]:
+    """What makes a step: a failover to another cluster is one, a renewal is not."""
+    return status.phase, status.reservation_name, status.target_cluster_id
+
+
+def _request_log_keys(found: ResourceRequest) -> dict[str, str]:
+    return {"namespace": found.metadata.namespace, "name": found.metadata.name}
+
+
+def _amount_log_keys(found: ResourceRequest) -> dict[str, str]:
+    return {"cpu": found.spec.requested_cpu, "memory": found.spec.requested_memory}
+
+
+def _time_text(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat()
+
+
+class RequestCache:
+    """Fed by the watch. `enqueue` is called with the keys to reconcile."""
+
+    def __init__(self, enqueue: Callable[[str], None]) -> None:
+        self.is_synced = False
+        """Whether the first list has been received."""
+        self._enqueue = enqueue
+        self._objects: dict[str, ResourceRequest] = {}
+        self._owners: dict[str, str] = {}
+        self._deleted: defaultdict[str, list[ResourceRequest]] = defaultdict(list)
+        self._released: set[str] = set()
+        """UIDs of objects whose deletion is expected."""
+
+    def handle_event(self, event: ResourceRequest | Deleted | Listed) -> None:
+        match event:
+            case Listed(objects):
+                self._replace_all(
+                    [found for found in objects if isinstance(found, ResourceRequest)]
+                )
+            case Deleted(found):
+                if isinstance(found, ResourceRequest):
+                    self._on_delete(found)
+            case found:
+                self._on_update(found)
+
+    def owner(self, reservation: str) -> str:
+        """The key of the ResourceRequest of a reservation; empty if there is none here."""
+        return self._owners.get(reservation, "")
+
+    def bind(self, reservation: str, key: str) -> None:
+        self._owners[reservation] = key
+
+    def unbind(self, reservation: str) -> None:
+        self._owners.pop(reservation, None)
+
+    def deleted_unfinalized(self, key: str) -> list[ResourceRequest]:
+        """Objects of this key that were deleted although they may still hold a reservation."""
+        return list(self._deleted.get(key, ()))
+
+    def forget_deleted(self, gone: ResourceRequest) -> None:
+        """The deleted object holds nothing any more."""
+        others = [each for each in self._deleted.pop(gone.key, ()) if each is not gone]
+        if others:
+            self._deleted[gone.key] = others
+        else:
+            self._unbind_all(gone.key)
+
+    def mark_released(self, found: ResourceRequest) -> None:
+        """The object holds nothing; its deletion is expected."""
+        self._released.add(found.metadata.uid)
+
+    def _replace_all(self, objects: list[ResourceRequest]) -> None:
+        present = {found.metadata.uid for found in objects}
+        for known in list(self._objects.values()):
+            if known.metadata.uid not in present:
+                self._on_delete(known)
+        for found in objects:
+            self._on_update(found)
+        self.is_synced = True
+
+    def _on_update(self, found: ResourceRequest) -> None:
+        known = self._objects.get(found.key)
+        if known is not None and known.metadata.uid != found.metadata.uid:
+            self._on_delete(known)
+        self._objects[found.key] = found
+        if known is not None and known.status.reservation_name != found.status.reservation_name:
+            self.unbind(known.status.reservation_name)
+        if found.status.reservation_name:
+            self.bind(found.status.reservation_name, found.key)
+        # The agent's own status writes must not trigger a reconcile: they would cut every retry pause short.
+        if known is None or _trigger_fields(known) != _trigger_fields(found):
+            self._enqueue(found.key)
+
+    def _on_delete(self, gone: ResourceRequest) -> None:
+        known = self._objects.get(gone.key)
+        if known is not None and known.metadata.uid == gone.metadata.uid:
+            del self._objects[gone.key]
+        if gone.metadata.uid in self._released:
+            self._released.discard(gone.metadata.uid)
+            self._unbind_all(gone.key)
+        else:
+            self._deleted[gone.key].append(gone)
+            self._enqueue(gone.key)
+
+    def _unbind_all(self, key: str) -> None:
+        """Also reservations that are not in a status yet; but not those of a recreated object with
+        the same key.
+        """
+        if key not in self._objects:
+            self._owners = {name: owner for name, owner in self._owners.items() if owner != key}
+
+
+def _trigger_fields(found: ResourceRequest) -> tuple[object, ...]:
+    known = found.metadata
+    return known.uid, known.generation, known.deletion_timestamp
+
+
+MAX_CONCURRENT_REQUESTS: Final = 32
+"""Concurrent reservation requests. A broker that hangs must not use up all connections, which
+releases need too."""
+
+
+class ReservationClient:
+    """One requester cluster."""
+
+    def __init__(
+        self,
+        communicator: BrokerCommunicator,
+        reservations: ReservationCache,
+        expiry: ExpiryTracker,
+        cluster_id: str,
+    ) -> None:
+        self._communicator = communicator
+        self._reservations = reservations
+        self._expiry = expiry
+        self._cluster_id = cluster_id
+        self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+    async def reserve(
+        self, found: ResourceRequest, sent: SentRequest, *, is_first: bool
+    ) -> bodies.Reservation:
+        """Request a reservation. Only on the first attempt is the returned reservation known to be
+        new.
+        """
+        async with self._request_slots:
+            body = await self._request(found, sent)
+        if is_first:
+            self._expiry.confirm(body)
+        return body
+
+    async def fetch(self, reservation: str) -> bodies.Reservation | None:
+        """The latest state; None if the broker does not know it."""
+        return await reservation_cache.fetch_latest(
+            self._communicator, self._reservations, reservation
+        )
+
+    async def renew(self, reservation: str) -> bodies.Reservation:
+        asked_at = self._reservations.sequence()
+        body = await reservation_cache.with_timeout(self._communicator.renew(reservation))
+        self._expiry.confirm(body)
+        return self.cache(body, asked_at)
+
+    async def release(self, found: ResourceRequest) -> str:
+        """Release the object's reservation. Returns its ID, empty if there was none."""
+        reservation = await self._held_reservation(found)
+        if reservation:
+            await self._release(reservation)
+        return reservation
+
+    def cache(
+        self, body: bodies.Reservation, requested_at: int = BEFORE_ANY_UPDATE
+    ) -> bodies.Reservation:
+        """Cache a response; returns the cached state, which may be newer."""
+        self._reservations.put(body, requested_at)
+        return self._reservations.find(body.id) or body
+
+    async def _request(self, found: ResourceRequest, sent: SentRequest) -> bodies.Reservation:
+        key = resource_requests.idempotency_key(
+            self._cluster_id, found.metadata.uid, sent.generation
+        )
+        return await reservation_cache.with_timeout(self._communicator.request(sent.request, key))
+
+    async def _held_reservation(self, found: ResourceRequest) -> str:
+        """The ID of the reservation that the object holds, as far as is known. Empty if there is
+        none.
+        """
+        stage, name, asked = (
+            resource_requests.request_state(found),
+            found.status.reservation_name,
+            found.status.asked,
+        )
+        if stage is RequestState.BOUND:
+            known = self._reservations.find(name)
+            return name if known is None or known.status.phase in UNFINISHED_PHASES else ""
+        if stage is RequestState.REQUESTED and asked is not None:
+            return await self._recover_reservation(found, asked)
+        return ""
+
+    async def _recover_reservation(self, found: ResourceRequest, sent: SentRequest) -> str:
+        """The response may have been lost. Repeating the request finds the reservation, because of
+        its key.
+        """
+        try:
+            return (await self._request(found, sent)).id
+        except KubelendError as error:
+            if resource_requests.is_transient(error):
+                raise
+            return ""
+
+    async def _release(self, reservation: str) -> None:
+        asked_at = self._reservations.sequence()
+        try:
+            self.cache(
+                await reservation_cache.with_timeout(self._communicator.release(reservation)),
+                asked_at,
+            )
+        except NotFound:
+            self._reservations.remove(reservation)
+        except KubelendError as error:
+            if resource_requests.is_transient(error):
+                raise
+            # The object must not be blocked for ever; the reservation ends by its expiry.
+            log.warning(
+                "Release failed permanently; reservation will expire",
+                reservation=reservation,
+                error=str(error),
+            )

@@ -1,0 +1,296 @@
+"""Builds the status of a ResourceRequest from a reservation or an error. Pure.
+
+A transient error means Pending, never Failed: Failed is only what the broker or the spec itself has
+decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import Enum
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.agent.reservation_cache import LIVE_PHASES
+from kubelend.core import durations, resources
+from kubelend.core.errors import (
+    Conflict,
+    InvalidDuration,
+    InvalidInput,
+    InvalidQuantity,
+    KubelendError,
+    LimitExceeded,
+    UnexpectedAnswer,
+)
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.wire import bodies, validation
+from kubelend.wire.objects import (
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+    SentRequest,
+)
+
+REQUESTING_REASON: Final = "Asking"
+"""The reason while the first response of the broker is outstanding."""
+RESERVATION_LOST_REASON: Final = "ReservationLost"
+"""The reason when the broker does not know a reservation that it made."""
+
+_SPEC_CHANGED_NOTE: Final = (
+    "the spec has changed since, which has no effect: delete and recreate this object to apply it"
+)
+_TRANSIENT_CLASSES: Final = (KubelendError, Conflict)
+"""Exactly these classes say nothing about the request: an internal error of the broker, and a
+concurrent change."""
+
+
+def is_transient(error: KubelendError) -> bool:
+    """Whether the same call may succeed later although nobody changes the request.
+
+    A response that is not the broker's comes from an intermediary, so it is transient too.
+    """
+    return (
+        error.retryable or isinstance(error, UnexpectedAnswer) or type(error) in _TRANSIENT_CLASSES
+    )
+
+
+def retry_after(error: KubelendError) -> timedelta:
+    """How long the broker wants the caller to wait."""
+    return timedelta(seconds=error.retry_after if isinstance(error, LimitExceeded) else 0)
+
+
+def status_for_request(sent: SentRequest) -> ResourceRequestStatus:
+    """Written before the broker is called: from here on it may have made a reservation."""
+    return ResourceRequestStatus(
+        phase="Pending",
+        reason=REQUESTING_REASON,
+        message="Requesting a reservation from the broker",
+        observed_generation=sent.generation,
+        asked=sent,
+    )
+
+
+def status_for_reservation(
+    found: ResourceRequest, body: bodies.Reservation, renewal_error: KubelendError | None = None
+) -> ResourceRequestStatus:
+    """The state of the reservation; `renewal_error` is why it could not be renewed."""
+    notes, is_live = [_reservation_message(body)], body.status.phase in LIVE_PHASES
+    if is_live and is_spec_changed(found):
+        notes.append(_SPEC_CHANGED_NOTE)
+    if renewal_error is not None:
+        notes.append(f"renewal failed: {renewal_error}")
+    return ResourceRequestStatus(
+        phase=_request_phase(body),
+        target_cluster_id=body.target_cluster_id,
+        reservation_name=body.id,
+        reason=renewal_error.code if is_live and renewal_error is not None else body.status.reason,
+        message="; ".join(notes),
+        expires_at=body.status.expires_at,
+        observed_generation=_observed_generation(found, body),
+        asked=found.status.asked,
+    )
+
+
+def status_for_transient_error(sent: SentRequest, error: KubelendError) -> ResourceRequestStatus:
+    """The broker could not be reached, or cannot respond now."""
+    return replace(
+        status_for_request(sent), reason=error.code, message=f"Not reserved yet: {error}"
+    )
+
+
+def status_for_spec_change(found: ResourceRequest) -> ResourceRequestStatus:
+    """The spec has changed, and the previous request holds nothing."""
+    return ResourceRequestStatus(
+        phase="Pending",
+        reason=REQUESTING_REASON,
+        message="The spec has changed: requesting a new reservation",
+        observed_generation=found.status.observed_generation,
+    )
+
+
+def status_for_rejection(sent: SentRequest, error: KubelendError) -> ResourceRequestStatus:
+    """The broker rejected the request; its message says what would fit."""
+    return _failed_status(sent.generation, error)
+
+
+def status_for_invalid_spec(found: ResourceRequest, error: InvalidInput) -> ResourceRequestStatus:
+    """The spec is invalid."""
+    return _failed_status(found.metadata.generation, error)
+
+
+def status_for_lost_reservation(found: ResourceRequest) -> ResourceRequestStatus:
+    """The broker does not know the reservation: it lost its store, or is another broker."""
+    name = found.status.reservation_name
+    return ResourceRequestStatus(
+        phase="Failed",
+        reservation_name=name,
+        reason=RESERVATION_LOST_REASON,
+        message=f"Reservation {name} not found on the broker",
+        observed_generation=found.metadata.generation,
+    )
+
+
+def status_for_pending_release(
+    found: ResourceRequest, error: KubelendError
+) -> ResourceRequestStatus:
+    """The object is being deleted, and stays until the broker has released the reservation."""
+    return replace(
+        found.status,
+        reason=error.code,
+        message=f"Deletion waits until the reservation is released: {error}",
+    )
+
+
+def _request_phase(body: bodies.Reservation) -> str:
+    status = body.status
+    is_expired = status.phase == Phase.RELEASED and status.reason == Reason.EXPIRED
+    return "Expired" if is_expired else status.phase
+
+
+def _reservation_message(body: bodies.Reservation) -> str:
+    phase, message = body.status.phase, body.status.message
+    if phase == Phase.RESERVED:
+        message = f"Resources reserved in cluster {body.target_cluster_id}"
+    if phase in LIVE_PHASES and body.previous_cluster_ids:
+        return f"{message}, moved there from cluster {body.previous_cluster_ids[-1]}"
+    until = body.status.wait_until
+    if phase == Phase.PENDING and until is not None:
+        return f"{message}; queued until {until:%Y-%m-%dT%H:%M:%SZ}"
+    return message
+
+
+def _observed_generation(found: ResourceRequest, body: bodies.Reservation) -> int:
+    """A live reservation has observed every change and applies none. A finished one can be requested
+    again by a change that it has not observed.
+    """
+    asked = found.status.asked
+    if asked is None or body.status.phase in LIVE_PHASES:
+        return found.metadata.generation
+    return max(asked.generation, found.status.observed_generation)
+
+
+def _failed_status(generation: int, error: KubelendError) -> ResourceRequestStatus:
+    return ResourceRequestStatus(
+        phase="Failed", reason=error.code, message=str(error), observed_generation=generation
+    )
+
+
+REQUEST_FINALIZER: Final = "resourcerequest.rear.fluidos.eu/finalizer"
+
+FINAL_PHASES: Final = frozenset({"Failed", "Released", "Expired"})
+"""Phases in which a ResourceRequest neither holds nor waits for resources."""
+
+
+class RequestState(Enum):
+    """The state of an object, derived from the object alone."""
+
+    NEW = "new"  # no reservation requested yet
+    REQUESTED = "asking"  # requested, but the response is not recorded
+    BOUND = "bound"  # has a reservation
+    DONE = "done"  # finished until its spec changes
+
+
+def request_state(found: ResourceRequest) -> RequestState:
+    status = found.status
+    if status.phase in FINAL_PHASES:
+        is_seen = status.observed_generation == found.metadata.generation
+        return RequestState.DONE if is_seen else RequestState.NEW
+    if status.reservation_name:
+        return RequestState.BOUND
+    return RequestState.NEW if status.asked is None else RequestState.REQUESTED
+
+
+def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
+    """The reservation request for a spec. `InvalidInput` names the invalid field."""
+    for field, name, text in _quantity_fields(spec):
+        _check_amount(field, name, text)
+    _check_times(spec)
+    body = bodies.ReservationRequest(
+        requested_resources=spec.amounts,
+        priority=spec.priority,
+        duration=spec.duration,
+        wait=spec.wait,
+        policy=spec.policy,
+        weights=spec.weights,
+        target_cluster_id=spec.target_cluster_id,
+        constraints=spec.constraints,
+    )
+    return _within_limits(body)
+
+
+def idempotency_key(cluster: str, uid: str, generation: int) -> str:
+    """The same for every attempt of one generation of one object; a recreated object gets another
+    key.
+    """
+    identity = msgspec.json.encode((cluster, uid, generation))
+    return f"resourcerequest-{hashlib.sha256(identity).hexdigest()}"
+
+
+def is_spec_changed(found: ResourceRequest) -> bool:
+    """Whether the spec now asks for something else than the request that was sent."""
+    asked = found.status.asked
+    if asked is None or asked.generation == found.metadata.generation:
+        return False
+    try:
+        return request_from_spec(found.spec) != asked.request
+    except InvalidInput:
+        return True
+
+
+def has_request_finalizer(found: ResourceRequest) -> bool:
+    return REQUEST_FINALIZER in found.metadata.finalizers
+
+
+def _quantity_fields(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]]:
+    yield "requestedCPU", "cpu", spec.requested_cpu
+    yield "requestedMemory", "memory", spec.requested_memory
+    if spec.requested_gpu:
+        yield "requestedGPU", "gpu", spec.requested_gpu
+    if spec.requested_storage:
+        yield "requestedStorage", "storage", spec.requested_storage
+    for name, text in spec.extended_resources.items():
+        yield f"extendedResources.{name}", name, text
+
+
+def _check_amount(field: str, name: str, text: str) -> None:
+    try:
+        amounts = resources.parse_requested({name: text})
+    except InvalidInput as problem:
+        what = problem.message.removeprefix(f"{name}: ")
+        raise type(problem)(f"spec.{field}: {what}", hint=problem.hint) from None
+    if name in ("cpu", "memory") and not amounts:
+        raise InvalidQuantity(
+            f"spec.{field}: must be greater than zero",
+            hint="use a quantity such as 500m or 256Mi",
+        )
+
+
+def _check_times(spec: ResourceRequestSpec) -> None:
+    if spec.duration and _parse_duration_field("duration", spec.duration) <= timedelta():
+        raise InvalidDuration(
+            f"spec.duration: {spec.duration!r} must be greater than zero",
+            hint="use a duration such as 1h30m",
+        )
+    if spec.wait and _parse_duration_field("wait", spec.wait) < timedelta():
+        raise InvalidDuration(
+            f"spec.wait: {spec.wait!r} must not be negative", hint="use a duration such as 5m or 0s"
+        )
+
+
+def _parse_duration_field(field: str, text: str) -> timedelta:
+    try:
+        return durations.parse_duration(text)
+    except InvalidDuration as problem:
+        raise InvalidDuration(f"spec.{field}: {problem.message}", hint=problem.hint) from None
+
+
+def _within_limits(body: bodies.ReservationRequest) -> bodies.ReservationRequest:
+    """A request that could not be read back from the status must not be sent."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(body), type=bodies.ReservationRequest)
+    except msgspec.ValidationError as problem:
+        raise InvalidInput(f"spec.{validation.readable_validation_error(problem)}") from None

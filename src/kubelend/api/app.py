@@ -1,0 +1,208 @@
+"""The REST application: authentication, rate limit, routing, authorization and dispatch of every request.
+
+Rejections are logged and written to the audit log here. Errors become responses in `api.middleware`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+from aiohttp import web
+
+from kubelend.api import (
+    audit,
+    clusters,
+    health,
+    instructions,
+    limits,
+    members,
+    middleware,
+    reservations,
+)
+from kubelend.api import request as api_request
+from kubelend.api.middleware import RequestScope
+from kubelend.api.request import AppContext, RequestContext
+from kubelend.broker.audit_log import AuditLog
+from kubelend.broker.writer import CURRENT_ACTOR
+from kubelend.core.audit_log import Actor
+from kubelend.core.errors import (
+    Conflict,
+    Forbidden,
+    Hidden,
+    IdentityInUse,
+    InvalidIdentity,
+    KeyReused,
+    KubelendError,
+    LimitExceeded,
+    QueueFull,
+    QuotaExceeded,
+    RateLimited,
+)
+from kubelend.core.lifecycle import Role
+from kubelend.kits.ratelimit import LogThrottle
+from kubelend.pki.identity import Caller
+from kubelend.wire import routes
+from kubelend.wire.route import AGENT_HEADER, Access, Route
+from kubelend.wire.routes import RouteMatch
+
+Handler = Callable[[RequestContext], Awaitable[web.StreamResponse]]
+
+PROBE_ROUTES = frozenset({"healthz", "readyz"})
+"""Routes that are served before the store, which holds the revocations, is loaded."""
+
+AUDITED_ERRORS = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
+"""Errors that are written to the audit log. Malformed requests are not among them."""
+
+_LOGGED_ERRORS = (Forbidden, InvalidIdentity, IdentityInUse, LimitExceeded)
+_DECISIONS = (QuotaExceeded, QueueFull)
+"""Decisions about reservations, which the broker logs itself."""
+
+_ALL_ROLES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
+_ALLOWED_ROLES: dict[Access, frozenset[Role]] = {
+    Access.ANYONE: _ALL_ROLES,
+    Access.CLUSTER: frozenset({Role.CLUSTER}),
+    Access.OWNER: _ALL_ROLES,
+    Access.PARTY: frozenset({Role.CLUSTER}),
+    Access.REQUESTER: frozenset({Role.CLUSTER, Role.ADMIN}),
+    Access.PROVIDER: frozenset({Role.CLUSTER}),
+    Access.READER: frozenset({Role.VIEWER, Role.ADMIN}),
+    Access.ADMIN: frozenset({Role.ADMIN}),
+}
+"""Where access depends on the object, the handler decides which clusters are allowed."""
+
+log = structlog.get_logger("kubelend.api")
+
+
+def make_api(handlers: Mapping[str, Handler], context: AppContext) -> middleware.HttpHandler:
+    """Combines the handlers, by route name, into the one that the server calls."""
+    admit, check = context.rate_limiter.admit, context.authenticator.check
+    holder_of, caller_of = context.authenticator.connection_identity, context.authenticator.caller
+
+    def enter(visit: RequestScope) -> Awaitable[web.StreamResponse]:
+        request = visit.request
+        found = routes.match_route(request.method, request.rel_url.raw_path)
+        if isinstance(found, RouteMatch):
+            visit.route, visit.path_params = found.route.name, found.names
+        visit.caller = holder_of(request)  # set first, so that a rejected proxy is named
+        visit.caller = caller = caller_of(visit.caller, request)
+        CURRENT_ACTOR.set(_audit_actor(caller, request))
+        admit(f"{caller.role} {caller.name}")  # names are unique only within a role
+        if visit.route not in PROBE_ROUTES or context.broker.unready is None:
+            check(caller)
+        if not isinstance(found, RouteMatch):
+            raise found
+        _check_role(caller, found.route)
+        instance = request.headers.get(AGENT_HEADER)
+        if instance:
+            api_request.claim_agent_session(
+                context.agent_sessions, visit.route, instance, caller, request.remote
+            )
+        return handlers[visit.route](RequestContext(request, caller, context, found.names))
+
+    return middleware.handle(enter, _rejection_recorder(context.audit_log), context.metrics)
+
+
+def _check_role(caller: Caller, route: Route) -> None:
+    allowed = _ALLOWED_ROLES[route.access]
+    if caller.role not in allowed:
+        raise Forbidden(
+            f"{route.name} is not allowed for the role {caller.role}",
+            hint=f"use a certificate with the role {' or '.join(sorted(allowed))}",
+        )
+
+
+def _rejection_recorder(journal: AuditLog) -> middleware.OnRejected:
+    """Returns a callback that logs and audits rejections."""
+    repeats = LogThrottle()
+
+    def tell(visit: RequestScope, error: KubelendError) -> None:
+        _log_rejection(visit, error, repeats)
+        if isinstance(error, AUDITED_ERRORS):
+            actor = _audit_actor(visit.caller, visit.request)
+            journal.append_rejection(actor, visit.route, _audit_subject(visit), error)
+
+    return tell
+
+
+def _audit_actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
+    remote = request.remote or ""
+    if caller is None:
+        return Actor("", "unknown", remote)
+    return Actor(caller.name, caller.role, remote, caller.proxy)
+
+
+def _audit_subject(scope: RequestScope) -> str:
+    """Returns the objects named in the path."""
+    return ",".join(f"{kind}/{name}" for kind, name in scope.path_params.items())
+
+
+def _log_rejection(scope: RequestScope, error: KubelendError, throttle: LogThrottle) -> None:
+    """Logs a request rejected for lack of permission or because of a limit.
+
+    Errors that clients cause without a rate limit, or repeat automatically, are throttled.
+    """
+    caller, remote = scope.caller, scope.request.remote
+    suppressed: int | None = 0
+    if isinstance(error, RateLimited | InvalidIdentity | IdentityInUse):
+        suppressed = throttle.suppressed((error.code, caller or remote))
+    if isinstance(error, _DECISIONS):
+        return
+    if suppressed is not None and isinstance(error, _LOGGED_ERRORS):
+        log.warning(
+            "Request rejected",
+            route=scope.route,
+            caller=None if caller is None else caller.name,
+            remote=remote,
+            **({"via": caller.proxy} if caller is not None and caller.via else {}),
+            code=error.code,
+            error=error.message,
+            **({"suppressed": suppressed} if suppressed else {}),
+        )
+
+
+HANDLERS: dict[str, Handler] = {
+    "publish": clusters.publish_advertisement,
+    "get_advertisement": clusters.get_advertisement,
+    "reserve": reservations.reserve,
+    "list_reservations": reservations.list_reservations,
+    "get_reservation": reservations.get_reservation,
+    "grant": reservations.get_grant,
+    "release": reservations.release,
+    "activate": reservations.activate,
+    "renew": reservations.renew,
+    "explain_reservation": reservations.explain_reservation,
+    "explain": reservations.explain,
+    "instructions": instructions.list_instructions,
+    "stream": instructions.stream_instructions,
+    "acknowledge": instructions.acknowledge,
+    "refuse": instructions.refuse,
+    "list_clusters": clusters.list_clusters,
+    "get_cluster": clusters.get_cluster,
+    "cordon": clusters.cordon,
+    "uncordon": clusters.uncordon,
+    "drain": clusters.drain,
+    "remove_cluster": clusters.remove_cluster,
+    "get_policy": limits.get_policy,
+    "set_policy": limits.set_policy,
+    "clear_policy": limits.clear_policy,
+    "list_quotas": limits.list_quotas,
+    "get_quota": limits.get_quota,
+    "set_quota": limits.set_quota,
+    "clear_quota": limits.clear_quota,
+    "create_token": members.create_token,
+    "list_tokens": members.list_tokens,
+    "delete_token": members.delete_token,
+    "list_members": members.list_members,
+    "accept_member": members.approve_member,
+    "reject_member": members.deny_member,
+    "revoke_member": members.revoke_member,
+    "remove_member": members.remove_member,
+    "renew_certificate": members.renew_certificate,
+    "audit_log": audit.audit_log,
+    "grant_keys": health.grant_keys,
+    "version": health.version,
+    "openapi": health.openapi_document,
+    "healthz": health.healthz,
+    "readyz": health.readyz,
+}

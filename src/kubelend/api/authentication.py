@@ -1,0 +1,242 @@
+"""Authentication: the client certificate of the TLS connection, or the one that a trusted proxy forwards.
+
+TLS verified the certificate when the connection was established, which may be long ago. Therefore every
+request checks revocation, expiry, and whether the issuing CA is still trusted.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Hashable, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import structlog
+from aiohttp import web
+from cryptography import x509
+
+from kubelend.broker.audit_log import AuditLog
+from kubelend.broker.metrics import HANDSHAKE_ROUTE, Metrics
+from kubelend.broker.writer import LedgerWriter
+from kubelend.core.audit_log import Actor
+from kubelend.core.errors import InvalidIdentity, Revoked, Unavailable
+from kubelend.core.lifecycle import Role
+from kubelend.kits.ratelimit import LogThrottle
+from kubelend.pki import identity as pki_identity
+from kubelend.pki import x509 as pki_x509
+from kubelend.pki.identity import Caller, ForwardedCertificateVerifier
+from kubelend.transports.listener import ConnectionLimit
+from kubelend.transports.tls import ReloadingServerContext, ServerContext
+
+
+class Authenticator:
+    """Authenticates requests by certificate; knows revocations and current and former CAs."""
+
+    def __init__(
+        self,
+        directory: Path,
+        writer: LedgerWriter,
+        trust: ReloadingServerContext,
+        *,
+        trust_proxies: bool,
+    ) -> None:
+        self._directory = directory
+        self._writer = writer
+        self._trust = trust
+        self._trust_proxies = trust_proxies
+        self._own_names: frozenset[str] = frozenset()
+        self._former_authorities: set[x509.Certificate] = set()
+        self._authorities: set[x509.Certificate] = set()
+        self._issuer_checks: dict[bytes, bool] = {}
+        """Results of re-checking certificates of connections older than the removal of a CA."""
+        self._forwarded: ForwardedCertificateVerifier | None = None
+        self._identities: WeakKeyDictionary[ssl.SSLObject, Caller] = WeakKeyDictionary()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reloads the certificates of the directory."""
+        known = {x509.load_der_x509_certificate(each) for each in self._trust.authorities}
+        self._former_authorities = (self._former_authorities | self._authorities) - known
+        self._authorities = known
+        self._issuer_checks = {}
+        self._read_forwarded()
+        # Last, because it may fail: a removed CA must lose its trust in any case.
+        self._own_names = pki_identity.certificate_names(self._directory)
+        self._identities.clear()
+        self._read_forwarded()
+
+    def connection_identity(self, request: web.BaseRequest) -> Caller:
+        """Returns the identity of the connection; raises `InvalidIdentity` or `Revoked`."""
+        transport = request.transport
+        connection = None if transport is None else transport.get_extra_info("ssl_object")
+        if connection is None:
+            raise InvalidIdentity("no verified client certificate")
+        caller = self._identities.get(connection) or self._read_certificate(connection)
+        if caller.until is not None and caller.until < self._writer.clock():
+            raise InvalidIdentity(
+                f"the certificate of {caller.name} has expired", hint="renew the certificate"
+            )
+        generation = cast("ServerContext", connection.context).generation
+        if generation != self._trust.generation:
+            self._recheck_issuer(caller, connection, request)
+        return caller
+
+    def caller(self, identity: Caller, request: web.BaseRequest) -> Caller:
+        """Returns the caller of a request: the connection's identity, or the one that a proxy forwards."""
+        return (
+            self._forwarded_caller(identity, request) if identity.role is Role.PROXY else identity
+        )
+
+    def check(self, caller: Caller) -> None:
+        """Rejects a revoked caller or proxy; raises `NotReady` while revocations are not loaded.
+
+        One dictionary lookup, because it is done for every request.
+        """
+        registry = self._writer.members
+        for each in (caller, caller.via):
+            if each is not None and each.since is not None:
+                registry.check_not_revoked(each.role, each.name, each.since)
+
+    def recheck(self, request: web.BaseRequest) -> None:
+        """Authenticates again: for long requests and streams."""
+        self.check(self.caller(self.connection_identity(request), request))
+
+    def _read_certificate(self, connection: ssl.SSLObject) -> Caller:
+        """Parses the certificate, once per connection."""
+        peercert = connection.getpeercert()
+        if not peercert:
+            raise InvalidIdentity("no verified client certificate")
+        caller = pki_identity.caller_from_peercert(peercert, broker_names=self._own_names)
+        since, until = (
+            _parse_cert_time(str(peercert["notBefore"])),
+            _parse_cert_time(str(peercert["notAfter"])),
+        )
+        self._identities[connection] = caller = Caller(caller.name, caller.role, since, until)
+        return caller
+
+    def _recheck_issuer(
+        self, caller: Caller, connection: ssl.SSLObject, request: web.BaseRequest
+    ) -> None:
+        """Rejects a certificate whose CA was removed since the handshake, and closes the connection."""
+        der = connection.getpeercert(binary_form=True) or b""
+        if der not in self._issuer_checks:
+            self._issuer_checks[der] = _is_signed_by_any(der, self._authorities)
+        if self._issuer_checks[der]:
+            return
+        request.protocol.close()  # after the response
+        if _is_signed_by_any(der, self._former_authorities):
+            raise Revoked(
+                f"the CA of {caller.role} {caller.name}'s certificate is no longer trusted",
+                hint="join again with a token from an administrator",
+            )
+        # The intermediate CA of the handshake is not stored, so only a new handshake can verify the chain.
+        raise Unavailable("the trusted CAs have changed", hint="reconnect")
+
+    def _read_forwarded(self) -> None:
+        if self._trust_proxies:
+            self._forwarded = ForwardedCertificateVerifier(list(self._authorities), self._own_names)
+
+    def _forwarded_caller(self, proxy: Caller, request: web.BaseRequest) -> Caller:
+        if self._forwarded is None:
+            raise InvalidIdentity(
+                f"{proxy.name} is a proxy, and this broker trusts no proxies",
+                hint="see --trust-proxies",
+            )
+        if self._writer.unready is None:
+            self.check(proxy)
+        forwarded = request.headers.getall(pki_identity.CLIENT_CERT_HEADER, [])
+        if len(forwarded) != 1:
+            raise InvalidIdentity(
+                f"{proxy.name} forwarded {len(forwarded)} certificates",
+                hint=f"send one {pki_identity.CLIENT_CERT_HEADER} header with each request",
+            )
+        caller, since, until = self._forwarded.verify(forwarded[0], self._writer.clock())
+        return Caller(caller.name, caller.role, since, until, proxy)
+
+
+def _is_signed_by_any(der: bytes, authorities: Iterable[x509.Certificate]) -> bool:
+    certificate = x509.load_der_x509_certificate(der)
+    return any(pki_x509.is_issued_by(certificate, each) for each in authorities)
+
+
+@lru_cache(maxsize=4096)
+def _parse_cert_time(text: str) -> datetime:
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)
+
+
+CONNECTION_ACTION = "connection"
+"""Action in the audit log for a rejected connection."""
+
+HANDSHAKE_REJECTED_CODE = "HandshakeRefused"
+
+NO_IDENTITY_KEY = "nameless"
+"""Key of all connections whose certificate has no valid identity; their requests are rejected."""
+
+_HANDSHAKE_TEXTS = {
+    "CERTIFICATE_VERIFY_FAILED": "TLS handshake rejected: client certificate not trusted or expired",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "TLS handshake rejected: client sent no certificate",
+}
+
+log = structlog.get_logger("kubelend.api")
+
+
+class ConnectionMetrics:
+    """Observes the connections of one broker."""
+
+    def __init__(self, metrics: Metrics, journal: AuditLog, *, trust_proxies: bool) -> None:
+        self._metrics = metrics
+        self._audit_log = journal
+        self._trust_proxies = trust_proxies
+        self._throttle = LogThrottle()
+
+    def caller_key(self, certificate: Mapping[str, object]) -> Hashable:
+        """Returns the key by which connections are limited; None (no limit) for a trusted proxy."""
+        try:
+            caller = pki_identity.caller_from_peercert(certificate)
+        except InvalidIdentity:
+            return NO_IDENTITY_KEY
+        if caller.role is Role.PROXY and self._trust_proxies:
+            return None
+        return f"{caller.role} {caller.name}"
+
+    def opened(self) -> None:
+        self._metrics.connection_opened()
+
+    def closed(self) -> None:
+        self._metrics.connection_closed()
+
+    def connection_rejected(self, limit: ConnectionLimit, remote: str, caller: Hashable) -> None:
+        self._metrics.connection_rejected(limit)
+        self._audit_log.append_rejected_connection(
+            _unauthenticated_actor(remote), CONNECTION_ACTION, "", str(limit)
+        )
+        suppressed = self._throttle.suppressed((limit, remote, caller))
+        if suppressed is not None:
+            log.warning(
+                "Connection rejected",
+                caller=caller,
+                remote=remote,
+                reason=str(limit),
+                suppressed=suppressed,
+            )
+
+    def handshake_rejected(self, remote: str, reason: str) -> None:
+        self._metrics.count_rejected_request(HANDSHAKE_ROUTE, HANDSHAKE_REJECTED_CODE)
+        self._audit_log.append_rejected_connection(
+            _unauthenticated_actor(remote), HANDSHAKE_ROUTE, "", HANDSHAKE_REJECTED_CODE, reason
+        )
+        suppressed = self._throttle.suppressed((HANDSHAKE_ROUTE, remote, reason))
+        if suppressed is not None:
+            log.warning(
+                _HANDSHAKE_TEXTS.get(reason, "TLS handshake rejected"),
+                remote=remote,
+                reason=reason,
+                suppressed=suppressed,
+            )
+
+
+def _unauthenticated_actor(remote: str) -> Actor:
+    return Actor("", "unknown", remote)

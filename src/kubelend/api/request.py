@@ -1,0 +1,318 @@
+"""Request and application context of the handlers: bodies, query parameters, authorization, responses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+
+from kubelend.api.authentication import Authenticator
+from kubelend.broker import authorization
+from kubelend.broker.agent_sessions import AgentSessions
+from kubelend.broker.audit_log import AuditLog
+from kubelend.broker.membership import Membership
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker, LimitService
+from kubelend.broker.streams import Subscription
+from kubelend.core.errors import BodyTooLarge, Forbidden, IdentityInUse, InvalidInput, TooSlow
+from kubelend.core.lifecycle import Role
+from kubelend.core.models import ClusterId, Reservation, ReservationId
+from kubelend.kits.ratelimit import RateLimiter
+from kubelend.pki.grants import GrantSigner
+from kubelend.pki.identity import Caller
+from kubelend.wire import route, routes
+from kubelend.wire.conversion import RequestLimits
+from kubelend.wire.route import MAX_PAGE_SIZE
+
+Item = TypeVar("Item")
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+
+class AppContext(NamedTuple):
+    """Dependencies of the handlers; created once by the composition root."""
+
+    broker: Broker
+    metrics: Metrics
+    terms: RequestLimits
+    authenticator: Authenticator
+    rate_limiter: RateLimiter
+    membership: Membership
+    limits: LimitService
+    audit_log: AuditLog
+    grant_signer: GrantSigner
+    agent_sessions: AgentSessions
+    version: str
+    read_timeout: float
+    """Seconds within which a body has to arrive."""
+
+
+class RequestContext:
+    """A request of an authenticated caller."""
+
+    __slots__ = ("_path_params", "app", "caller", "request")
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        caller: Caller,
+        context: AppContext,
+        names: Mapping[str, str],
+    ) -> None:
+        self.request = request
+        self.caller = caller
+        self.app = context
+        self._path_params = names
+
+    @property
+    def broker(self) -> Broker:
+        return self.app.broker
+
+    @property
+    def cluster(self) -> ClusterId:
+        """The cluster in the path."""
+        return ClusterId(self._path_params["cluster"])
+
+    @property
+    def reservation(self) -> ReservationId:
+        """The reservation in the path."""
+        return ReservationId(self._path_params["reservation"])
+
+    def path_param(self, name: str) -> str:
+        """Another parameter of the path."""
+        return self._path_params[name]
+
+    async def body(self, kind: type[Body]) -> Body:
+        """Reads and decodes the body within the limits of size and time."""
+        is_here = self.request.content.is_eof()
+        body = await read_body(self.request, kind, self.app.read_timeout)
+        if not is_here:
+            self.reauthenticate()  # the caller may have been revoked meanwhile
+        return body
+
+    async def optional_body(self, kind: type[Body]) -> Body:
+        """Reads a body that may be empty."""
+        body = await read_optional_body(self.request, kind, self.app.read_timeout)
+        self.reauthenticate()
+        return body
+
+    def reauthenticate(self) -> None:
+        """Authenticates the caller again."""
+        self.app.authenticator.recheck(self.request)
+
+    def query_int(self, name: str, default: int, maximum: int) -> int:
+        """Returns an integer from the query."""
+        text = self.request.query.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= maximum):
+            raise InvalidInput(f"{name}: {text[:24]!r} is not an integer from 0 to {maximum}")
+        return int(text)
+
+    def query_bool(self, name: str) -> bool:
+        """Returns a boolean from the query; false if absent."""
+        text = self.request.query.get(name, "false").lower()
+        if text not in {"true", "false"}:
+            raise InvalidInput(f"{name}: {text[:24]!r} is neither true nor false")
+        return text == "true"
+
+    def page_size(self) -> int:
+        return max(1, self.query_int("limit", 100, MAX_PAGE_SIZE))
+
+
+def paginate(
+    found: Sequence[Item], limit: int, key: Callable[[Item], str]
+) -> tuple[Sequence[Item], str]:
+    """Returns one page and the continue token, which is the `key` of its last item.
+
+    Query one item more than `limit`: it shows whether there is a next page.
+    """
+    return found[:limit], key(found[limit - 1]) if len(found) > limit else ""
+
+
+def json_response(body: Any, status: int = 200) -> JsonResponse:
+    """Returns a response with a body of `wire.bodies`."""
+    return JsonResponse(body, status)
+
+
+def check_own_cluster(call: RequestContext, cluster: ClusterId) -> None:
+    """Allows a cluster to see only itself; viewers and administrators see all."""
+    if call.caller.role is Role.CLUSTER and call.caller.cluster != cluster:
+        raise Forbidden(f"{call.caller.name} may not see {cluster}", hint="ask an administrator")
+
+
+async def visible_reservation(call: RequestContext) -> Reservation:
+    """Returns the reservation in the path to its clusters, viewers and administrators."""
+    if call.caller.role is not Role.CLUSTER:
+        return await call.broker.reservation(call.reservation)
+    return await authorization.visible_to(call.broker, call.reservation, call.caller.cluster)
+
+
+async def owned_reservation(call: RequestContext) -> Reservation:
+    """Returns the reservation in the path to its requester and administrators, for a change."""
+    if call.caller.role is Role.ADMIN:
+        call.broker.check_leader()
+        return await call.broker.reservation(call.reservation)
+    return await authorization.owned_by(call.broker, call.reservation, call.caller.cluster)
+
+
+SESSION_ROUTES = frozenset(found.name for found in routes.ROUTES if IdentityInUse in found.errors)
+"""Routes that require the agent session. Certificate renewal does not."""
+
+
+def claim_agent_session(
+    sessions: AgentSessions, name: str, instance: str, caller: Caller, remote: str | None
+) -> None:
+    """Claims or touches the session of an agent; raises `IdentityInUse` while another one is active."""
+    if caller.role is not Role.CLUSTER:
+        return
+    if name in SESSION_ROUTES:
+        sessions.claim(caller.cluster, instance, _request_origin(caller, remote))
+    else:
+        sessions.touch(caller.cluster, instance)
+
+
+def hold_agent_session(
+    call: RequestContext, subscription: Subscription
+) -> AbstractContextManager[None]:
+    """Holds the agent session while its stream is open."""
+    instance, caller = call.request.headers.get(route.AGENT_HEADER), call.caller
+    if not instance:
+        return nullcontext()
+    origin = _request_origin(caller, call.request.remote)
+    return call.app.agent_sessions.hold_open(caller.cluster, instance, origin, subscription)
+
+
+def _request_origin(caller: Caller, remote: str | None) -> str:
+    """Returns the proxy's name, or the remote address without one."""
+    return f"through {caller.proxy}" if caller.via else f"from {remote or 'an unknown address'}"
+
+
+Body = TypeVar("Body")
+
+_HINT_SMALLER_BODY = "send a smaller body"
+
+
+async def read_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
+    """Reads and decodes the body, which has to arrive within `timeout` seconds."""
+    return _decode_body(await _read_bytes(request, timeout), kind)
+
+
+async def read_optional_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
+    """Reads a body that may be empty."""
+    text = await _read_bytes(request, timeout)
+    return _decode_body(text, kind) if text else kind()
+
+
+async def _read_bytes(request: web.BaseRequest, timeout: float) -> bytes:
+    content = request.content
+    if content.is_eof() and content.exception() is None:
+        return _check_body_size(content.read_nowait(), request.client_max_size)
+    return await _wait_for_body(request, timeout)
+
+
+def _check_body_size(text: bytes, largest: int) -> bytes:
+    if len(text) > largest:
+        raise _too_large(len(text), largest)
+    return text
+
+
+def _too_large(size: int | None, largest: int) -> BodyTooLarge:
+    return BodyTooLarge(f"body: {size} bytes are more than {largest}", hint=_HINT_SMALLER_BODY)
+
+
+async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
+    if (request.content_length or 0) > request.client_max_size:
+        raise _too_large(request.content_length, request.client_max_size)
+    try:
+        async with asyncio.timeout(timeout):
+            await _send_continue(request)
+            return await request.read()
+    except TimeoutError:
+        raise TooSlow(
+            "body: timed out while reading", hint="send the body without pauses"
+        ) from None
+    except web.HTTPRequestEntityTooLarge as problem:
+        raise BodyTooLarge(f"body: {problem.text}", hint=_HINT_SMALLER_BODY) from None
+    except web.RequestPayloadError:
+        # Otherwise the server would wait for the rest, and log our response.
+        request.content.feed_eof()
+        raise InvalidInput("body: invalid content or transfer encoding") from None
+
+
+async def _send_continue(request: web.BaseRequest) -> None:
+    """Answers `Expect: 100-continue`, which some clients send before a large body."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the final response has not begun
+
+
+def _decode_body(text: bytes, kind: type[Body]) -> Body:
+    try:
+        body: Body = _body_decoder(kind).decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
+        raise InvalidInput(f"body: {problem}") from None
+    return body
+
+
+def _body_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    known = _BODY_DECODERS.get(kind)
+    if known is None:
+        known = _BODY_DECODERS[kind] = msgspec.json.Decoder(kind)
+    return known
+
+
+_BODY_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+JSON_CONTENT_TYPE: Final = "application/json"
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+class JsonResponse(web.StreamResponse):
+    """A response with a body of `wire.bodies`; can be sent once."""
+
+    def __init__(self, body: Any, status: int = HTTPStatus.OK) -> None:
+        super().__init__(status=status)
+        self.body = _encode_json(body)
+        self._keeps_alive = True
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection stays open after this response."""
+        return self._keeps_alive
+
+    def force_close(self) -> None:
+        self._keeps_alive = False
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
+        """Sends head and body."""
+        self._keeps_alive = self._keeps_alive and request.keep_alive
+        head = _response_head(self.status, self._keeps_alive, int(time.time())) % len(self.body)
+        await request.writer.write(head if request.method == hdrs.METH_HEAD else head + self.body)
+        return request.writer
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Does nothing: `prepare` has sent everything."""
+
+
+@lru_cache(maxsize=64)
+def _response_head(status: int, stays_open: bool, now: int) -> bytes:
+    lines = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        f"Content-Type: {JSON_CONTENT_TYPE}",
+        "Content-Length: %d",
+        f"Date: {formatdate(now, usegmt=True)}",
+        f"Connection: {'keep-alive' if stays_open else 'close'}",
+    )
+    return "\r\n".join((*lines, "", "")).encode("ascii")

@@ -1,0 +1,238 @@
+"""The environment of an agent, built from its settings: cluster source, objects, clock and peering.
+
+The cluster is a real or a simulated one. Each needs libraries that the other does not, which are therefore
+imported where they are used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from kubelend.agent.advertisement import AdvertisementConfig
+from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
+from kubelend.apps.agent_settings import AgentSettings
+from kubelend.core import durations
+from kubelend.core.errors import InvalidInput, InvalidSettings
+from kubelend.core.lending import LendingPolicy
+from kubelend.kits import clock
+from kubelend.peerings.liqoctl import LiqoctlPeering
+from kubelend.peerings.none import NoPeering
+from kubelend.sources import object_semantics
+from kubelend.wire import admin_conversion, bodies
+from kubelend.wire.objects import (
+    Advertisement,
+    Object,
+    ProviderInstruction,
+    ReservationInstruction,
+    ResourceRequest,
+)
+
+Callback = Callable[[], None]
+
+
+async def _no_close() -> None: ...
+
+
+class AgentEnvironment(NamedTuple):
+    """The dependencies of an agent on its cluster."""
+
+    source: ClusterSource
+    objects: LocalObjects
+    clock: Clock
+    namespace: str
+    """Namespace of instruction objects; empty for the namespace of each ResourceRequest."""
+    policy: LendingPolicy | None
+    offer: OfferSettings
+    object_error: Callable[[], str] = lambda: ""
+    """Returns why some objects cannot be used; empty if all can."""
+    watch_error: Callable[[], str] = lambda: ""
+    """Returns why objects cannot be watched at all, which makes the agent unready."""
+    close: Callable[[], Awaitable[None]] = _no_close
+    network_delay: timedelta = timedelta()
+    dies_after: timedelta = timedelta()
+
+
+class OfferSettings(NamedTuple):
+    """What a cluster advertises besides its measured resources."""
+
+    cost: bodies.Cost | None
+    labels: dict[str, str]
+    region: str
+    policy: bodies.LendingPolicy | None
+
+
+NO_OFFER_SETTINGS = OfferSettings(None, {}, "", None)
+
+
+@asynccontextmanager
+async def open_environment(settings: AgentSettings) -> AsyncIterator[AgentEnvironment]:
+    """Opens the environment that the settings select."""
+    if settings.source == "kubernetes":
+        async with open_kubernetes_environment(settings) as around:
+            yield around
+    else:
+        around = simulated_environment(settings)
+        try:
+            yield around
+        finally:
+            await around.close()
+
+
+def advertising_settings(
+    settings: AgentSettings, around: AgentEnvironment, cluster: str
+) -> AdvertisementConfig:
+    return AdvertisementConfig(
+        cluster_id=cluster,
+        cluster_name=settings.cluster_name,
+        cost=around.offer.cost,
+        labels=around.offer.labels,
+        region=around.offer.region,
+        policy=around.offer.policy,
+        endpoint_url=settings.endpoint_url,
+        interval=settings.advertisement_requeue_interval,
+        align=settings.align_to_clock,
+        damping=settings.advertisement_damping,
+        valid_for=settings.advertisement_validity,
+        name=settings.advertisement_name,
+        namespace=settings.advertisement_namespace,
+    )
+
+
+def make_peering(settings: AgentSettings, cluster: str) -> Peering:
+    """Returns the peering implementation; `auto` selects liqoctl if there are kubeconfigs."""
+    if settings.peering == "none" or not settings.kubeconfigs_dir:
+        return NoPeering()
+    return LiqoctlPeering(
+        Path(settings.kubeconfigs_dir),
+        cluster,
+        liqoctl=settings.liqoctl,
+        kubectl=settings.kubectl,
+        timeout=settings.peering_timeout,
+    )
+
+
+def pod_namespace() -> str:
+    """Returns the validated POD_NAMESPACE, or an empty string."""
+    found = os.environ.get("POD_NAMESPACE", "")
+    try:
+        object_semantics.parse_object_key(f"{found or 'default'}/any")
+    except InvalidInput as problem:
+        raise InvalidSettings(f"POD_NAMESPACE: {problem}") from problem
+    return found
+
+
+def offer_settings(
+    settings: AgentSettings, default: OfferSettings = NO_OFFER_SETTINGS
+) -> OfferSettings:
+    """Returns the offer from the flags, with values from `otherwise` where flags are not set."""
+    pairs = (pair.partition("=") for pair in settings.labels.split(",") if pair)
+    labels = {key.strip(): value.strip() for key, _, value in pairs}
+    costs = (settings.cpu_cost, settings.memory_cost, settings.gpu_cost, settings.storage_cost)
+    return OfferSettings(
+        cost=bodies.Cost(*costs, currency=settings.currency) if any(costs) else default.cost,
+        labels=default.labels | labels,
+        region=settings.region or default.region,
+        policy=_read_policy(settings.policy_file),
+    )
+
+
+def lending_policy(settings: AgentSettings, offered: OfferSettings) -> LendingPolicy | None:
+    """Returns the advertised lending policy in the form that the agent enforces."""
+    if offered.policy is None:
+        return None
+    return admin_conversion.to_policy(offered.policy, settings.policy_file)
+
+
+def _read_policy(path: str) -> bodies.LendingPolicy | None:
+    if not path:
+        return None
+    from kubelend.sources import yaml_documents
+
+    try:
+        found = yaml_documents.load_yaml(Path(path).read_bytes()) or {}
+        return yaml_documents.convert_strict(found, bodies.LendingPolicy)
+    except OSError as problem:
+        reason = problem.strerror
+        raise InvalidSettings(f"--policy-file: {path} cannot be read: {reason}") from problem
+    except InvalidInput as problem:
+        hint = problem.hint or "see docs/limits.md"
+        raise InvalidSettings(f"--policy-file: {path}: {problem.message}", hint=hint) from problem
+
+
+@asynccontextmanager
+async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[AgentEnvironment]:
+    """Opens the client without calling the API server: components report their own connection errors."""
+    # Imported here: the agent of a simulated cluster does not need the Kubernetes client.
+    from kubelend.kube import config
+    from kubelend.kube.client import Client
+    from kubelend.sources.kubernetes import KubernetesSource
+    from kubelend.sources.kubernetes_objects import KubernetesObjects
+
+    namespace = _instruction_namespace(settings)
+    offered = offer_settings(settings)
+    policy = lending_policy(settings, offered)
+    async with Client.open(config.load_config(settings.kubeconfig)) as client:
+        objects = KubernetesObjects(client, _namespaces_by_kind(settings, namespace))
+        yield AgentEnvironment(
+            source=KubernetesSource(client),
+            objects=objects,
+            clock=clock.utc_now,
+            namespace=namespace,
+            policy=policy,
+            offer=offered,
+            object_error=lambda: objects.problem,
+            watch_error=lambda: objects.watch_problem,
+        )
+
+
+def _instruction_namespace(settings: AgentSettings) -> str:
+    """Namespace of instruction objects. Defaults to the only namespace that the agent watches."""
+    given = settings.instruction_namespace or pod_namespace()
+    return given or settings.request_namespace
+
+
+def _namespaces_by_kind(settings: AgentSettings, namespace: str) -> dict[type[Object], str]:
+    """Returns the namespace to watch for each kind, so that RBAC can be limited to it."""
+    return {
+        Advertisement: settings.advertisement_namespace,
+        ResourceRequest: settings.request_namespace,
+        ReservationInstruction: namespace,
+        ProviderInstruction: namespace or "default",
+    }
+
+
+def simulated_environment(settings: AgentSettings) -> AgentEnvironment:
+    """Returns the environment; the caller must close it."""
+    # Imported here: the agent of a real cluster does not need the simulation.
+    from kubelend.sources import simulation_spec
+    from kubelend.sources.file_objects import FileObjects
+    from kubelend.sources.memory_objects import MemoryObjects
+    from kubelend.sources.simulation import SimulatedSource
+
+    described = simulation_spec.load_simulation_spec(Path(settings.simulation))
+    now = _skewed_clock(durations.parse_duration(described.agent.clock_skew))
+    described_offer = OfferSettings(described.cost, described.labels, described.region, None)
+    offered = offer_settings(settings, described_offer)
+    around = AgentEnvironment(
+        source=SimulatedSource(described, clock.utc_now),
+        objects=MemoryObjects(now),
+        clock=now,
+        namespace=settings.instruction_namespace or pod_namespace(),
+        policy=lending_policy(settings, offered),
+        offer=offered,
+        network_delay=durations.parse_duration(described.agent.network_delay),
+        dies_after=durations.parse_duration(described.agent.dies_after or "0s"),
+    )
+    if not settings.objects_dir:
+        return around
+    files = FileObjects(Path(settings.objects_dir), now)
+    return around._replace(objects=files, object_error=lambda: files.problem, close=files.close)
+
+
+def _skewed_clock(skew: timedelta) -> Clock:
+    return (lambda: clock.utc_now() + skew) if skew else clock.utc_now

@@ -1,0 +1,397 @@
+"""The broker's CA: loaded from its directory, reloaded after a rotation, and published to joining clusters.
+
+Implements the port `CertificateAuthority` of the broker with `kubelend.pki`. It also determines the CA that
+issued the broker's own certificate, because joining clusters verify the broker by the hash of that CA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import structlog
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from kubelend.api.authentication import Authenticator
+from kubelend.apps.settings import BrokerSettings
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.ports import Issued, SigningRequest
+from kubelend.broker.writer import LedgerWriter
+from kubelend.core.errors import InvalidSettings, Unavailable
+from kubelend.core.members import Certificate
+from kubelend.kits import files
+from kubelend.kits.files import AtomicDirectory
+from kubelend.pki import authority as pki_authority
+from kubelend.pki import csr as pki_csr
+from kubelend.pki import files as pki_files
+from kubelend.pki import identity, keys, passphrases, tokens
+from kubelend.pki import x509 as pki_x509
+from kubelend.pki.authority import Authority
+from kubelend.pki.files import Credentials
+from kubelend.pki.identity import Profile
+from kubelend.pki.keys import PublicKey
+from kubelend.pki.passphrases import Passphrase
+from kubelend.transports import tls
+from kubelend.transports.tls import FileReloader, ReportError
+
+_PUBLIC_FILES = (files.CA_CERTIFICATES, files.TLS_CERTIFICATE, pki_files.DROPPED_CERTIFICATES)
+_AUTHORITY_FILES = (
+    *pki_files.OWN_LAYOUT,
+    *pki_files.CERT_MANAGER_LAYOUT,
+    pki_files.CROSS_CERTIFICATES,
+)
+
+
+class _PublicPart(NamedTuple):
+    """What can be read without the private key."""
+
+    trusted: tuple[x509.Certificate, ...]
+    dropped: tuple[x509.Certificate, ...]
+
+
+class ReloadingAuthority:
+    """Signs with the current CA of a directory and reloads it when its files change."""
+
+    def __init__(
+        self,
+        directory: Path,
+        passphrase: Callable[[], Passphrase | None],
+        server: Path,
+        lifetime: timedelta,
+        report: ReportError,
+    ) -> None:
+        """`server` is the directory of the broker's own certificate.
+
+        `passphrase` is called whenever the key is read, because a rotation may change it.
+        """
+        self.lifetime = lifetime
+        self._no_longer_trusted: set[x509.Certificate] = set()
+        """CAs that this process no longer trusts, whether or not a file lists them as dropped."""
+        self._server = server
+        self._reloader = FileReloader(
+            directory, lambda path: Authority.load(path, passphrase()), report, _AUTHORITY_FILES
+        )
+        self._public_reloader = FileReloader(directory, _load_public, report, _PUBLIC_FILES)
+        self.find_trust_anchor()
+
+    @property
+    def current(self) -> Authority:
+        return self._reloader.current
+
+    @property
+    def trusted(self) -> tuple[x509.Certificate, ...]:
+        """CAs that certificate holders have to trust. While the key cannot be read, those in `ca.crt`."""
+        if self._reloader.problem is None:
+            return self.current.trusted
+        return self._public_reloader.current.trusted
+
+    @property
+    def dropped(self) -> set[x509.Certificate]:
+        """Former CAs that are no longer trusted, because their rotation is finished."""
+        return {*self._public_reloader.current.dropped, *self._no_longer_trusted}.difference(
+            self.trusted
+        )
+
+    def refresh(self) -> bool:
+        """Reloads changed files; returns whether anything changed."""
+        before = (self.trusted, self.dropped)
+        has_new_key = self._reloader.refresh()
+        self._public_reloader.refresh()
+        self._no_longer_trusted |= set(before[0]).difference(self.trusted)
+        if not has_new_key and before == (self.trusted, self.dropped):
+            return False
+        self._update_published()
+        return True
+
+    def find_trust_anchor(self) -> None:
+        """Determines which CA joining clusters need to verify the broker; it may be another one than ours.
+
+        Must be called again when the CA or the broker's own certificate has changed.
+        """
+        shown = pki_files.load_certificates(self._server / files.TLS_CERTIFICATE)
+        others = pki_files.load_certificates(self._server / files.CA_CERTIFICATES)
+        self._anchor = _trust_anchor(shown, (*self.trusted, *others)) or self.current.certificate
+        self._update_published()
+
+    def signing_authority(self) -> Authority:
+        """Returns the CA for signing; raises `InvalidSettings` if changed files cannot be loaded.
+
+        It does not fall back to the previous CA, which may have been replaced because its key was stolen.
+        """
+        if self._reloader.problem is not None:
+            raise InvalidSettings(
+                "the CA on disk cannot be loaded", hint="see the broker's log for the reason"
+            )
+        return self.current
+
+    # -- port CertificateAuthority
+
+    @property
+    def pin(self) -> str:
+        return self._pin
+
+    @property
+    def authorities(self) -> str:
+        return self._authorities
+
+    def parse_csr(self, csr: str) -> SigningRequest:
+        checked = pki_csr.check_csr(csr)
+        claims, key = checked.claims, checked.public_key
+        identity.client_profile(claims.name, claims.role)
+        return SigningRequest(claims.role, claims.name, tokens.pin_of_key(key), key)
+
+    def issue(
+        self,
+        applicant: SigningRequest,
+        now: datetime,
+        not_before: datetime | None,
+        max_lifetime: timedelta | None = None,
+    ) -> Issued:
+        profile = identity.client_profile(applicant.name, applicant.role)
+        try:
+            authority = self.signing_authority()
+            certificate = authority.sign(
+                profile,
+                cast("PublicKey", applicant.public_key),
+                min(self.lifetime, max_lifetime or self.lifetime),
+                now=now,
+                not_before=not_before,
+            )
+        except InvalidSettings as problem:
+            raise Unavailable(
+                f"certificates cannot be issued at present: {problem.message}", hint=problem.hint
+            ) from problem
+        known = Certificate(
+            f"{certificate.serial_number:x}",
+            now,
+            certificate.not_valid_after_utc,
+            tokens.ca_pin(authority.certificate),
+        )
+        chain = pki_files.to_pem([certificate, *authority.chain]).decode()
+        return Issued(chain, self.authorities, known, certificate.not_valid_before_utc)
+
+    def _update_published(self) -> None:
+        # Immediately after a CA change: holders of a certificate of the new CA have to trust it.
+        self._pin = str(tokens.ca_pin(self._anchor))
+        trusted = dict.fromkeys((*self.trusted, self._anchor))
+        self._authorities = pki_files.to_pem(trusted).decode()
+
+
+def _load_public(directory: Path) -> _PublicPart:
+    return _PublicPart(pki_files.load_trusted(directory), pki_files.load_dropped(directory))
+
+
+def _trust_anchor(
+    shown: Sequence[x509.Certificate], candidates: Iterable[x509.Certificate]
+) -> x509.Certificate | None:
+    """Returns the candidate that issued the broker's certificate or a link of its chain."""
+    for link in shown:
+        for candidate in candidates:
+            if pki_x509.is_issued_by(link, candidate):
+                return candidate
+    return None
+
+
+_CERTIFICATE_FILES = (files.TLS_CERTIFICATE, files.TLS_KEY, files.CA_CERTIFICATES)
+
+log = structlog.get_logger("kubelend.broker")
+
+
+class ServerCertificateRenewer:
+    """Renews the server certificate in one directory."""
+
+    def __init__(self, directory: Path, authority: ReloadingAuthority) -> None:
+        self._directory = directory
+        self._authority = authority
+        self._files = AtomicDirectory(directory, _CERTIFICATE_FILES)
+        self._logged_reason = ""
+
+    async def renew_if_due(self, now: datetime) -> bool:
+        """Renews if due; returns whether it did. A failure is logged once and retried later."""
+        try:
+            old = pki_files.load_credentials(self._directory)
+            if not self._is_due(old, now):
+                return False
+            if reason := self._files.write_problem():
+                self._warn_once("Server certificate is managed externally, not renewing it", reason)
+                return False
+            return await asyncio.to_thread(self._renew, old, now)
+        except (InvalidSettings, OSError) as problem:
+            self._warn_once("Server certificate renewal failed, will retry", str(problem))
+            return False
+
+    def _is_due(self, old: Credentials, now: datetime) -> bool:
+        # Including CAs dropped by a finished rotation: nobody trusts their certificates any more.
+        ours = (*self._authority.trusted, *self._authority.dropped)
+        if not any(pki_x509.is_issued_by(old.certificate, each) for each in ours):
+            return False
+        return (
+            now >= pki_x509.renewal_time(old.certificate)
+            or not pki_x509.is_issued_by(old.certificate, self._authority.current.certificate)
+            or self._trusted(old) != old.authorities
+        )
+
+    def _renew(self, old: Credentials, now: datetime) -> bool:
+        authority = self._authority.signing_authority()
+        key = keys.generate(keys.algorithm_of_successor(old.key))
+        lifetime = pki_x509.lifetime_of(old.certificate)
+        certificate = authority.sign(
+            _profile_of(old.certificate), key.public_key(), lifetime, now=now
+        )
+        new = Credentials(certificate, key, self._trusted(old), authority.chain)
+        with self._files.try_lock() as is_ours:
+            if not is_ours:
+                return False
+            self._files.switch_to(self._files.stage(pki_csr.credential_files(new)))
+        self._logged_reason = ""
+        end = certificate.not_valid_after_utc
+        log.info(
+            "Server certificate renewed", path=str(self._directory), expires_at=end.isoformat()
+        )
+        return True
+
+    def _trusted(self, old: Credentials) -> tuple[x509.Certificate, ...]:
+        """Returns our CA and the others in `ca.crt`, without those that were dropped."""
+        ours = self._authority.trusted
+        others = (
+            each
+            for each in old.authorities
+            if each not in ours and each not in self._authority.dropped
+        )
+        return (*ours, *others)
+
+    def _warn_once(self, message: str, reason: str) -> None:
+        if reason != self._logged_reason:
+            self._logged_reason = reason
+            log.warning(message, path=str(self._directory), reason=reason)
+
+
+def _profile_of(certificate: x509.Certificate) -> Profile:
+    """Returns the subject and names of the certificate, for its successor."""
+    names = pki_authority.find_extension(certificate, x509.SubjectAlternativeName)
+    return Profile(
+        certificate.subject, ExtendedKeyUsageOID.SERVER_AUTH, tuple(names) if names else ()
+    )
+
+
+class CertificateManager:
+    """Reloads certificate files and applies them; `follow` is a root task."""
+
+    def __init__(self, settings: BrokerSettings, writer: LedgerWriter, metrics: Metrics) -> None:
+        self._directory = settings.certificate_directory
+        self._interval = settings.certificate_check_interval.total_seconds()
+        self._writer = writer
+        self._metrics = metrics
+        self._reported_dropped: set[x509.Certificate] = set()
+        self.authority = _open_authority(settings)
+        self._has_new_authority = False
+        authority = self.authority
+        self._server_renewer = (
+            None if authority is None else ServerCertificateRenewer(self._directory, authority)
+        )
+        self._server_reloader = tls.ReloadingServerContext(
+            self._directory, report=_log_certificate_error, authorities=self._trusted_pem
+        )
+        # Reads the same files as the context above, which reports their errors.
+        self._enrolment_reloader = tls.ReloadingServerContext(
+            self._directory, report=lambda _: None, require_certificate=False
+        )
+        self.server_context = self._server_reloader.context
+        """TLS context of the REST interface, which requires a client certificate."""
+        self.enrolment_context = self._enrolment_reloader.context
+        """TLS context of the enrolment interface, which requests no client certificate."""
+        self.authenticator = Authenticator(
+            self._directory, writer, self._server_reloader, trust_proxies=settings.trust_proxies
+        )
+
+    async def run(self) -> None:
+        """Reloads changed files until cancelled. New connections use the new certificate, open ones stay.
+
+        If a CA was removed, open connections are re-authenticated at their next call.
+        """
+        self._update_metrics()
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self._interval)
+
+    async def refresh(self) -> None:
+        """Checks all files once, and renews the broker's own certificate if due."""
+        if self.authority is not None and self.authority.refresh():
+            self._has_new_authority = True
+            log.info("CA reloaded")
+        if self._server_renewer is not None:
+            await self._server_renewer.renew_if_due(self._writer.clock())
+        self._enrolment_reloader.refresh()
+        believed = self._server_reloader.generation
+        if self._server_reloader.refresh(again=self._has_new_authority):
+            self._has_new_authority = False
+            log.info("Certificates reloaded", path=str(self._directory))
+            self._apply_reloaded()
+        if self._server_reloader.generation != believed:
+            log.warning("CA is no longer trusted, re-authenticating open connections")
+            self._writer.streams.wake_all()
+
+    def _trusted_pem(self) -> str:
+        """Returns the CAs that verify clients, in PEM form. Dropped CAs are excluded even if in `ca.crt`."""
+        if self.authority is None:
+            return ""
+        own = pki_files.load_certificates(self._directory / files.CA_CERTIFICATES)
+        dropped = self.authority.dropped
+        self._report_dropped(dropped.intersection(own))
+        believed = dict.fromkeys((*own, *self.authority.trusted))
+        return pki_files.to_pem(each for each in believed if each not in dropped).decode()
+
+    def _report_dropped(self, dropped: set[x509.Certificate]) -> None:
+        for each in dropped - self._reported_dropped:
+            log.warning(
+                "Ignoring CA in ca.crt that was dropped by a rotation",
+                path=str(self._directory / files.CA_CERTIFICATES),
+                ca=each.subject.rfc4514_string(),
+                pin=str(tokens.ca_pin(each)),
+            )
+        self._reported_dropped |= dropped
+
+    def _apply_reloaded(self) -> None:
+        try:
+            self.authenticator.refresh()
+            if self.authority is not None:
+                self.authority.find_trust_anchor()
+            self._update_metrics()
+        except InvalidSettings as problem:  # the files are being changed, and will be read again
+            _log_certificate_error(problem)
+
+    def _update_metrics(self) -> None:
+        self._metrics.set_certificate_expiry("server", tls.certificate_expiry(self._directory))
+        if self.authority is not None:
+            end = self.authority.current.certificate.not_valid_after_utc
+            self._metrics.set_certificate_expiry("authority", end)
+
+
+def _open_authority(settings: BrokerSettings) -> ReloadingAuthority | None:
+    if not settings.ca_path:
+        return None
+    file = Path(settings.ca_passphrase_file) if settings.ca_passphrase_file else None
+
+    def passphrase() -> Passphrase | None:
+        return passphrases.load_passphrase(file, os.environ)
+
+    return ReloadingAuthority(
+        Path(settings.ca_path),
+        passphrase,
+        settings.certificate_directory,
+        settings.certificate_lifetime,
+        _log_authority_error,
+    )
+
+
+def _log_authority_error(problem: InvalidSettings) -> None:
+    log.error("CA reload failed, not issuing certificates", error=str(problem))
+
+
+def _log_certificate_error(problem: InvalidSettings) -> None:
+    log.error("Certificate reload failed, keeping the previous ones", error=str(problem))

@@ -1,0 +1,316 @@
+"""Fixtures of the benchmarks: random but reproducible clusters and requests, certificates, and filled stores.
+
+Cluster sizes follow what people run: many small clusters, few large ones, some with GPUs, most with prices,
+a few cordoned or stale.
+"""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from msgspec.structs import replace
+
+from kubelend.core.events import Change
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.models import (
+    REGION_LABEL,
+    Advertisement,
+    Cluster,
+    ClusterId,
+    Request,
+    RequestKey,
+    Reservation,
+    ReservationId,
+)
+from kubelend.core.prices import BILLIONTHS, Prices
+from kubelend.core.resources import NOTHING, Resources
+from kubelend.envtest.processes import TemporaryDeployment
+from kubelend.kits import clock
+from kubelend.pki import files, identity, keys
+from kubelend.pki.files import Credentials
+from kubelend.stores import factory
+from kubelend.transports import tls
+from kubelend.wire import bodies, conversion, quantities, route, routes
+
+GIB, MIB = 2**30, 2**20
+REQUESTER = ClusterId("requester")
+DURATION = timedelta(hours=1)
+
+_NODE_COUNTS = ((3, 40), (6, 30), (20, 20), (60, 8), (250, 2))
+_CORES_PER_NODE = (4, 8, 16, 32, 64)
+_GIB_PER_CORE = (2, 4, 8)
+_REGIONS = ("eu-central", "eu-west", "us-east", "us-west", "ap-south")
+
+
+def make_clusters(
+    count: int, now: datetime, *, seed: int = 1, all_open: bool = False
+) -> list[Cluster]:
+    """Returns clusters ordered by ID, valid for a day. With `all_open`, none is cordoned or stale."""
+    random = Random(seed)  # noqa: S311 - must be reproducible
+    return [_make_cluster(cluster_name(number), now, random, all_open) for number in range(count)]
+
+
+def cluster_name(number: int) -> ClusterId:
+    """Returns names of equal length, so that they sort by number."""
+    return ClusterId(f"cluster-{number:06d}")
+
+
+def small_requests(count: int, *, seed: int = 2) -> list[Request]:
+    """Returns requests for a few pods, which fit nearly every cluster."""
+    random = Random(seed)  # noqa: S311 - as above
+    return [
+        _make_request(
+            Resources(cpu=random.randint(1, 20) * 100, memory=random.randint(1, 32) * GIB // 8)
+        )
+        for _ in range(count)
+    ]
+
+
+def tiny_requests(count: int, *, seed: int = 5) -> list[Request]:
+    """Returns requests so small that no run exhausts the fleet."""
+    random = Random(seed)  # noqa: S311 - as above
+    return [
+        _make_request(Resources(cpu=random.randint(1, 9), memory=random.randint(1, 9) * MIB))
+        for _ in range(count)
+    ]
+
+
+def large_requests(
+    count: int, fleet: Sequence[Cluster], now: datetime, *, seed: int = 3
+) -> list[Request]:
+    """Returns requests for nearly all resources of one of the largest clusters; hardly any other fits."""
+    random = Random(seed)  # noqa: S311 - as above
+    usable = [one.ceiling for one in fleet if one.cordon is None and not one.is_stale(now)]
+    freest = sorted(usable, key=lambda free: (free.gpu > 0, free.cpu), reverse=True)[:count]
+    return [_make_request(_most_of(random.choice(freest))) for _ in range(count)]
+
+
+def with_other_pods(cluster: Cluster) -> Cluster:
+    """Returns the cluster with one pod of 100m CPU more, or less if it is full."""
+    offer = cluster.advertisement
+    change = Resources(cpu=100 if cluster.ceiling.cpu >= 100 else -100)
+    return replace(cluster, advertisement=replace(offer, allocated=offer.allocated + change))
+
+
+def _make_cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cluster:
+    allocatable = _random_size(random)
+    used = random.uniform(0.15, 0.9)
+    stale = random.random() < 0.02 and not all_open
+    cordoned = random.random() < 0.02 and not all_open
+    advertisement = Advertisement(
+        cluster=id,
+        capacity=_share(allocatable, 1.05),
+        allocatable=allocatable,
+        allocated=_share(allocatable, used),
+        sent_at=now,
+        name=f"Cluster {id}",
+        prices=_random_prices(random) if random.random() < 0.7 else None,
+        labels={REGION_LABEL: random.choice(_REGIONS), "tier": random.choice(("spot", "regular"))},
+        endpoint=f"https://{id}.example.org:6443",
+    )
+    until = now - timedelta(minutes=1) if stale else now + timedelta(days=1)
+    return Cluster(advertisement, now, until, "maintenance" if cordoned else None)
+
+
+def _random_size(random: Random) -> Resources:
+    sizes, weights = zip(*_NODE_COUNTS, strict=True)
+    (nodes,) = random.choices(sizes, weights)
+    cores, ratio = random.choice(_CORES_PER_NODE), random.choice(_GIB_PER_CORE)
+    # The kubelet reserves a part of each node, so amounts are never round.
+    return Resources(
+        cpu=nodes * (cores * 1000 - random.randint(60, 200)),
+        memory=nodes * (cores * ratio * GIB - random.randint(200_000, 900_000) * 1024),
+        gpu=nodes * random.choice((1, 2, 4)) if random.random() < 0.15 else 0,
+        storage=nodes * random.randint(50, 500) * GIB,
+    )
+
+
+def _share(amounts: Resources, share: float) -> Resources:
+    return Resources(
+        cpu=int(amounts.cpu * share),
+        memory=int(amounts.memory * share) // 1024 * 1024,
+        gpu=int(amounts.gpu * share),
+        storage=int(amounts.storage * share) // 1024 * 1024,
+    )
+
+
+def _random_prices(random: Random) -> Prices:
+    def cents(least: float, most: float) -> int:
+        return round(random.uniform(least, most) * 1000) * BILLIONTHS // 1000
+
+    return Prices("USD", cpu=cents(0.01, 0.09), memory=cents(0.001, 0.01), gpu=cents(0.4, 3))
+
+
+def _most_of(free: Resources) -> Resources:
+    most = _share(free, 0.9)
+    return Resources(max(most.cpu, 1), max(most.memory, 1), most.gpu, most.storage)
+
+
+def _make_request(wanted: Resources) -> Request:
+    return Request(REQUESTER, wanted, DURATION)
+
+
+_COMMIT_SIZE = 2_000
+_LIVE_SHARE = 5
+"""One reservation in this many is live; the others have ended, but are still within their retention."""
+
+
+def fill_store(
+    store: Path | str, clusters: Sequence[Cluster], reservations: int, now: datetime
+) -> None:
+    """Creates a store with these clusters and a number of reservations."""
+    changes = _make_changes(clusters, reservations, now)
+    opened = factory.open_store(str(store))
+    try:
+        revision = 0
+        while group := list(islice(changes, _COMMIT_SIZE)):
+            revision += len(group)
+            opened.commit(group, revision)
+    finally:
+        opened.close()
+
+
+def _make_changes(
+    clusters: Sequence[Cluster], reservations: int, now: datetime
+) -> Iterator[Change]:
+    random = Random(4)  # noqa: S311 - must be reproducible
+    yield from clusters
+    for number in range(reservations):
+        yield _make_reservation(
+            number, random.choice(clusters), len(clusters) + number + 1, now, random
+        )
+
+
+def _make_reservation(
+    number: int, provider: Cluster, revision: int, now: datetime, random: Random
+) -> Reservation:
+    live = number % _LIVE_SHARE == 0
+    age = timedelta(seconds=random.uniform(60, 1800))
+    active = random.random() < 0.7
+    return Reservation(
+        id=ReservationId(f"rsv-{REQUESTER}-{number:013d}"),
+        request=Request(
+            requester=REQUESTER,
+            resources=Resources(
+                cpu=random.randint(1, 8) * 10, memory=random.randint(1, 64) * 2**20
+            ),
+            duration=DURATION,
+            key=RequestKey(f"request-{number}"),
+        ),
+        created_at=now - age,
+        phase=(Phase.ACTIVE if active else Phase.RESERVED) if live else Phase.RELEASED,
+        reason=(Reason.IN_USE if active else Reason.LOCKED) if live else Reason.BY_REQUESTER,
+        message=f"Locked on {provider.id}" if live else f"Released by requester {REQUESTER}",
+        target=provider.id,
+        ticket=revision,
+        reserved_at=now - age,
+        expires_at=now - age + DURATION,
+        acknowledged_at=now - age + timedelta(milliseconds=80),
+        activated_at=now - age + timedelta(seconds=5) if active else None,
+        finished_at=None if live else now - age + timedelta(seconds=40),
+        revision=revision,
+    )
+
+
+_CERTIFICATE_LIFETIME = timedelta(days=1)
+
+
+class FleetCertificates:
+    """The certificates of clusters, in the forms that a client or a proxy presents."""
+
+    def __init__(self, trial: TemporaryDeployment, names: Sequence[ClusterId]) -> None:
+        self._names = names
+        self._authority = trial.authority
+        self._directory = trial.directory / "fleet"
+        self._key = keys.generate(keys.Algorithm.P256)
+        self._certificates: list[x509.Certificate] = []
+
+    def issue(self) -> Iterator[int]:
+        """Issues the certificates and yields the number issued so far, for progress output."""
+        now, public = clock.utc_now(), self._key.public_key()
+        for number, name in enumerate(self._names, 1):
+            signed = self._authority.sign(
+                identity.client_profile(name), public, _CERTIFICATE_LIFETIME, now=now
+            )
+            self._certificates.append(signed)
+            yield number
+
+    def client_cert_header(self, number: int) -> bytes:
+        """Returns the Client-Cert header value (RFC 9440) of a cluster."""
+        return b":%s:" % base64.b64encode(self._certificates[number].public_bytes(Encoding.DER))
+
+    def context(self, number: int) -> ssl.SSLContext:
+        """Returns the TLS context of a cluster."""
+        return tls.client_context(self.directory(number))
+
+    def directory(self, number: int) -> Path:
+        """Returns the directory with the certificate of a cluster."""
+        directory = self._directory / self._names[number]
+        if not directory.exists():
+            shown = Credentials(
+                self._certificates[number], self._key, (self._authority.certificate,)
+            )
+            files.save_credentials(directory, shown)
+        return directory
+
+
+_HOST_HEADER = b"Host: localhost\r\n"
+
+
+def healthz_request() -> bytes:
+    """Returns a GET of /healthz."""
+    return b"GET %s HTTP/1.1\r\n%s\r\n" % (
+        routes.ROUTES_BY_NAME["healthz"].path.encode(),
+        _HOST_HEADER,
+    )
+
+
+def advertisement_request(cluster: Cluster, client_cert: bytes = b"") -> bytes:
+    """Returns a POST of an advertisement, with a Client-Cert header if a proxy sends it."""
+    request = _post_request("publish", conversion.from_cluster(cluster, NOTHING))
+    return (
+        _with_header(request, identity.CLIENT_CERT_HEADER, client_cert) if client_cert else request
+    )
+
+
+def reservation_requests(request: Request, keys: str) -> Callable[[int], bytes]:
+    """Returns a function that builds the same request with a different idempotency key for each number."""
+    body = bodies.ReservationRequest(
+        requested_resources=quantities.to_quantities(request.resources),
+        duration=f"{round(request.duration.total_seconds())}s",
+    )
+    before, after = _with_header(
+        _post_request("reserve", body), route.IDEMPOTENCY_KEY, b"%s-#" % keys.encode()
+    ).split(b"#", 1)
+
+    def numbered(number: int) -> bytes:
+        return b"%s%d%s" % (before, number, after)
+
+    return numbered
+
+
+def _post_request(route: str, body: bodies.Body) -> bytes:
+    text = msgspec.json.encode(body)
+    return (
+        b"POST %s HTTP/1.1\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        % (
+            routes.ROUTES_BY_NAME[route].path.encode(),
+            _HOST_HEADER,
+            len(text),
+            text,
+        )
+    )
+
+
+def _with_header(request: bytes, name: str, value: bytes) -> bytes:
+    line, _, rest = request.partition(b"\r\n")
+    return b"%s\r\n%s: %s\r\n%s" % (line, name.encode(), value, rest)

@@ -1,0 +1,245 @@
+"""The audit log of the broker: appending rejections, throttled; search; truncation by age.
+
+Changes write their audit entries through the writer. Rejections change nothing and are appended here,
+summarized when one caller causes many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import structlog
+from msgspec.structs import replace
+
+from kubelend.broker.writer import LedgerWriter
+from kubelend.core import audit_log
+from kubelend.core.audit_log import Actor, AuditEntry, AuditLine, AuditRecord
+from kubelend.core.errors import Hidden, KubelendError
+from kubelend.core.events import AuditLogTruncated
+from kubelend.core.lifecycle import Role
+from kubelend.kits.ratelimit import rate_limit_key
+
+LINES_PER_READ = 500
+"""Lines per read: the store cannot commit meanwhile."""
+
+MAX_READS_PER_SEARCH = 40
+"""Reads per search; its result says where to continue."""
+
+MAX_TRUNCATED_LINES = 10_000
+"""Lines truncated at a time."""
+
+HIDDEN_CODE = "Hidden"
+"""Code in the audit log for an error that the caller sees as NotFound."""
+
+log = structlog.get_logger("kubelend.broker")
+
+
+class SearchResult(NamedTuple):
+    """Result of a search, newest first; `before` continues it, None at the start of the log."""
+
+    lines: list[tuple[AuditRecord, bytes]]
+    before: int | None
+
+
+class AuditLog:
+    """Appends, searches and truncates. Use `run` as a root task."""
+
+    def __init__(self, writer: LedgerWriter, retention: timedelta) -> None:
+        self._writer = writer
+        self._retention = retention
+        """Zero keeps all lines."""
+        self._throttle = AuditThrottle()
+
+    async def run(self, interval: float = 10.0) -> None:
+        """Writes summaries of suppressed rejections and truncates old lines. Runs until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(interval)
+                await self._try_truncate()
+        finally:  # summarize what was only counted before the store closes
+            for entry in self._throttle.all_summaries(self._writer.clock()):
+                self._writer.append_audit(entry)
+
+    def append_rejection(
+        self, actor: Actor, action: str, subject: str, error: KubelendError
+    ) -> None:
+        """Records that a request was rejected, and why."""
+        code = HIDDEN_CODE if isinstance(error, Hidden) else error.code
+        self.append_rejected_connection(actor, action, subject, code, error.message)
+
+    def append_rejected_connection(
+        self, actor: Actor, action: str, subject: str, code: str, message: str = ""
+    ) -> None:
+        """Records a rejected connection or handshake, which has no error response."""
+        now = self._writer.clock()
+        entry = AuditEntry(now, actor, action, subject, code=code, message=message)
+        if self._throttle.admit(entry):
+            self._writer.append_audit(entry)
+
+    async def search(
+        self, matches: Callable[[AuditRecord], bool], before: int | None, limit: int
+    ) -> SearchResult:
+        """Returns the newest matching lines before a number."""
+        start, end = await self._writer.query_store(lambda store: store.audit_log_bounds())
+        at = end.number + 1 if before is None else min(before, end.number + 1)
+        found: list[tuple[AuditRecord, bytes]] = []
+        for _ in range(MAX_READS_PER_SEARCH):
+            if at <= start.number + 1 or len(found) >= limit:
+                break
+            first = max(start.number, at - 1 - LINES_PER_READ)
+            found += await self._read_matching(first, at - 1 - first, matches)
+            at = first + 1
+        lines = found[:limit]
+        if len(found) > limit:
+            at = lines[-1][0].number
+        return SearchResult(lines, at if at > start.number + 1 else None)
+
+    async def truncate(self) -> None:
+        """Writes due summaries; on the leader, truncates a batch of old lines."""
+        now = self._writer.clock()
+        if self._writer.unready is not None:
+            return
+        for entry in self._throttle.due_summaries(now):
+            self._writer.append_audit(entry)
+        if self._retention and self._writer.is_leader:
+            await self._truncate_before(now - self._retention)
+
+    async def _try_truncate(self) -> None:
+        try:
+            await self.truncate()
+        except KubelendError as problem:  # the writer reloads the store
+            log.warning("Audit log truncation failed, will retry", error=str(problem))
+
+    async def _read_matching(
+        self, after: int, count: int, matches: Callable[[AuditRecord], bool]
+    ) -> list[tuple[AuditRecord, bytes]]:
+        """Returns matching lines, newest first. After a truncation the store returns later ones, too."""
+        lines = await self._writer.query_store(lambda store: store.audit_lines(after, count))
+        own = (line for line in reversed(lines) if line.number <= after + count)
+        told = ((audit_log.decode_line(line), line.digest) for line in own)
+        return [(one, digest) for one, digest in told if matches(one)]
+
+    async def _truncate_before(self, moment: datetime) -> None:
+        last = await self._last_before(moment)
+        if last is None:
+            return
+        told = audit_log.truncation_entry(last, self._writer.clock(), moment)
+        self._writer.persist([AuditLogTruncated(last.number), told])
+        await self._writer.wait_durable()
+
+    async def _last_before(self, moment: datetime) -> AuditLine | None:
+        """Returns the last of the oldest lines from before a moment, by binary search."""
+        (oldest,) = await self._writer.query_store(lambda store: store.audit_lines(0, 1)) or (None,)
+        if oldest is None or audit_log.decode_line(oldest).at >= moment:
+            return None
+        low, high = oldest.number, oldest.number + MAX_TRUNCATED_LINES
+        while low < high:  # `low` is from before the moment; lines above `high` are not considered
+            middle = (low + high + 1) // 2
+            if await self._is_before(middle, moment):
+                low = middle
+            else:
+                high = middle - 1
+        (last,) = await self._writer.query_store(lambda store: store.audit_lines(low - 1, 1))
+        return last
+
+    async def _is_before(self, number: int, moment: datetime) -> bool:
+        lines = await self._writer.query_store(lambda store: store.audit_lines(number - 1, 1))
+        return (
+            bool(lines)
+            and lines[0].number == number
+            and audit_log.decode_line(lines[0]).at < moment
+        )
+
+
+THROTTLE_WINDOW = timedelta(minutes=1)
+MAX_FULL_ENTRIES = 20
+"""Entries of one kind that are written in full within a window."""
+
+MAX_FULL_UNAUTHENTICATED = 100
+"""The same for all unauthenticated callers together."""
+
+MAX_KINDS, MAX_UNAUTHENTICATED_KINDS = 10_000, 100
+"""Maximum number of kinds that are counted separately."""
+
+_RejectionKind = tuple[str, ...]
+_AUTHENTICATED_ROLES = frozenset(Role)
+_OTHER_KINDS: _RejectionKind = ()
+
+
+class AuditThrottle:
+    """Counts recent rejections by caller, action and code."""
+
+    def __init__(self) -> None:
+        self._authenticated: dict[_RejectionKind, _ThrottleWindow] = {}
+        self._unauthenticated: dict[_RejectionKind, _ThrottleWindow] = {}
+
+    def admit(self, entry: AuditEntry) -> bool:
+        """Returns whether to write this entry; otherwise it is counted for the summary."""
+        if entry.actor.role in _AUTHENTICATED_ROLES:
+            window = _throttle_window(
+                self._authenticated, _rejection_kind(entry, entry.actor.name), entry, MAX_KINDS
+            )
+            return window.count(entry, window.written < MAX_FULL_ENTRIES)
+        kind = _rejection_kind(entry, rate_limit_key(entry.actor.remote))
+        window = _throttle_window(self._unauthenticated, kind, entry, MAX_UNAUTHENTICATED_KINDS)
+        told = sum(window.written for window in self._unauthenticated.values())
+        return window.count(
+            entry, window.written < MAX_FULL_ENTRIES and told < MAX_FULL_UNAUTHENTICATED
+        )
+
+    def due_summaries(self, now: datetime) -> list[AuditEntry]:
+        """Returns a summary entry for each kind whose window has ended."""
+        return [
+            summary
+            for windows in (self._authenticated, self._unauthenticated)
+            for kind in [kind for kind, window in windows.items() if window.until <= now]
+            if (summary := windows.pop(kind).summary(now)) is not None
+        ]
+
+    def all_summaries(self, now: datetime) -> list[AuditEntry]:
+        """Returns the summaries of all kinds, at shutdown."""
+        windows = [*self._authenticated.values(), *self._unauthenticated.values()]
+        self._authenticated, self._unauthenticated = {}, {}
+        return [summary for window in windows if (summary := window.summary(now)) is not None]
+
+
+class _ThrottleWindow:
+    __slots__ = ("_counted", "_last", "until", "written")
+
+    def __init__(self, until: datetime) -> None:
+        self.until = until
+        self.written = 0
+        self._counted = 0
+        self._last: AuditEntry | None = None
+
+    def count(self, entry: AuditEntry, is_written: bool) -> bool:
+        self.written += is_written
+        self._counted += not is_written
+        self._last = entry
+        return is_written
+
+    def summary(self, now: datetime) -> AuditEntry | None:
+        if not self._counted or self._last is None:
+            return None
+        message = f"{self._counted} more within {THROTTLE_WINDOW.seconds} s, the last: {self._last.message}"
+        return replace(self._last, at=now, message=message)
+
+
+def _rejection_kind(entry: AuditEntry, who: str) -> _RejectionKind:
+    return (who, entry.actor.role, entry.action, entry.code)
+
+
+def _throttle_window(
+    windows: dict[_RejectionKind, _ThrottleWindow],
+    kind: _RejectionKind,
+    entry: AuditEntry,
+    most: int,
+) -> _ThrottleWindow:
+    window = windows.get(kind)
+    if window is None:
+        kind = kind if len(windows) < most else _OTHER_KINDS
+        window = windows.setdefault(kind, _ThrottleWindow(entry.at + THROTTLE_WINDOW))
+    return window

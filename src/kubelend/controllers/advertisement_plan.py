@@ -1,0 +1,307 @@
+"""The spec and status fields of a ClusterAdvertisement that the broker computes. Pure.
+
+`controllers.advertisements` patches what differs. The store writes the record and its timestamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from kubelend.broker.service import ClusterView
+from kubelend.controllers import labels
+from kubelend.core import models
+from kubelend.core.errors import InvalidInput
+from kubelend.core.models import ClusterId
+from kubelend.core.resources import Resources
+from kubelend.stores.kubernetes import objects, projection
+from kubelend.wire import bodies, conversion, quantities, validation
+from kubelend.wire.bodies import Amounts
+from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterAdvertisementStatus, Condition
+
+MergePatch = dict[str, object]
+
+
+def spec_patch(found: ClusterAdvertisement, view: ClusterView) -> MergePatch:
+    """The merge patch that corrects reserved and available; empty if they are correct."""
+    current = found.spec.resources
+    left = (view.cluster.ceiling - view.reserved).clamped()
+    wanted = {"available": (current.available, left), "reserved": (current.reserved, view.reserved)}
+    changed = {
+        name: _amounts_patch(before, after)
+        for name, (before, after) in wanted.items()
+        if not _amounts_equal(before, after)
+    }
+    return {"resources": changed} if changed else {}
+
+
+def status_patch(
+    found: ClusterAdvertisement, view: ClusterView | None, error: str, now: datetime
+) -> MergePatch:
+    """The merge patch of the status; empty if nothing differs. `error` is a problem with the spec."""
+    wanted = (
+        _status_without_record(found, error)
+        if view is None
+        else _status_from_view(found, view, error, now)
+    )
+    before, after = _status_fields(found.status), _status_fields(wanted)
+    changed = {
+        name: after.get(name) for name in _STATUS_FIELDS if before.get(name) != after.get(name)
+    }
+    if "phase" in changed:
+        changed["active"] = wanted.active  # explicitly, or the printer column would be empty
+    is_news = changed.keys() - {"observedGeneration", "conditions"} or _conditions_differ(
+        found, wanted
+    )
+    # The store raises the generation of managed objects with every advertisement: nobody waits for that.
+    if not is_news and labels.is_managed(found.metadata):
+        return {}
+    return changed
+
+
+def merge_conditions(
+    before: Iterable[Condition], after: Iterable[Condition], now: datetime
+) -> tuple[Condition, ...]:
+    """Conditions of others stay; an unchanged one keeps its transition time."""
+    known = {one.type: one for one in before}
+    dated = [_with_transition_time(known.pop(one.type, None), one, now) for one in after]
+    return (*known.values(), *dated)
+
+
+_STATUS_FIELDS: Final = (
+    "phase",
+    "lastUpdateTime",
+    "active",
+    "message",
+    "score",
+    "conditions",
+    "observedGeneration",
+    "validUntil",
+    "cordonReason",
+    "reservations",
+)
+
+
+def _status_from_view(
+    found: ClusterAdvertisement, view: ClusterView, error: str, now: datetime
+) -> ClusterAdvertisementStatus:
+    status = conversion.from_cluster_status(*view, now)
+    generation = found.metadata.generation
+    message = error or _status_message(status, view)
+    wanted = [
+        _ready_condition(status, message),
+        _condition("Stale", "AdvertisementAge", _stale_message(status), is_true=not status.active),
+        _condition("Overcommitted", "ResourceCheck", status.message, is_true=bool(status.message)),
+    ]
+    noted = [msgspec.structs.replace(one, observed_generation=generation) for one in wanted]
+    return ClusterAdvertisementStatus(
+        phase=status.phase,
+        last_update_time=status.last_update_time,
+        active=status.active and not status.cordoned,
+        message=message,
+        score=status.score,
+        conditions=merge_conditions(found.status.conditions, noted, now),
+        observed_generation=generation,
+        valid_until=status.valid_until,
+        cordon_reason=status.cordon_reason,
+        reservations=status.reservations,
+    )
+
+
+def _status_without_record(found: ClusterAdvertisement, error: str) -> ClusterAdvertisementStatus:
+    """The status of an advertisement that is not in the ledger, because it is invalid."""
+    return ClusterAdvertisementStatus(
+        message=error,
+        conditions=found.status.conditions,
+        observed_generation=found.metadata.generation,
+    )
+
+
+def _status_message(status: bodies.ClusterStatus, view: ClusterView) -> str:
+    if not status.active:
+        return _stale_message(status)
+    if status.message:
+        return status.message
+    return f"Closed to new reservations: {status.cordon_reason}" if view.cluster.cordon else ""
+
+
+def _ready_condition(status: bodies.ClusterStatus, message: str) -> Condition:
+    if not status.active:
+        return _condition("Ready", "ClusterStale", message, is_true=False)
+    if status.cordoned:
+        return _condition("Ready", "ClusterCordoned", message, is_true=False)
+    return _condition("Ready", "ClusterActive", message, is_true=True)
+
+
+def _stale_message(status: bodies.ClusterStatus) -> str:
+    return (
+        ""
+        if status.active
+        else f"Stale: no advertisement since {status.last_update_time:%Y-%m-%dT%H:%M:%SZ}"
+    )
+
+
+def _condition(type: str, reason: str, message: str, *, is_true: bool) -> Condition:
+    return Condition(type, "True" if is_true else "False", reason, message)
+
+
+def _with_transition_time(before: Condition | None, after: Condition, now: datetime) -> Condition:
+    is_same = before is not None and before.status == after.status
+    since = before.last_transition_time if before is not None and is_same else None
+    return msgspec.structs.replace(after, last_transition_time=since or now.replace(microsecond=0))
+
+
+def _conditions_differ(found: ClusterAdvertisement, wanted: ClusterAdvertisementStatus) -> bool:
+    """Whether a condition differs in more than its observed generation."""
+
+    def said(conditions: Iterable[Condition]) -> list[Condition]:
+        return [msgspec.structs.replace(one, observed_generation=0) for one in conditions]
+
+    return said(found.status.conditions) != said(wanted.conditions)
+
+
+def _amounts_equal(before: Amounts | None, after: Resources) -> bool:
+    if before is None:
+        return not after
+    return _amount_texts(before) == _amount_texts(quantities.to_quantities(after))
+
+
+def _amounts_patch(before: Amounts | None, after: Resources) -> MergePatch:
+    """With null for fields to remove."""
+    wanted = _amount_texts(quantities.to_quantities(after))
+    deleted: MergePatch = (
+        {} if before is None else dict.fromkeys(_amount_texts(before).keys() - wanted.keys())
+    )
+    return {**deleted, **wanted}
+
+
+def _amount_texts(amounts: Amounts) -> MergePatch:
+    texts: MergePatch = msgspec.to_builtins(amounts)
+    return {name: value for name, value in texts.items() if value not in ("", {})}
+
+
+def _status_fields(status: ClusterAdvertisementStatus) -> MergePatch:
+    texts: MergePatch = msgspec.to_builtins(status)
+    return {**texts, "active": status.active}
+
+
+REJECTED_PREFIX: Final = "Rejected: "
+"""Prefix of the status message of an object whose spec was rejected."""
+
+
+class Advertise(NamedTuple):
+    """The object has a new spec, or one that this broker has not processed yet."""
+
+    advertisement: models.Advertisement
+
+
+class IgnoreOutdated(NamedTuple):
+    """The spec is new, but older than the cluster's latest advertisement."""
+
+
+class Repair(NamedTuple):
+    """The object differs from the record."""
+
+
+class DeleteOrphan(NamedTuple):
+    """It is labelled as managed by the broker, which has no record of it."""
+
+
+AdvertisementAction: TypeAlias = Advertise | IgnoreOutdated | Repair | DeleteOrphan | None
+
+
+def advertisement_from_object(found: ClusterAdvertisement) -> models.Advertisement:
+    """The advertisement in the spec; `InvalidInput` if it is invalid."""
+    spec, made_at = found.spec, found.metadata.creation_timestamp
+    sent_at = spec.timestamp or made_at
+    if sent_at is None:
+        raise InvalidInput("neither spec.timestamp nor metadata.creationTimestamp is set")
+    cluster = ClusterId(validation.check_plain(spec.cluster_id, "clusterID"))
+    return conversion.to_advertisement(conversion.advertisement_from_spec(spec), cluster, sent_at)
+
+
+def plan_advertisement(
+    found: ClusterAdvertisement,
+    advertisement: models.Advertisement | None,
+    processed: models.Advertisement | None,
+    record: models.Cluster | None,
+) -> AdvertisementAction:
+    """The next action before the status is written; None if there is none.
+
+    `advertisement` is the one in the spec, None if it is rejected; `processed` the last one processed from
+    this object, None if unknown.
+    """
+    if labels.is_being_deleted(found.metadata):
+        return None
+    if labels.is_managed(found.metadata):
+        if record is None:
+            return DeleteOrphan()
+        return None if _matches_record(found, record) else Repair()
+    if advertisement is not None and (
+        record is None or _is_unprocessed(found, advertisement, processed, record)
+    ):
+        return (
+            IgnoreOutdated()
+            if _is_outdated(advertisement, processed, record)
+            else Advertise(advertisement)
+        )
+    if (
+        record is None
+        or not is_record_object(found)
+        or labels.has_record(found.status.record, record)
+    ):
+        return None
+    return Repair()
+
+
+def is_record_object(found: ClusterAdvertisement) -> bool:
+    """Whether this is the object, by its name, in which the store keeps the cluster's record."""
+    return objects.record_object_name("cluster", found.spec.cluster_id) == found.metadata.name
+
+
+def is_withdrawn(
+    deleted: ClusterAdvertisement, processed: models.Advertisement | None, record: models.Cluster
+) -> bool:
+    """Whether the deleted object was the source of what the ledger holds.
+
+    If the ledger has a newer advertisement from elsewhere, the store creates the object again.
+    """
+    if labels.is_managed(deleted.metadata):
+        return labels.has_record(deleted.status.record, record)
+    return record.advertisement == processed
+
+
+def _is_unprocessed(
+    found: ClusterAdvertisement,
+    advertisement: models.Advertisement,
+    processed: models.Advertisement | None,
+    record: models.Cluster,
+) -> bool:
+    """Whether it is not processed yet. After a restart the status tells."""
+    if processed is not None:
+        return advertisement != processed
+    status = found.status
+    was_seen = status.observed_generation == found.metadata.generation
+    was_heard = was_seen and not status.message.startswith(REJECTED_PREFIX)
+    return not was_heard and advertisement != record.advertisement
+
+
+def _is_outdated(
+    advertisement: models.Advertisement,
+    processed: models.Advertisement | None,
+    record: models.Cluster | None,
+) -> bool:
+    """For one object the latest spec counts; among several sources the latest measurement."""
+    if record is None or record.advertisement == processed:
+        return False
+    return advertisement.sent_at < record.advertisement.sent_at
+
+
+def _matches_record(found: ClusterAdvertisement, record: models.Cluster) -> bool:
+    """Compared as the server has it: not every record fits the type that objects are decoded into."""
+    wanted = projection.comparable_spec(projection.cluster_spec(record))
+    is_said = projection.comparable_spec(msgspec.to_builtins(found.spec)) == wanted
+    return is_said and labels.has_record(found.status.record, record)

@@ -1,0 +1,1 @@
+"""Serves agents that reach the broker through objects in a namespace of their own."""

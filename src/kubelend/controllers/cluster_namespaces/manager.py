@@ -1,0 +1,354 @@
+"""Runs the broker's side of the agents' transport `kubernetes`: one reconciler for each cluster namespace.
+
+One watch for each kind over all namespaces. Only the leader answers requests; followers keep their caches
+current, so that a new leader knows all pending requests. See docs/adr/0020-cluster-namespaces.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from kubelend.broker import streams
+from kubelend.controllers import labels as controllers_labels
+from kubelend.controllers import reconciler as controllers_reconciler
+from kubelend.controllers.cluster_namespaces.plan import NAMESPACE_KINDS
+from kubelend.controllers.cluster_namespaces.reconciler import NamespaceReconciler
+from kubelend.controllers.cluster_namespaces.writer import Dependencies
+from kubelend.controllers.reconciler import ReconcileQueue
+from kubelend.core.errors import Conflict, NotFound
+from kubelend.core.events import Archived, Change
+from kubelend.core.models import ClusterId
+from kubelend.core.models import Reservation as Record
+from kubelend.kube import informer, resources
+from kubelend.kube.client import Client
+from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.informer import Deleted, Listed, WatchHealth
+from kubelend.kube.resources import Resource
+from kubelend.wire import broker_objects, cluster_namespaces
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
+from kubelend.wire.cluster_namespaces import Namespace
+from kubelend.wire.objects import Object
+
+log = structlog.get_logger("kubelend.cluster_namespaces")
+
+WATCH_GRACE: Final = timedelta(seconds=15)
+"""For which the watches may fail before the broker is not ready: its REST interface works meanwhile."""
+
+
+NAMESPACE_RESOURCE: Final = resources.resource_for(Namespace, namespaced=False)
+
+
+class ClusterNamespaces:
+    """Use `run` as a root task beside the broker's own."""
+
+    def __init__(self, dependencies: Dependencies, own_namespace: str) -> None:
+        """`own_namespace` has the broker's own objects, and is never a cluster namespace."""
+        self._dependencies = dependencies
+        self._own_namespace = own_namespace
+        self._reconcilers: dict[str, NamespaceReconciler] = {}
+        self._finalizer_cleanup = FinalizerCleanup(dependencies.client)
+        self._namespaces_known = asyncio.Event()
+        """Set once the cluster namespaces are known: objects are not handled before."""
+        self._listed: set[str] = set()
+        """Kinds that have been listed completely, and are watched from there."""
+        self._stopping: list[NamespaceReconciler] = []
+        self._queue = ReconcileQueue(broker_objects.ClusterSession.plural, self._reconcile)
+        """By namespace."""
+        kinds = (NAMESPACE_RESOURCE.plural, *(kind.plural for kind in NAMESPACE_KINDS))
+        self._watch_health = WatchHealth(kinds, " in cluster namespaces", WATCH_GRACE)
+
+    @property
+    def clusters(self) -> list[ClusterId]:
+        """Clusters that have a cluster namespace."""
+        return [reconciler.cluster for reconciler in self._reconcilers.values()]
+
+    @property
+    def unready(self) -> str | None:
+        """Why requests in cluster namespaces cannot be watched, or None."""
+        return self._watch_health.unready
+
+    async def run(self) -> None:
+        """Reconcile all cluster namespaces. Runs until cancelled."""
+        listeners = self._dependencies.broker.listeners
+        listeners.append(self._on_change)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(
+                    self._watch(NAMESPACE_RESOURCE, self._handle_namespace), name="namespaces"
+                )
+                for kind in NAMESPACE_KINDS:
+                    group.create_task(
+                        self._watch(resources.resource_for(kind), self._handle), name=kind.plural
+                    )
+                group.create_task(self._queue.run(), name="clerks")
+                group.create_task(self._tick(), name="time")
+        finally:
+            listeners.remove(self._on_change)
+            for reconciler in self._reconcilers.values():
+                await reconciler.stop()
+
+    # -- watch events
+
+    async def _watch(self, resource: Resource[Any], handle: Callable[[Any, Any], None]) -> None:
+        def report(error: str) -> None:
+            self._watch_health.report(resource.plural, error)
+            if error:
+                log.warning(
+                    "Watch of cluster namespaces failed, will retry",
+                    kind=resource.plural,
+                    error=error,
+                )
+            else:
+                log.info("Watching cluster namespaces", kind=resource.plural)
+
+        if resource is not NAMESPACE_RESOURCE:
+            await self._namespaces_known.wait()
+        labels = cluster_namespaces.CLUSTER_LABEL if resource is NAMESPACE_RESOURCE else ""
+        # The broker's own objects can be many, and are no requests.
+        fields = (
+            "" if resource is NAMESPACE_RESOURCE else f"metadata.namespace!={self._own_namespace}"
+        )
+        changes = informer.list_and_watch(
+            self._dependencies.client, resource, labels=labels, fields=fields, report=report
+        )
+        async with aclosing(changes):
+            async for change in changes:
+                handle(resource, change)
+                if isinstance(change, Listed):
+                    self._watch_health.listed(resource.plural)
+
+    def _handle_namespace(self, _: Resource[Namespace], change: informer.Change[Namespace]) -> None:
+        match change:
+            case Listed(objects, _):
+                present = {one.metadata.name for one in objects}
+                for name in self._reconcilers.keys() - present:
+                    self._remove_namespace(name)
+                for one in objects:
+                    self._add_namespace(one)
+                self._namespaces_known.set()
+            case Deleted(found):
+                self._remove_namespace(found.metadata.name)
+            case Namespace():
+                self._add_namespace(change)
+
+    def _add_namespace(self, found: Namespace) -> None:
+        name, cluster = found.metadata.name, found.cluster_id
+        known = self._reconcilers.get(name)
+        if known is not None and known.cluster == cluster:
+            known.is_being_deleted = found.metadata.deletion_timestamp is not None
+            return
+        if known is not None:
+            self._remove_namespace(name)
+        if name == self._own_namespace or not cluster:
+            log.warning("Ignoring label of namespace", namespace=name, cluster=cluster)
+            return
+        reconciler = NamespaceReconciler(
+            self._dependencies, name, ClusterId(cluster), lambda: self._queue.add(name)
+        )
+        reconciler.is_being_deleted = found.metadata.deletion_timestamp is not None
+        self._finalizer_cleanup.forget(name)
+        self._reconcilers[name] = reconciler
+        self._queue.add(name)
+        log.info("Cluster namespace added", namespace=name, cluster=cluster)
+
+    def _remove_namespace(self, name: str) -> None:
+        reconciler = self._reconcilers.pop(name, None)
+        if reconciler is not None:
+            for one in reconciler.cache.all():
+                self._finalizer_cleanup.on_update(one)
+            self._stopping.append(reconciler)
+            self._queue.add(name)
+            log.info("Cluster namespace removed", namespace=name, cluster=reconciler.cluster)
+
+    def _handle(self, resource: Resource[Any], change: informer.Change[Any]) -> None:
+        match change:
+            case Listed(objects, unreadable):
+                uids = {one.metadata.uid for one in objects} | {one.uid for one in unreadable}
+                for name, reconciler in self._reconcilers.items():
+                    reconciler.cache.on_list(resource.kind, uids)
+                    self._queue.add(name)
+                if resource.kind == broker_objects.Reservation.kind:
+                    self._finalizer_cleanup.on_list(uids)
+                self._listed.add(resource.kind)
+                for one in objects:
+                    self._on_update(one)
+            case Deleted(found):
+                self._on_delete(found)
+            case UndecodableObject():
+                self._log_undecodable(resource, change)
+            case _:
+                self._on_update(change)
+
+    def _on_update(self, found: Object) -> None:
+        name = found.metadata.namespace
+        reconciler = self._reconcilers.get(name)
+        if (
+            self._finalizer_cleanup.on_update(found)
+            if reconciler is None
+            else reconciler.cache.handle(found)
+        ):
+            self._queue.add(name)
+
+    def _on_delete(self, deleted: Object) -> None:
+        name = deleted.metadata.namespace
+        reconciler = self._reconcilers.get(name)
+        if reconciler is None:
+            self._finalizer_cleanup.on_delete(deleted)
+        else:
+            reconciler.cache.on_delete(deleted)
+            self._queue.add(name)
+
+    def _log_undecodable(self, resource: Resource[Any], found: UndecodableObject) -> None:
+        if found.namespace in self._reconcilers and not found.is_deleted:
+            log.warning(
+                "Skipping object that cannot be decoded",
+                kind=resource.kind,
+                namespace=found.namespace,
+                name=found.name,
+                error=found.error,
+            )
+
+    # -- changes of the ledger
+
+    def _on_change(self, changes: Sequence[Change] | None) -> None:
+        if changes is None:  # the ledger was reloaded: reconcilers compare everything by themselves
+            for name in (*self._reconcilers, *self._finalizer_cleanup.namespaces):
+                self._queue.add(name)
+        for change in changes or ():
+            if isinstance(change, Record):
+                for reconciler in self._reconcilers_of(streams.clusters_of(change)):
+                    reconciler.cache.enqueue_reservation(change.id)
+                    self._queue.add(reconciler.namespace)
+            elif isinstance(change, Archived):
+                for reconciler in self._reconcilers.values():
+                    if reconciler.cache.shows(change.reservation):
+                        reconciler.cache.enqueue_reservation(change.reservation)
+                        self._queue.add(reconciler.namespace)
+
+    def _reconcilers_of(self, clusters: set[ClusterId]) -> Iterator[NamespaceReconciler]:
+        return (
+            reconciler
+            for reconciler in self._reconcilers.values()
+            if reconciler.cluster in clusters
+        )
+
+    # -- reconcile
+
+    async def _tick(self) -> None:
+        """Rejected requests are deleted after a time, without any event."""
+        while True:
+            await asyncio.sleep(controllers_reconciler.TICK_SECONDS)
+            for name, reconciler in self._reconcilers.items():
+                if reconciler.is_due:
+                    self._queue.add(name)
+
+    async def _reconcile(self, name: str) -> None:
+        while self._stopping:
+            await self._stopping.pop().stop()
+        reconciler = self._reconcilers.get(name)
+        if reconciler is not None:
+            if await self._is_synced(reconciler):
+                await reconciler.reconcile()
+        elif self._dependencies.broker.leadership.is_leader:
+            await self._finalizer_cleanup.remove_finalizers(name)
+
+    async def _is_synced(self, reconciler: NamespaceReconciler) -> bool:
+        """Whether all objects are in the cache. Those from before the label was set are listed here."""
+        if any(kind.kind not in self._listed for kind in NAMESPACE_KINDS):
+            return False  # the first list has not arrived, and has all of them
+        for kind in NAMESPACE_KINDS:
+            if reconciler.cache.awaits_list(kind.kind):
+                resource: Resource[Any] = resources.resource_for(kind)
+                listing = await self._dependencies.client.list(resource, reconciler.namespace)
+                for one in listing.undecodable:
+                    self._log_undecodable(resource, one)
+                reconciler.cache.add_list(kind.kind, listing.objects)
+        return True
+
+
+class LeftoverFinalizer(NamedTuple):
+    """What is needed of an object to remove its finalizer."""
+
+    uid: str
+    version: str
+    finalizers: tuple[str, ...]
+
+
+class FinalizerCleanup:
+    """Leftover finalizers, by namespace and name."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._leftovers: dict[str, dict[str, LeftoverFinalizer]] = {}
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Namespaces with leftover finalizers."""
+        return list(self._leftovers)
+
+    def on_update(self, found: Object) -> bool:
+        """Whether the object has a leftover finalizer."""
+        if not has_leftover_finalizer(found):
+            self.on_delete(found)
+            return False
+        known = found.metadata
+        leftover = LeftoverFinalizer(known.uid, known.resource_version, known.finalizers)
+        self._leftovers.setdefault(known.namespace, {})[known.name] = leftover
+        return True
+
+    def on_delete(self, deleted: Object) -> None:
+        if isinstance(deleted, Reservation):
+            self._drop(deleted.metadata.namespace, deleted.metadata.name)
+
+    def on_list(self, uids: set[str]) -> None:
+        """After a list: objects that are not in it are deleted."""
+        for namespace in self.namespaces:
+            for name, leftover in list(self._leftovers[namespace].items()):
+                if leftover.uid not in uids:
+                    self._drop(namespace, name)
+
+    def forget(self, namespace: str) -> None:
+        """It is a cluster namespace now."""
+        self._leftovers.pop(namespace, None)
+
+    async def remove_finalizers(self, namespace: str) -> None:
+        """Remove all of a namespace. After a conflict the watch reports the object again."""
+        for name in list(self._leftovers.get(namespace, ())):
+            leftover = self._leftovers.get(namespace, {}).get(name)
+            if leftover is None:
+                continue
+            with contextlib.suppress(NotFound, Conflict):
+                await self._remove_finalizer(namespace, name, leftover)
+            if self._leftovers.get(namespace, {}).get(name) is leftover:
+                self._drop(namespace, name)
+
+    async def _remove_finalizer(
+        self, namespace: str, name: str, leftover: LeftoverFinalizer
+    ) -> None:
+        left = [one for one in leftover.finalizers if one != RESERVATION_FINALIZER]
+        change = {"metadata": {"finalizers": left, "resourceVersion": leftover.version}}
+        await self._client.patch(controllers_labels.RESERVATION_RESOURCE, name, namespace, change)
+
+    def _drop(self, namespace: str, name: str) -> None:
+        namespaced = self._leftovers.get(namespace, {})
+        namespaced.pop(name, None)
+        if not namespaced:
+            self._leftovers.pop(namespace, None)
+
+
+def has_leftover_finalizer(found: Object) -> bool:
+    """Whether it got its finalizer in a cluster namespace. Objects with a record are a store's."""
+    if not isinstance(found, Reservation) or not controllers_labels.has_finalizer(found.metadata):
+        return False
+    was_mail = (
+        found.status.response is not None
+        or cluster_namespaces.IDEMPOTENCY_ANNOTATION in found.metadata.annotations
+    )
+    return was_mail and found.status.record is None

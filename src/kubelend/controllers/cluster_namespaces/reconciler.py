@@ -1,0 +1,483 @@
+"""Reconciles one cluster namespace: answers requests, and mirrors the ledger's state into its objects.
+
+`ClusterNamespaces` calls `reconcile` after each change, one call at a time per namespace. The caller
+is the cluster of the namespace, whatever the objects claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
+from datetime import timedelta
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from kubelend.broker.agent_sessions import AgentSessions
+from kubelend.broker.service import Broker
+from kubelend.controllers import labels
+from kubelend.controllers.cluster_namespaces import handlers, plan
+from kubelend.controllers.cluster_namespaces.handlers import RequestHandlers
+from kubelend.controllers.cluster_namespaces.plan import (
+    DeleteObject,
+    InstructionObject,
+    NamespaceCache,
+    PendingWork,
+    PlannedWrite,
+    WriteInstruction,
+)
+from kubelend.controllers.cluster_namespaces.writer import Dependencies, NamespaceWriter
+from kubelend.controllers.reconciler import NextDue
+from kubelend.core.errors import KubelendError, NotLeader, NotReady
+from kubelend.core.ledger import Ledger
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.core.models import Reservation as Record
+from kubelend.kube import resources
+from kubelend.wire import cluster_namespaces
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
+from kubelend.wire.objects import AgentRequest, BrokerResponse, Object, ProviderInstruction
+
+log = structlog.get_logger("kubelend.cluster_namespaces")
+
+INSTRUCTION_RESOURCE = resources.resource_for(ProviderInstruction)
+
+
+class NamespaceReconciler:
+    """Reconciles one cluster namespace."""
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        namespace: str,
+        cluster: ClusterId,
+        enqueue: Callable[[], None],
+    ) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.cache = NamespaceCache()
+        self.is_being_deleted = False
+        """Whether the namespace has a deletionTimestamp, so that no object can be created in it."""
+        self._dependencies = dependencies
+        self._handlers = RequestHandlers(
+            dependencies.broker, dependencies.terms, dependencies.sessions, cluster, namespace
+        )
+        self._enqueue = enqueue
+        self._stream: AgentStream | None = None
+        self._ledger: Ledger | None = None
+        """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
+        self._writer = NamespaceWriter(dependencies, namespace, cluster, self.cache)
+        self._rejections_due = NextDue()
+        """When the next rejected request may be deleted."""
+        self._logged_errors: dict[str, str] = {}
+        """Errors by object, to log each once."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether time alone requires a reconcile."""
+        broker = self._dependencies.broker
+        return self._rejections_due.is_due(broker.clock()) and broker.leadership.is_leader
+
+    async def reconcile(self) -> None:
+        """Process all that is pending. After an error everything is processed again."""
+        if not self._dependencies.broker.leadership.is_leader:
+            return
+        try:
+            await self._reconcile()
+        except BaseException:
+            self.cache.enqueue_all()
+            self._ledger = None
+            raise
+
+    async def stop(self) -> None:
+        """The namespace is no cluster namespace any more, or the broker stops."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.stop()
+
+    # -- reconcile
+
+    async def _reconcile(self) -> None:
+        session = self.cache.session
+        request = None if session is None else plan.pending_request(session)
+        self._touch_session(request)
+        self._enqueue_rejected()
+        error = await self._detect_reload()
+        while pending := self.cache.pop_pending():
+            if not pending.objects and not pending.reservations:
+                break
+            error = await self._handle(pending, error)
+        if request is not None:
+            await self._skip_undecodable(
+                cluster_namespaces.SESSION_NAME, self._respond_to_session, request, error
+            )
+        else:
+            await self._sync_session_status()
+        if error is not None:
+            raise error
+
+    async def _handle(
+        self, pending: PendingWork, earlier: KubelendError | None
+    ) -> KubelendError | None:
+        """Returns the first error: an object that cannot be written does not block the others."""
+        try:
+            await self._process_objects(pending.objects)
+            if earlier is None:
+                return await self._mirror_reservations(pending.reservations)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            return earlier or error
+        return earlier
+
+    async def _detect_reload(self) -> KubelendError | None:
+        """After a reload every object may be wrong, including those whose record the ledger has lost."""
+        try:
+            ledger = await self._dependencies.broker.read(lambda ledger: ledger)
+        except KubelendError as error:
+            return error
+        if ledger is not self._ledger:
+            self._ledger = ledger
+            self.cache.enqueue_all()
+            for record in ledger.by_cluster(self.cluster):
+                self.cache.enqueue_reservation(record.id)
+        return None
+
+    async def _process_objects(self, found: Iterable[Object]) -> None:
+        kinds = (Reservation, ProviderInstruction)
+        first = [one for one in found if isinstance(one, kinds)]
+        await _gather(self._skip_undecodable(one.key, self._process, one) for one in first)
+        for one in found:
+            if isinstance(one, ClusterAdvertisement) and plan.pending_request(one):
+                await self._skip_undecodable(one.key, self._respond_to_advertisement, one)
+
+    async def _process(self, obj: InstructionObject) -> None:
+        if isinstance(obj, Reservation) and labels.is_being_deleted(obj.metadata):
+            await self._finalize(obj)
+            return
+        request = plan.pending_request(obj)
+        self._touch_session(request)
+        verb = plan.verb_from_conditions(obj) if isinstance(obj, Reservation) else ""
+        if request is None and verb:
+            request = AgentRequest(_last_request_id(obj), verb)
+        if request is None:
+            if isinstance(obj, Reservation):
+                await self._maintain(obj)
+        elif isinstance(obj, Reservation):
+            await self._respond_to_reservation(obj, request)
+        else:
+            await self._respond_to_instruction(obj, request)
+
+    async def _maintain(self, obj: Reservation) -> None:
+        """A reservation without a pending request."""
+        broker = self._dependencies.broker
+        due = labels.rejected_in_cluster_namespace_until(obj, broker.retention)
+        if plan.needs_finalizer(obj, self.cluster):
+            await self._writer.add_finalizer(obj)
+        elif self._rejections_due.has_passed(due, broker.clock()):
+            await self._writer.delete(obj)
+
+    def _enqueue_rejected(self) -> None:
+        """Their agents would have deleted them, but may no longer run."""
+        if self.is_due:
+            self._rejections_due.clear()
+            self.cache.enqueue_matching(
+                lambda one: isinstance(one, Reservation) and one.status.response is not None
+            )
+
+    # -- requests
+
+    def _touch_session(self, request: AgentRequest | None) -> None:
+        if request is not None and self._stream is not None:
+            self._stream.touch(request.agent)
+
+    async def _respond_to_reservation(self, obj: Reservation, request: AgentRequest) -> None:
+        if request.verb == "reserve" and not labels.has_finalizer(obj.metadata):
+            held = await self._writer.add_finalizer(obj)
+            if held is None:
+                return
+            obj = held
+        try:
+            record = await self._handlers.handle_reservation(obj, request)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            if error.retryable and not request.id:  # nobody would repeat the request
+                raise
+            response = self._error_response(obj, request, error)
+            if response.body:
+                await self._writer.patch_status(
+                    obj, {"response": cluster_namespaces.response_fields(response)}
+                )
+            else:
+                now = self._dependencies.broker.clock()
+                status = plan.error_status_patch(obj, error, response, now)
+                await self._writer.patch_status(obj, status)
+        else:
+            await self._writer.write_requester_side(obj, record, request.id)
+
+    async def _respond_to_instruction(
+        self, obj: ProviderInstruction, request: AgentRequest
+    ) -> None:
+        try:
+            record = await self._handlers.handle_instruction(obj, request)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            fields = cluster_namespaces.response_fields(self._error_response(obj, request, error))
+            await self._writer.patch(INSTRUCTION_RESOURCE, obj, {"spec": {"response": fields}})
+        else:
+            part = handlers.instruction_for_side(self.cluster, record, handlers.PROVIDER_SIDE)
+            if part is not None:
+                await self._writer.write_provider_side(WriteInstruction(part, obj), request.id)
+
+    async def _respond_to_advertisement(self, obj: ClusterAdvertisement) -> None:
+        """The resulting instructions are written before the response, so that its reader finds them."""
+        request = plan.pending_request(obj) or AgentRequest("", "publish")
+        self._touch_session(request)
+        try:
+            body, status = await self._handlers.handle_advertisement(obj, request)
+            response = BrokerResponse(request.id, cluster_namespaces.body_text(body))
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            response = BrokerResponse(request.id, "", cluster_namespaces.error_text(error))
+            status = {"message": str(error), "active": False}
+        else:
+            await self._mirror_pending()
+        status["observedGeneration"] = obj.metadata.generation
+        await self._writer.patch_status(
+            obj, status | {"response": cluster_namespaces.response_fields(response)}
+        )
+
+    async def _respond_to_session(
+        self, request: AgentRequest, namespace_error: KubelendError | None
+    ) -> None:
+        status: dict[str, object] = {"clusterID": self.cluster}
+        response = BrokerResponse(request.id)
+        try:
+            if request.verb == "ping":
+                self._check_ready()
+            elif namespace_error is not None:
+                raise handlers.as_retryable(namespace_error)
+            status |= await self._execute_session_request(request)
+            response = replace(response, body=await self._handlers.handle_read(request))
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            response = replace(response, error=cluster_namespaces.error_text(error))
+        status |= {
+            "session": "" if self._stream is None else self._stream.name,
+            "lastUpdateTime": self._dependencies.broker.clock(),
+            "response": cluster_namespaces.response_fields(response),
+        }
+        session = self.cache.session
+        if session is not None:
+            await self._writer.patch_status(session, status)
+
+    async def _execute_session_request(self, request: AgentRequest) -> dict[str, object]:
+        """Requests for the whole namespace."""
+        if request.verb == "leave":
+            if self._stream is not None and self._stream.agent == request.agent:
+                await self.stop()
+            return {}
+        self._handlers.authorize(request, claims=request.verb == "listen")
+        if request.verb == "listen":
+            await self._open_stream(request.agent)
+        ends = await self._dependencies.broker.read(
+            lambda ledger: (ledger.revision, ledger.compacted_revision)
+        )
+        await self._mirror_pending()
+        return {"revision": ends[0], "compactedRevision": ends[1]}
+
+    async def _open_stream(self, agent: str) -> None:
+        means = self._dependencies
+        stream = AgentStream(
+            means.broker, self.cluster, agent, means.session_timeout, self._on_stream_end
+        )
+        await stream.start(means.sessions, f"in namespace {self.namespace}")
+        previous, self._stream = self._stream, stream
+        if previous is not None:
+            await previous.stop()
+
+    def _on_stream_end(self, stream: AgentStream) -> None:
+        if self._stream is stream:
+            self._stream = None
+            self._enqueue()
+
+    def _check_ready(self) -> None:
+        if (reason := self._dependencies.broker.unready) is not None:
+            raise NotReady(f"the broker is not ready: {reason}", hint="try again later")
+
+    async def _sync_session_status(self) -> None:
+        session = self.cache.session
+        name = "" if self._stream is None else self._stream.name
+        if session is None:
+            return
+        if (session.status.session, session.status.cluster_id) != (name, self.cluster):
+            now = self._dependencies.broker.clock()
+            status = {"session": name, "clusterID": self.cluster, "lastUpdateTime": now}
+            await self._writer.patch_status(session, status)
+
+    def _error_response(
+        self, obj: InstructionObject, request: AgentRequest, error: KubelendError
+    ) -> BrokerResponse:
+        """The body of the last response stays valid."""
+        before = plan.response_of(obj) or cluster_namespaces.NO_RESPONSE
+        return BrokerResponse(request.id, before.body, cluster_namespaces.error_text(error))
+
+    # -- the ledger's state
+
+    async def _mirror_reservations(self, ids: Iterable[ReservationId]) -> KubelendError | None:
+        try:
+            records = await self._dependencies.broker.read(
+                lambda ledger: {one: ledger.reservations.get(one) for one in ids}
+            )
+        except KubelendError as error:
+            return error
+        await _gather(
+            self._skip_undecodable(one, self._mirror_reservation, one, record)
+            for one, record in records.items()
+        )
+        return None
+
+    async def _mirror_reservation(self, id: ReservationId, record: Record | None) -> None:
+        await _gather([self._execute(step) for step in self._plan(id, record)])
+
+    async def _mirror_pending(self) -> None:
+        """Changes since the last batch, so that the reader of the next response finds them."""
+        if (error := await self._mirror_reservations(self.cache.pop_reservations())) is not None:
+            raise error
+
+    def _plan(self, id: ReservationId, record: Record | None) -> list[PlannedWrite]:
+        own, lent = self.cache.requester_object(id, record), self.cache.provider_object(id)
+        steps = plan.plan_reservation_objects(self.cluster, record, own, lent)
+        # Nothing can be created in a namespace that is being deleted.
+        return [step for step in steps if not (self.is_being_deleted and step.obj is None)]
+
+    async def _execute(self, step: PlannedWrite) -> None:
+        if isinstance(step, DeleteObject):
+            await self._dependencies.broker.check_fencing()
+            await self._writer.delete(step.obj)
+        elif step.instruction.side is handlers.PROVIDER_SIDE:
+            await self._writer.write_provider_side(step)
+        else:
+            await self._writer.write_requester_side(step.obj, step.instruction.reservation)
+
+    async def _finalize(self, obj: Reservation) -> None:
+        """The object is being deleted: release its reservation, then remove the finalizer."""
+        await self._handlers.release_for_deleted(obj, self.cache)
+        await (
+            self._dependencies.broker.check_fencing()
+        )  # a stale ledger may not know the reservation
+        if labels.has_finalizer(obj.metadata):
+            left = [one for one in obj.metadata.finalizers if one != RESERVATION_FINALIZER]
+            await self._writer.write_finalizers(obj, left)
+
+    async def _skip_undecodable(
+        self, name: str, work: Callable[..., Awaitable[None]], *arguments: object
+    ) -> None:
+        """Run `work`, and skip the object if it cannot be encoded or decoded."""
+        try:
+            await work(*arguments)
+        except msgspec.MsgspecError as error:
+            if self._logged_errors.get(name) != str(error):
+                self._logged_errors[name] = str(error)
+                log.warning(
+                    "Skipping object that cannot be processed",
+                    namespace=self.namespace,
+                    name=name,
+                    error=str(error),
+                )
+        else:
+            self._logged_errors.pop(name, None)
+
+
+async def _gather(work: Iterable[Awaitable[None]]) -> None:
+    """Run all of it, even if some fail, then raise the first error."""
+    for failure in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(failure, BaseException):
+            raise failure
+
+
+def _last_request_id(obj: InstructionObject) -> str:
+    return (plan.response_of(obj) or cluster_namespaces.NO_RESPONSE).request_id
+
+
+SESSION_CHECK_SECONDS = 15.0
+"""Seconds between two checks whether the agent is still there."""
+
+
+class AgentStream:
+    """Use `start`; ends by `stop` or when the broker closes its subscription, and then calls `on_end`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        cluster: ClusterId,
+        agent: str,
+        timeout: timedelta,
+        on_end: Callable[[AgentStream], None],
+    ) -> None:
+        """Also ends after `timeout` without a request: no connection shows that the process died."""
+        self.name = f"{agent or 'somebody'}/{uuid.uuid4().hex[:12]}"
+        self.agent = agent
+        self._broker = broker
+        self._cluster = cluster
+        self._timeout = timeout
+        self._last_request_at = broker.clock()
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, sessions: AgentSessions | None, origin: str) -> None:
+        """`IdentityInUse` while another agent is active, `NotReady` while the broker is not."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        work = self._run(sessions, origin, begun)
+        self._task = asyncio.create_task(work, name=f"session {self.name}")
+        await begun
+
+    def touch(self, agent: str) -> None:
+        """Note a request, if it is from the agent of this session."""
+        if agent == self.agent:
+            self._last_request_at = self._broker.clock()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(
+        self, sessions: AgentSessions | None, origin: str, started: asyncio.Future[None]
+    ) -> None:
+        try:
+            async with self._broker.stream(self._cluster, None) as opening:
+                feed = opening.subscription
+                with (
+                    sessions.hold_open(self._cluster, self.agent, origin, feed)
+                    if sessions is not None and self.agent
+                    else nullcontext()
+                ):
+                    started.set_result(None)
+                    while not feed.closed and not self._is_expired():
+                        await feed.read(SESSION_CHECK_SECONDS)
+        except KubelendError as error:
+            if not started.done():
+                started.set_exception(error)
+                return
+        finally:
+            if not started.done():
+                started.cancel()
+        self._on_end(self)
+
+    def _is_expired(self) -> bool:
+        if self._broker.clock() - self._last_request_at < self._timeout:
+            return False
+        log.info(
+            "Agent session expired",
+            session=self.name,
+            cluster=self._cluster,
+            reason="no request received",
+        )
+        return True

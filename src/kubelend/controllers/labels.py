@@ -1,0 +1,122 @@
+"""When rejected requests are deleted: they are objects without a record, so nothing else removes them. Pure.
+
+They stay as long as a finished reservation does, so that the user can read the reason; the audit log has it
+for longer. Applies to the broker's namespace and to cluster namespaces.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from kubelend.core import models
+from kubelend.core.errors import Conflict, NotFound, Revoked
+from kubelend.core.indexes import MemberIndex
+from kubelend.core.lifecycle import Phase, Role
+from kubelend.core.members import MembershipStatus, member_id
+from kubelend.core.models import ClusterId, RequestKey
+from kubelend.kube import codec, resources
+from kubelend.kube.client import Client
+from kubelend.kube.informer import CachedKind
+from kubelend.kube.resources import Resource
+from kubelend.stores import batch
+from kubelend.stores.kubernetes import objects
+from kubelend.wire import broker_objects
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, StoredRecord
+from kubelend.wire.objects import Metadata
+
+MIN_REJECTION_RETENTION: Final = timedelta(minutes=1)
+"""A rejection stays readable for at least this long, however short the retention is."""
+
+
+def rejected_until(found: Reservation, retention: timedelta) -> datetime | None:
+    """When a request in the broker's namespace may be deleted; None if it was not rejected.
+
+    An object with a stored record is not concerned: the store archives it.
+    """
+    status = found.status
+    if status.phase != Phase.FAILED or status.record is not None:
+        return None
+    if is_managed(found.metadata) or is_being_deleted(found.metadata):
+        return None
+    return _end_of_retention(found, status.finished_at or status.last_update_time, retention)
+
+
+def rejected_in_cluster_namespace_until(
+    found: Reservation, retention: timedelta
+) -> datetime | None:
+    """The same in a cluster namespace, including a retryable request that was not repeated."""
+    response, request = found.status.response, found.spec.request
+    if response is None or response.body or not response.error or is_being_deleted(found.metadata):
+        return None
+    if request is not None and request.id != response.request_id:
+        return None  # it has been repeated
+    return _end_of_retention(found, found.status.last_update_time, retention)
+
+
+def _end_of_retention(
+    found: Reservation, since: datetime | None, retention: timedelta
+) -> datetime | None:
+    since = since or found.metadata.creation_timestamp
+    return None if since is None else since + max(retention, MIN_REJECTION_RETENTION)
+
+
+async def delete_if_unchanged(
+    client: Client, resource: Resource[CachedKind], found: CachedKind
+) -> bool:
+    """False if the object has changed. One that no longer exists counts as deleted."""
+    known = found.metadata
+    only = {"uid": known.uid, "resourceVersion": known.resource_version}
+    path = resource.path(known.namespace, known.name)
+    try:
+        await client.raw("DELETE", path, {"preconditions": only})
+    except Conflict:
+        return False
+    except NotFound as error:
+        if not codec.is_object_not_found(error):
+            raise
+    return True
+
+
+RESERVATION_RESOURCE: Final = resources.resource_for(broker_objects.Reservation)
+ADVERTISEMENT_RESOURCE: Final = resources.resource_for(broker_objects.ClusterAdvertisement)
+
+UNARCHIVED_SELECTOR: Final = f"{objects.ARCHIVED_LABEL}!=true"
+"""Selects the reservations that are not archived. Archived ones are not reconciled."""
+
+
+def is_managed(found: Metadata) -> bool:
+    """Whether the broker created the object, as opposed to a user or an agent."""
+    return found.labels.get(objects.MANAGED_BY) == objects.MANAGED_BY_BROKER
+
+
+def is_being_deleted(found: Metadata) -> bool:
+    """Whether the object has a deletionTimestamp and waits for its finalizers."""
+    return found.deletion_timestamp is not None
+
+
+def has_finalizer(found: Metadata) -> bool:
+    return RESERVATION_FINALIZER in found.finalizers
+
+
+def request_key(found: Metadata) -> RequestKey:
+    """The idempotency key of a request object. Another object of the same name has another key."""
+    return objects.request_key_for_uid(found.uid)
+
+
+def has_record(stored: StoredRecord | None, record: models.Cluster | models.Reservation) -> bool:
+    """Whether the object's stored record equals `record`. The signature is checked by the store."""
+    if stored is None:
+        return False
+    _, _, text = batch.encode_record(record)
+    return stored.data == text.decode()
+
+
+def check_not_revoked(members: MemberIndex, cluster: ClusterId) -> None:
+    """`Revoked` if an administrator has revoked the cluster."""
+    member = members.members.get(member_id(Role.CLUSTER, cluster))
+    if member is not None and member.standing is MembershipStatus.REVOKED:
+        raise Revoked(
+            f"cluster {cluster} was revoked: {member.reason or 'no reason given'}",
+            hint="ask an administrator",
+        )

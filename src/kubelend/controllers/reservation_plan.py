@@ -1,0 +1,183 @@
+"""Decides what to do about a Reservation object, from the object and the ledger's record. Pure.
+
+`controllers.reservations` carries the actions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from kubelend.controllers import labels
+from kubelend.core import models
+from kubelend.core.errors import InvalidInput
+from kubelend.core.lifecycle import FINAL, Phase, Reason
+from kubelend.core.models import ClusterId
+from kubelend.stores.kubernetes import objects, projection
+from kubelend.wire import conversion, validation
+from kubelend.wire.broker_objects import Condition, Reservation
+from kubelend.wire.conversion import RequestLimits
+
+
+class Reserve(NamedTuple):
+    """It is a new request."""
+
+
+class Activate(NamedTuple):
+    """The requester has set RequesterActive."""
+
+
+class Release(NamedTuple):
+    """The reservation is to be released."""
+
+    reason: Reason
+
+
+class Forget(NamedTuple):
+    """The record's object is deleted, or about to be: release what it holds, and forget the record."""
+
+
+class Repair(NamedTuple):
+    """The object differs from the record. `fields` are those that differ, with their values in the object."""
+
+    fields: tuple[tuple[str, object], ...]
+
+
+class RemoveFinalizer(NamedTuple):
+    """Nothing is held for it: the finalizer can go."""
+
+
+class DeleteOrphan(NamedTuple):
+    """It is labelled as managed by the broker, which has no record of it."""
+
+
+class Reset(NamedTuple):
+    """It has a stored record that the ledger does not know: it becomes a request again."""
+
+
+class ObserveGeneration(NamedTuple):
+    """Only status.observedGeneration is to be updated."""
+
+
+ReservationAction: TypeAlias = (
+    Reserve
+    | Activate
+    | Release
+    | Forget
+    | Repair
+    | RemoveFinalizer
+    | DeleteOrphan
+    | Reset
+    | ObserveGeneration
+    | None
+)
+
+
+def plan_reservation(found: Reservation, record: models.Reservation | None) -> ReservationAction:
+    """The next action; None if there is none."""
+    if record is not None and not _is_object_of(found, record):
+        return Forget()
+    if labels.is_being_deleted(found.metadata):
+        return _plan_deletion(found, record)
+    if record is None:
+        return _plan_without_record(found)
+    requested = _plan_conditions(found, record)
+    return _plan_repair(found, record) if requested is None else requested
+
+
+def request_from_object(found: Reservation, terms: RequestLimits) -> models.Request:
+    """The request in the spec; `InvalidInput` if it is invalid."""
+    name, spec = found.metadata.name, found.spec
+    if objects.record_object_name("reservation", name) != name:
+        raise InvalidInput(
+            f"the name {name[:40]!r} cannot be used", hint="choose one of at most 240 characters"
+        )
+    requester = ClusterId(
+        validation.check_plain(spec.requester_id, "requesterID") or found.metadata.namespace
+    )
+    key = labels.request_key(found.metadata)
+    return conversion.to_request(conversion.request_from_spec(spec), requester, key, terms)
+
+
+def _is_object_of(found: Reservation, record: models.Reservation) -> bool:
+    """Names are unique: if the record is not this object's, then the record's object is deleted."""
+    if labels.is_managed(found.metadata) or found.status.record is not None:
+        return True
+    return record.request.key == labels.request_key(found.metadata)
+
+
+def _plan_deletion(found: Reservation, record: models.Reservation | None) -> ReservationAction:
+    if record is None:
+        return RemoveFinalizer() if labels.has_finalizer(found.metadata) else None
+    if not labels.is_managed(found.metadata):
+        return Forget()
+    # REST clients can still look it up by its ID for a while.
+    if record.phase not in FINAL:
+        return Release(Reason.DELETED)
+    return Repair((("finalizers", ()),)) if labels.has_finalizer(found.metadata) else None
+
+
+def _plan_without_record(found: Reservation) -> ReservationAction:
+    if labels.is_managed(found.metadata):
+        return DeleteOrphan()
+    if found.status.phase in FINAL:
+        return None
+    return Reserve() if found.status.record is None else Reset()
+
+
+def _plan_conditions(found: Reservation, record: models.Reservation) -> ReservationAction:
+    if record.phase in FINAL:
+        return None
+    if _true_condition(found, "RequesterReleased") is not None:
+        return Release(Reason.BY_REQUESTER)
+    active = _true_condition(found, "RequesterActive")
+    if active is not None and record.phase is Phase.RESERVED and _is_current(active, record):
+        return Activate()
+    return None
+
+
+def _true_condition(found: Reservation, type: str) -> Condition | None:
+    conditions = (one for one in found.status.conditions if one.type == type)
+    return next((one for one in conditions if one.status == "True"), None)
+
+
+def _is_current(active: Condition, record: models.Reservation) -> bool:
+    """RequesterActive set for one provider does not count for the next after a failover."""
+    if not record.left or record.reserved_at is None:
+        return True
+    at = active.last_transition_time
+    return at is not None and at >= record.reserved_at
+
+
+def _plan_repair(found: Reservation, record: models.Reservation) -> ReservationAction:
+    if drifted := tuple(_drifted_fields(found, record)):
+        return Repair(drifted)
+    is_noted = found.status.observed_generation == found.metadata.generation
+    return None if is_noted or labels.is_managed(found.metadata) else ObserveGeneration()
+
+
+def _drifted_fields(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
+    """Fields that somebody has edited, or the store has not written yet."""
+    if not labels.has_record(found.status.record, record):
+        yield "record", found.status.record and found.status.record.checksum
+    if not labels.has_finalizer(found.metadata):
+        yield "finalizers", found.metadata.finalizers
+    yield from _drifted_spec_fields(found, record)
+    current = msgspec.to_builtins(found.status)
+    for name, value in projection.reservation_status(record).items():
+        if (current.get(name) or None) != (value or None):
+            yield name, current.get(name)
+
+
+def _drifted_spec_fields(
+    found: Reservation, record: models.Reservation
+) -> Iterator[tuple[str, object]]:
+    """Of a user's own spec the broker writes the target cluster only."""
+    wanted, current = projection.reservation_spec(record), msgspec.to_builtins(found.spec)
+    if labels.is_managed(found.metadata):
+        if current != wanted:
+            yield "spec", current
+    elif wanted.get("targetClusterID", "") not in ("", found.spec.target_cluster_id):
+        yield "targetClusterID", found.spec.target_cluster_id

@@ -1,0 +1,366 @@
+"""Projections of Node and Pod, and effective pod requests as kube-scheduler computes them.
+
+The source of a real cluster decodes a Pod into `KubernetesPod`, which has only the fields needed
+here, and caches the small `Pod` that `project_pod` makes of it.
+
+The rules are those of Kubernetes 1.34. Where releases differ the larger amount is taken, because a
+cluster must not offer what its own scheduler considers allocated: an allocation counts even before
+the container's resources are reported, and a resize in progress counts at its largest per
+container.
+
+Amounts are summed in billionths, the precision of Kubernetes quantities, and rounded up once at the
+end: ten containers of "100u" use one thousandth of a core and not ten.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kubelend.core import errors, resources
+from kubelend.core.quantities import MAX_AMOUNT, PARSE_CACHE_SIZE, Quantity
+from kubelend.core.resources import NOTHING, Resources
+
+
+class OffloadedFrom(NamedTuple):
+    """The origin of a pod that another cluster offloaded here."""
+
+    origin: str
+    """The consumer's cluster ID: `offloading.liqo.io/origin`."""
+    virtual_node: str
+    """The consumer's virtual node, named after its ResourceSlice: `offloading.liqo.io/nodename`."""
+
+
+class Pod(msgspec.Struct, frozen=True, gc=False):
+    """The projection of a Pod."""
+
+    id: str
+    """The UID: a recreated pod with the same name is another pod."""
+    node: str = ""
+    """Empty until it is scheduled."""
+    requests: Resources = NOTHING
+    """Effective requests by the scheduler's rules."""
+    is_finished: bool = False
+    offloaded_from: OffloadedFrom | None = None
+
+
+class PartialObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Some fields of an object; unknown fields are ignored."""
+
+
+QuantityTexts = dict[str, str]
+"""Kubernetes quantities by resource name."""
+
+
+class Requirements(PartialObject, frozen=True, gc=False):
+    requests: QuantityTexts = {}
+
+
+class Container(PartialObject, frozen=True, gc=False):
+    name: str = ""
+    restart_policy: str = ""
+    """For an init container: "Always" makes it a sidecar."""
+    resources: Requirements = Requirements()
+
+
+class PodSpec(PartialObject, frozen=True, gc=False):
+    node_name: str = ""
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    overhead: QuantityTexts = {}
+    resources: Requirements = Requirements()
+
+
+class ContainerStatus(PartialObject, frozen=True, gc=False):
+    name: str = ""
+    resources: Requirements | None = None
+    """Resources the container runs with; None if the node has not reported them."""
+    allocated_resources: QuantityTexts = {}
+    """Resources the node has allocated to the container."""
+
+
+class PodCondition(PartialObject, frozen=True, gc=False):
+    type: str = ""
+    reason: str = ""
+
+
+class PodStatus(PartialObject, frozen=True, gc=False):
+    phase: str = ""
+    resize: str = ""
+    """Until 1.32; replaced by the condition `PodResizePending`."""
+    conditions: tuple[PodCondition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    resources: Requirements = Requirements()
+    """As in `ContainerStatus`, for the pod as a whole including overhead; likewise the next field.
+    """
+    allocated_resources: QuantityTexts = {}
+
+
+class PodMetadata(PartialObject, frozen=True, gc=False):
+    uid: str
+    name: str
+    namespace: str = ""
+    labels: QuantityTexts = {}
+
+
+class KubernetesPod(PartialObject, frozen=True, gc=False):
+    """The fields of a Kubernetes Pod that are decoded."""
+
+    metadata: PodMetadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+def project_pod(found: KubernetesPod) -> Pod:
+    """Projects a Pod; raises `InvalidInput` as `effective_requests`."""
+    is_finished = found.status.phase in ("Succeeded", "Failed")
+    return Pod(
+        id=found.metadata.uid,
+        node=sys.intern(found.spec.node_name),
+        requests=NOTHING if is_finished else effective_requests(found),
+        is_finished=is_finished,
+        offloaded_from=_offloaded_from(found.metadata.labels),
+    )
+
+
+def effective_requests(found: KubernetesPod) -> Resources:
+    """Effective requests of a pod, scheduled or not.
+
+    `InvalidInput` names the pod and the resource whose quantity is invalid or out of range. The API
+    server admits none of the former and no node fits the latter, so the pod can be skipped, but it
+    should be logged.
+    """
+    try:
+        total = _containers_requests(found)
+        total.update(_pod_level_requests(found))
+        _add_to(total, _parse_nanos(found.spec.overhead))
+        return _cached_resources(
+            tuple(sorted((name, _round_up(name, n)) for name, n in total.items() if n))
+        )
+    except errors.InvalidInput as problem:
+        whose = f"pod {found.metadata.namespace}/{found.metadata.name}"
+        raise type(problem)(f"{whose}: {problem.message}", hint=problem.hint) from None
+
+
+Nanos = dict[str, int]
+"""Billionths of a core, byte or device by resource name."""
+
+_RESOURCE_NAMES: Final = {"ephemeral-storage": "storage"}
+_MANAGED_BY, _SHADOW_POD = "liqo.io/managed-by", "shadowpod"
+_ORIGIN, _VIRTUAL_NODE = "offloading.liqo.io/origin", "offloading.liqo.io/nodename"
+
+
+def _containers_requests(found: KubernetesPod) -> Nanos:
+    """Init containers run in sequence, each beside the sidecars started before it; then the
+    containers run beside all sidecars. The effective request is the maximum over time.
+    """
+    status, is_infeasible = found.status, _is_infeasible(found.status)
+    known = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses)}
+    running: Nanos = {}
+    most: Nanos = {}
+    for container in found.spec.init_containers:
+        if container.restart_policy == "Always":
+            _add_to(
+                running, _container_requests(container, known.get(container.name), is_infeasible)
+            )
+        else:
+            starting = _parse_nanos(container.resources.requests)
+            _add_to(starting, running)
+            _raise_to(most, starting)
+    for container in found.spec.containers:
+        _add_to(running, _container_requests(container, known.get(container.name), is_infeasible))
+    _raise_to(most, running)
+    return most
+
+
+def _container_requests(
+    container: Container, status: ContainerStatus | None, is_infeasible: bool
+) -> Nanos:
+    """The largest of requested, actual and allocated resources during a resize.
+
+    An infeasible resize does not count as requested.
+    """
+    wanted = container.resources.requests
+    if status is None:
+        return _parse_nanos(wanted)
+    if status.resources is None:
+        return _elementwise_max((wanted, status.allocated_resources))
+    actual = (status.resources.requests, status.allocated_resources)
+    return _elementwise_max(actual if is_infeasible else (wanted, *actual))
+
+
+def _pod_level_requests(found: KubernetesPod) -> Nanos:
+    """Pod-level requests, which replace the sum of the containers' requests."""
+    wanted = _parse_nanos(found.spec.resources.requests)
+    actual = _elementwise_max((found.status.resources.requests, found.status.allocated_resources))
+    overhead = _parse_nanos(found.spec.overhead)
+    total: Nanos = {}
+    for name, amount in wanted.items():
+        if name in ("cpu", "memory") or name.startswith("hugepages-"):
+            has = max(actual.get(name, 0) - overhead.get(name, 0), 0)
+            is_void = name in actual and _is_infeasible(found.status)
+            total[name] = has if is_void else max(amount, has)
+    return total
+
+
+def _is_infeasible(status: PodStatus) -> bool:
+    pending = (one.reason for one in status.conditions if one.type == "PodResizePending")
+    return next(pending, status.resize) == "Infeasible"
+
+
+def _elementwise_max(lists: Iterable[QuantityTexts]) -> Nanos:
+    most: Nanos = {}
+    for texts in lists:
+        _raise_to(most, _parse_nanos(texts))
+    return most
+
+
+def _parse_nanos(texts: QuantityTexts) -> Nanos:
+    name = ""
+    try:
+        amounts: Nanos = {}
+        for name, text in texts.items():
+            _add_to(amounts, {_RESOURCE_NAMES.get(name, name): _parse_nano(text)})
+        return amounts
+    except errors.InvalidInput as problem:
+        raise type(problem)(f"{name}: {problem.message}", hint=problem.hint) from None
+
+
+@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _parse_nano(text: str) -> int:
+    amount = Quantity.parse(text).rounded_up(9)
+    if amount < 0:
+        raise errors.InvalidQuantity(f"{text!r} is negative", hint="write zero or more")
+    return amount
+
+
+def _round_up(name: str, nanos: int) -> int:
+    unit = 10**6 if name == "cpu" else 10**9
+    amount = -(-nanos // unit)
+    if amount > MAX_AMOUNT:
+        raise errors.InvalidQuantity(f"{name}: is out of range", hint="request less")
+    return amount
+
+
+def _add_to(total: Nanos, more: Nanos) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, 0) + amount
+
+
+def _raise_to(most: Nanos, others: Nanos) -> None:
+    for name, amount in others.items():
+        most[name] = max(most.get(name, 0), amount)
+
+
+# Pods of one Deployment have equal requests and share one record.
+@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _cached_resources(amounts: tuple[tuple[str, int], ...]) -> Resources:
+    return Resources.of(dict(amounts))
+
+
+def _offloaded_from(labels: QuantityTexts) -> OffloadedFrom | None:
+    """The origin of an offloaded pod, from the labels that Liqo sets."""
+    if labels.get(_MANAGED_BY) != _SHADOW_POD or not labels.get(_ORIGIN):
+        return None
+    return _cached_offloaded_from(labels[_ORIGIN], labels.get(_VIRTUAL_NODE, ""))
+
+
+@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _cached_offloaded_from(origin: str, virtual_node: str) -> OffloadedFrom:
+    return OffloadedFrom(origin, virtual_node)
+
+
+class Node(msgspec.Struct, frozen=True, gc=False):
+    """The projection of a Node."""
+
+    name: str
+    capacity: Resources = NOTHING
+    allocatable: Resources = NOTHING
+    labels: dict[str, str] = {}
+    is_ready: bool = True
+    is_schedulable: bool = True
+
+
+class NodeMetadata(PartialObject, frozen=True, gc=False):
+    name: str
+    labels: dict[str, str] = {}
+
+
+class NodeSpec(PartialObject, frozen=True, gc=False):
+    unschedulable: bool = False
+
+
+class NodeCondition(PartialObject, frozen=True, gc=False):
+    type: str = ""
+    status: str = ""
+
+
+class NodeStatus(PartialObject, frozen=True, gc=False):
+    conditions: tuple[NodeCondition, ...] = ()
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+
+
+class KubernetesNode(PartialObject, frozen=True, gc=False):
+    """The fields of a Kubernetes Node that are decoded."""
+
+    metadata: NodeMetadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+def project_node(found: KubernetesNode) -> Node:
+    """Projects a Node; raises `InvalidInput` that names the node and the invalid quantity."""
+    where = f"node {found.metadata.name}: status"
+    labels = found.metadata.labels
+    return Node(
+        name=found.metadata.name,
+        capacity=_node_amounts(found.status.capacity, f"{where}.capacity"),
+        allocatable=_node_amounts(found.status.allocatable, f"{where}.allocatable"),
+        labels={name: labels[name] for name in _VIRTUAL_NODE_LABELS if name in labels},
+        is_ready=any(
+            one.type == "Ready" and one.status == "True" for one in found.status.conditions
+        ),
+        is_schedulable=not found.spec.unschedulable,
+    )
+
+
+def counts_as_capacity(node: Node) -> bool:
+    """Whether the node counts as capacity: ready, schedulable and not virtual."""
+    return node.is_ready and node.is_schedulable and not is_virtual_node(node)
+
+
+def is_virtual_node(node: Node) -> bool:
+    """Whether it represents another cluster: borrowed capacity must not be lent again."""
+    return (
+        _LIQO_TYPE_LABEL in node.labels
+        or _VIRTUAL_KUBELET_LABEL in node.labels
+        or node.labels.get(_TYPE_LABEL) == "virtual-kubelet"
+    )
+
+
+_LIQO_TYPE_LABEL: Final = "liqo.io/type"
+_TYPE_LABEL: Final = "type"
+_VIRTUAL_KUBELET_LABEL: Final = "virtual-kubelet.io/provider"
+_VIRTUAL_NODE_LABELS: Final = (_LIQO_TYPE_LABEL, _TYPE_LABEL, _VIRTUAL_KUBELET_LABEL)
+
+
+def _node_amounts(texts: dict[str, str], where: str) -> Resources:
+    ours = {
+        _resource_name(name): text for name, text in texts.items() if not _is_unrequestable(name)
+    }
+    return resources.parse_offered(ours, where)
+
+
+def _resource_name(name: str) -> str:
+    return "storage" if name == "ephemeral-storage" else name
+
+
+def _is_unrequestable(name: str) -> bool:
+    """Pods consume these without requests, so the free amount is unknown and cannot be lent."""
+    return name == "pods" or name.startswith("attachable-volumes-")

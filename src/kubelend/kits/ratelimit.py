@@ -1,0 +1,150 @@
+"""Rate limiting with one token bucket per caller."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+
+from kubelend.core.errors import RateLimited
+
+_EVICT_ABOVE = 10_000
+"""Number of buckets at which full ones, which hold no information, are evicted.
+
+If many remain, their number has to double before the next eviction, so that its amortized cost is constant.
+"""
+
+
+class RateLimiter:
+    """Allows `rate` requests per second and caller, with bursts of `burst`; a rate of 0 is unlimited."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
+        self._rate = rate
+        self._burst = max(burst, 1)
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+        self._evict_above = _EVICT_ABOVE
+
+    def admit(self, key: str) -> None:
+        """Takes a token, or raises `RateLimited` with the time until the next one."""
+        if not self._rate:
+            return
+        now = self._clock()
+        tokens = self._tokens(key, now)
+        if tokens < 1:
+            wait = (1 - tokens) / self._rate
+            raise RateLimited(
+                f"{key} exceeds {self._rate:g} requests per second",
+                hint=f"wait {wait:.2f}s",
+                retry_after=wait,
+            )
+        self._buckets[key] = (tokens - 1, now)
+        if len(self._buckets) > self._evict_above:
+            self._evict_full(now)
+
+    def refund(self, key: str) -> None:
+        """Returns a token taken by `admit`."""
+        if key in self._buckets:
+            tokens, since = self._buckets[key]
+            self._buckets[key] = (min(self._burst, tokens + 1), since)
+
+    def _tokens(self, key: str, now: float) -> float:
+        tokens, since = self._buckets.get(key, (self._burst, now))
+        return min(self._burst, tokens + (now - since) * self._rate)
+
+    def _evict_full(self, now: float) -> None:
+        full = [name for name in self._buckets if self._tokens(name, now) >= self._burst]
+        for name in full:
+            del self._buckets[name]
+        self._evict_above = max(_EVICT_ABOVE, 2 * len(self._buckets))
+
+
+@lru_cache(maxsize=4096)
+def rate_limit_key(remote: str) -> str:
+    """Return the IPv4 address, or the /64 network of an IPv6 address, because one client usually has all of
+    it.
+    """
+    try:
+        address = ipaddress.ip_address(remote.partition("%")[0])
+    except ValueError:
+        return remote
+    if address.version == 4:
+        return remote
+    return str(ipaddress.ip_network((int(address), 64), strict=False))
+
+
+LOG_INTERVAL = 10.0
+"""Seconds between two log lines with one key."""
+
+MAX_LOG_KEYS = 4096
+"""Maximum number of keys. Beyond it the oldest is evicted, and its next line is logged early."""
+
+
+class LogThrottle:
+    """Allows one log line per key and interval, and counts the suppressed ones."""
+
+    def __init__(
+        self, interval: float = LOG_INTERVAL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interval = interval
+        self._clock = clock
+        self._intervals: dict[Hashable, _LogInterval] = {}
+
+    def suppressed(self, key: Hashable) -> int | None:
+        """Return the number of lines suppressed since the last one; None if this line is suppressed too."""
+        now = self._clock()
+        known = self._intervals.get(key)
+        if known is not None and now < known.until:
+            known.suppressed += 1
+            return None
+        self._start_interval(key, now)
+        return 0 if known is None else known.suppressed
+
+    def _start_interval(self, key: Hashable, now: float) -> None:
+        # Removed first, so that the dictionary stays ordered by time and its first key is the oldest.
+        self._intervals.pop(key, None)
+        self._intervals[key] = _LogInterval(now + self._interval)
+        if len(self._intervals) > MAX_LOG_KEYS:
+            del self._intervals[next(iter(self._intervals))]
+
+
+class _LogInterval:
+    __slots__ = ("suppressed", "until")
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.suppressed = 0
+
+
+Action = Callable[[], None]
+
+
+class CoalescingTimer:
+    """Runs a rare action immediately; batches frequent ones until the next tick."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = float("-inf")
+        self._pending: list[Action] = []
+
+    def schedule(self, action: Action) -> None:
+        """Run the action now, or together with others within `seconds`."""
+        loop = asyncio.get_running_loop()
+        is_often = loop.time() - self._last < self._seconds
+        self._last = loop.time()
+        if not is_often:
+            action()
+            return
+        if not self._pending:
+            loop.call_later(self._seconds, self._fire)
+        self._pending.append(action)
+
+    def _fire(self) -> None:
+        waiting, self._pending = self._pending, []
+        loop = asyncio.get_running_loop()
+        for action in waiting:
+            loop.call_soon(
+                action
+            )  # via the loop, so that one failing action does not affect the others

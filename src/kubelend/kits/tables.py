@@ -1,0 +1,144 @@
+"""Tables and lists as kubectl prints them: plain columns, no boxes, no colour. Pure text in and out.
+
+A row is a line, whatever its cells hold.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+DEFAULT_WIDTH = 80
+"""Where text is wrapped, if nobody knows better."""
+
+_TABLE_GAP = "  "
+_MIN_WIDTH = 20
+
+
+def format_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None
+) -> str:
+    """Aligned columns. With a width, the last one is wrapped to stay within; names are never cut."""
+    cells = [list(headers), *([sanitize_line(cell) or "-" for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    room = (
+        None if width is None else max(_MIN_WIDTH, width - sum(widths[:-1]) - 2 * len(widths) + 2)
+    )
+    return "\n".join(line for row in cells for line in _wrapped_row(row, widths, room))
+
+
+def format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """One line of a table whose end is not known yet; longer cells push the others."""
+    harmless = (sanitize_line(cell) or "-" for cell in cells)
+    padded = (f"{cell:<{width}}" for cell, width in zip(harmless, widths, strict=True))
+    return _TABLE_GAP.join(padded).rstrip()
+
+
+def format_pairs(items: Iterable[tuple[str, str]]) -> str:
+    """`Name:  value` lines, without those that have no value."""
+    known = [(sanitize_line(name) + ":", sanitize_line(value)) for name, value in items if value]
+    longest = max((len(name) for name, _ in known), default=0)
+    return "\n".join(f"{name:<{longest}}{_TABLE_GAP}{value}" for name, value in known)
+
+
+def format_count(number: int, noun: str) -> str:
+    """ "1 cluster", "2 clusters"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def format_age(since: datetime | None, now: datetime) -> str:
+    """How long ago, roughly."""
+    return "" if since is None else format_span(now - since)
+
+
+def format_span(duration: timedelta) -> str:
+    """About how long: "45s", "5m", "2h30m", "12h", "3d"."""
+    seconds = max(0, round(duration.total_seconds()))
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 120:
+        return f"{seconds}s"
+    if minutes < 120:
+        return f"{minutes}m"
+    if minutes < 600:
+        return f"{minutes // 60}h" + (f"{minutes % 60}m" if minutes % 60 else "")
+    return f"{hours}h" if hours < 48 else f"{round(seconds / 86400)}d"
+
+
+def format_time(at: datetime | None, now: datetime) -> str:
+    """A time, and how far away it is."""
+    if at is None:
+        return ""
+    text = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return (
+        f"{text} (in {format_span(at - now)})"
+        if at > now
+        else f"{text} ({format_span(now - at)} ago)"
+    )
+
+
+def format_time_left(end: datetime, now: datetime) -> str:
+    """How long something still lasts; whole days where there are some."""
+    if end <= now:
+        return "ended"
+    days = (end - now).days
+    return f"{days}d" if days else format_span(end - now)
+
+
+def _wrapped_row(cells: list[str], widths: list[int], room: int | None) -> list[str]:
+    if room is None or len(cells[-1]) <= room:
+        return [format_row(cells, [*widths[:-1], 0])]
+    first, *others = textwrap.wrap(cells[-1], room)
+    indent = " " * (sum(widths[:-1]) + len(_TABLE_GAP) * (len(widths) - 1))
+    return [
+        format_row([*cells[:-1], first], [*widths[:-1], 0]),
+        *(indent + other for other in others),
+    ]
+
+
+_COLUMN_GAP = "  "
+
+
+def align_columns(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()
+) -> list[str]:
+    """Return one line for the headers and one for each row. Columns in `right` are right-aligned."""
+    cells = [list(headers), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right_aligned = set(right)
+    return [
+        _COLUMN_GAP.join(
+            cell.rjust(width) if column in right_aligned else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters, of which terminals obey the second range as well
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the direction of what follows
+    "\u2028\u2029"  # end a line
+    "\ud800-\udfff]"  # no characters at all, and cannot be printed
+)
+_CONTROL_BUT_NEWLINE = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+
+
+def sanitize_line(text: str) -> str:
+    """One line, whatever is in it: what is not to be seen is written as `\\x1b` or `\\u202e`."""
+    return _CONTROL.sub(_escaped_form, text)
+
+
+def sanitize_lines(text: str) -> str:
+    """The same for what was put together from several: its line ends are our own."""
+    return _CONTROL_BUT_NEWLINE.sub(_escaped_form, text)
+
+
+def sanitize_json(text: str) -> str:
+    """The same for JSON, where such a character can only be within a string: the value stays as it is."""
+    return _CONTROL_BUT_NEWLINE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escaped_form(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")

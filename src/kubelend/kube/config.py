@@ -1,0 +1,335 @@
+"""Client configuration: API server, credentials and proxy, from a kubeconfig or from the pod's service
+account.
+
+Composition roots load a `KubeConfig` and open a `kube.client.Client` with it. It names secret files instead
+of holding their contents, because these may be replaced while the client runs; `kube.auth` reads them.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kubelend.core.errors import InvalidSettings
+from kubelend.kits import files
+from kubelend.kube import exec_plugins, kubeconfig
+from kubelend.kube.exec_plugins import ExecPlugin
+
+FileFingerprint = tuple[tuple[int, ...] | None, ...]
+"""Fingerprint of some files, which changes when one of them does."""
+
+
+class DataOrFile(msgspec.Struct, frozen=True):
+    """Inline data, or the path of a file. Its repr does not show the content."""
+
+    data: bytes = b""
+    path: Path | None = None
+
+    def read(self, hint: str = "") -> bytes:
+        """Return the current content; empty if nothing is configured. `InvalidSettings` names the file."""
+        if self.path is None:
+            return self.data
+        return files.read_file(self.path, hint=hint)
+
+    def __bool__(self) -> bool:
+        return bool(self.data) or self.path is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"DataOrFile(path={str(self.path)!r})"
+            if self.path
+            else f"DataOrFile({len(self.data)} bytes)"
+        )
+
+
+NO_DATA = DataOrFile()
+
+
+def fingerprint_files(paths: Iterable[Path | None]) -> FileFingerprint:
+    """Return a fingerprint that is equal as long as none of the files has changed."""
+    return tuple(None if path is None else _fingerprint(path) for path in paths)
+
+
+def _fingerprint(path: Path) -> tuple[int, ...] | None:
+    # Follows links, and so detects that Kubernetes replaced the ..data link of a mounted secret.
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+SERVICE_ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+
+
+class KubeconfigSource(msgspec.Struct, frozen=True):
+    """The kubeconfig and context that the configuration was read from."""
+
+    path: str
+    context: str
+
+
+class KubeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """An API server and the credentials to access it."""
+
+    server: str
+    """URL of the API server. May end in a path prefix."""
+    authorities: DataOrFile = NO_DATA
+    """Trusted certificate authorities. Defaults to those of the system."""
+    certificate: DataOrFile = NO_DATA
+    key: DataOrFile = NO_DATA
+    token: DataOrFile = NO_DATA
+    plugin: ExecPlugin | None = None
+    impersonation: tuple[tuple[str, str], ...] = ()
+    """Impersonation headers."""
+    tls_server_name: str = ""
+    """Server name in its certificate, if different from the URL's host."""
+    insecure: bool = False
+    """Whether to skip verification of the server's certificate."""
+    namespace: str = "default"
+    """Default namespace."""
+    proxy: str = ""
+    origin: KubeconfigSource | None = None
+
+    def __repr__(self) -> str:
+        return f"KubeConfig({self.server!r}, {self.auth_method})"
+
+    @property
+    def auth_method(self) -> str:
+        """How the client authenticates, without secrets."""
+        if self.plugin:
+            return f"by {self.plugin.command}"
+        ways = [("certificate", self.certificate), ("token", self.token)]
+        return " and ".join(f"by {name}" for name, way in ways if way) or "anonymously"
+
+
+def load_config(
+    kubeconfig_path: str = "",
+    context: str = "",
+    *,
+    service_account: Path = SERVICE_ACCOUNT_DIRECTORY,
+) -> KubeConfig:
+    """Load the configuration as kubectl does: the named kubeconfig, else $KUBECONFIG, else the pod's
+    service account, else ~/.kube/config.
+    """
+    is_named = bool(kubeconfig_path or context or os.environ.get(kubeconfig.KUBECONFIG_VARIABLE))
+    if not is_named and os.environ.get(HOST_VARIABLE):
+        return in_cluster_config(service_account)
+    return config_from_kubeconfig(kubeconfig_path, context)
+
+
+def in_cluster_config(
+    directory: Path = SERVICE_ACCOUNT_DIRECTORY, environment: Mapping[str, str] = os.environ
+) -> KubeConfig:
+    """Use the pod's service account. The kubelet replaces its token about every hour."""
+    host, port = environment.get(HOST_VARIABLE, ""), environment.get(PORT_VARIABLE, "443")
+    if not host:
+        raise InvalidSettings(
+            f"not running in a pod: {HOST_VARIABLE} is not set", hint="use --kubeconfig"
+        )
+    token, authorities = DataOrFile(path=directory / "token"), DataOrFile(path=directory / "ca.crt")
+    for file in (token, authorities):
+        file.read(hint="check that the pod does not set automountServiceAccountToken: false")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    namespace = directory / "namespace"
+    return KubeConfig(
+        server=server,
+        authorities=authorities,
+        token=token,
+        namespace=namespace.read_text().strip() if namespace.exists() else "default",
+        proxy=proxy_for(server, environment),
+    )
+
+
+def config_from_kubeconfig(path: str | Path | None = None, context: str = "") -> KubeConfig:
+    """Load one context of a kubeconfig; without a path of $KUBECONFIG, or of ~/.kube/config."""
+    paths = kubeconfig.kubeconfig_files(str(path or ""))
+    choice = kubeconfig.select_context(paths, context)
+    cluster, user = choice.cluster, choice.user
+    authorities = _data_or_file(
+        cluster.certificate_authority_data, cluster.certificate_authority, choice.cluster_file
+    )
+    _check_cluster(cluster, choice, authorities)
+    _check_user(user, choice)
+    return KubeConfig(
+        server=cluster.server.rstrip("/"),
+        authorities=authorities,
+        certificate=_data_or_file(
+            user.client_certificate_data, user.client_certificate, choice.user_file
+        ),
+        key=_data_or_file(user.client_key_data, user.client_key, choice.user_file),
+        token=_user_token(user, choice.user_file),
+        plugin=_exec_plugin(user.exec, choice, authorities),
+        impersonation=_impersonation(user),
+        tls_server_name=cluster.tls_server_name,
+        insecure=cluster.insecure_skip_tls_verify,
+        namespace=choice.namespace or "default",
+        proxy=cluster.proxy_url or proxy_for(cluster.server),
+        origin=KubeconfigSource(str(path or ""), choice.name),
+    )
+
+
+def config_files(config: KubeConfig) -> list[Path | None]:
+    """Return the files that the configuration depends on, for change detection."""
+    own = [config.authorities.path, config.certificate.path, config.key.path, config.token.path]
+    return (
+        own if config.origin is None else [*own, *kubeconfig.kubeconfig_files(config.origin.path)]
+    )
+
+
+def _data_or_file(data: bytes, path: str, relative_to: Path) -> DataOrFile:
+    if data or not path:
+        return DataOrFile(data)
+    return DataOrFile(path=relative_to.absolute().parent / path)
+
+
+def _user_token(user: kubeconfig.User, file: Path) -> DataOrFile:
+    return _data_or_file(b"" if user.token_file else user.token.encode(), user.token_file, file)
+
+
+def _check_cluster(
+    cluster: kubeconfig.Cluster, choice: kubeconfig.SelectedContext, authorities: DataOrFile
+) -> None:
+    what = f"{choice.cluster_file}, context {choice.name!r}"
+    url = urlsplit(cluster.server)
+    if url.scheme not in ("https", "http") or not url.hostname:
+        raise InvalidSettings(f"{what}: server is not a URL", hint="use https://host:port")
+    if cluster.insecure_skip_tls_verify and authorities:
+        raise InvalidSettings(
+            f"{what}: insecure-skip-tls-verify and certificate-authority are both set",
+            hint="remove one of the two",
+        )
+    if urlsplit(cluster.proxy_url).scheme not in ("", "http", "https"):
+        raise InvalidSettings(
+            f"{what}: proxy-url must have scheme http or https", hint="use such a proxy"
+        )
+    authorities.read(hint="correct certificate-authority")
+
+
+def _check_user(user: kubeconfig.User, choice: kubeconfig.SelectedContext) -> None:
+    what = f"{choice.user_file}, context {choice.name!r}"
+    if user.auth_provider is not None:
+        raise InvalidSettings(
+            f"{what}: auth-provider is not supported, as in Kubernetes since 1.26",
+            hint="use the provider's exec plugin",
+        )
+    if user.username:
+        raise InvalidSettings(
+            f"{what}: user names and passwords are not supported, as in Kubernetes since 1.19",
+            hint="use a certificate or a token",
+        )
+    pair = (
+        bool(user.client_certificate or user.client_certificate_data),
+        bool(user.client_key or user.client_key_data),
+    )
+    if pair in ((True, False), (False, True)):
+        raise InvalidSettings(
+            f"{what}: client certificate and key must both be set", hint="add the missing one"
+        )
+
+
+def _exec_plugin(
+    found: kubeconfig.ExecConfig | None, choice: kubeconfig.SelectedContext, authorities: DataOrFile
+) -> ExecPlugin | None:
+    if found is None:
+        return None
+    what = f"{choice.user_file}, context {choice.name!r}: exec"
+    if found.api_version not in exec_plugins.VERSIONS:
+        raise InvalidSettings(
+            f"{what}: apiVersion {found.api_version!r} is not supported",
+            hint=f"use {exec_plugins.VERSIONS[0]}, and a newer plugin",
+        )
+    if found.interactive_mode == "Always":
+        raise InvalidSettings(
+            f"{what}: interactiveMode Always is not supported without a terminal",
+            hint="set it to Never",
+        )
+    command = found.command
+    if os.sep in command:
+        command = str(choice.user_file.absolute().parent / command)
+    return ExecPlugin(
+        command=command,
+        api_version=found.api_version,
+        arguments=found.args or (),
+        variables={one.name: one.value for one in found.env or ()},
+        cluster=_cluster_info(choice.cluster, authorities) if found.provide_cluster_info else None,
+        hint=" ".join(found.install_hint.split()),
+    )
+
+
+def _cluster_info(cluster: kubeconfig.Cluster, authorities: DataOrFile) -> dict[str, Any]:
+    """Cluster information for an exec plugin, with the field names of a kubeconfig."""
+    info: dict[str, Any] = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+        "certificate-authority-data": base64.b64encode(authorities.read()).decode(),
+        "proxy-url": cluster.proxy_url,
+    }
+    info["config"] = next(
+        (
+            one.extension
+            for one in cluster.extensions or ()
+            if one.name == f"{exec_plugins.GROUP}/exec"
+        ),
+        None,
+    )
+    return {name: value for name, value in info.items() if value}
+
+
+def _impersonation(user: kubeconfig.User) -> tuple[tuple[str, str], ...]:
+    headers = [("Impersonate-User", user.as_), ("Impersonate-Uid", user.as_uid)]
+    headers += [("Impersonate-Group", group) for group in user.as_groups or ()]
+    for name, values in (user.as_user_extra or {}).items():
+        headers += [(f"Impersonate-Extra-{name}", value) for value in values]
+    return tuple((name, value) for name, value in headers if value)
+
+
+def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the proxy URL for a server; empty if there is none."""
+    parts = urlsplit(url)
+    proxy = _variable_in_any_case(environment, f"{parts.scheme}_proxy")
+    if not proxy or _is_excluded(
+        parts.hostname or "", _variable_in_any_case(environment, "no_proxy")
+    ):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _variable_in_any_case(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(name.upper()) or environment.get(name) or ""
+
+
+def _is_excluded(host: str, excepted: str) -> bool:
+    if host == "localhost" or _is_loopback(host):
+        return True
+    return any(
+        _no_proxy_matches(one.strip().lower(), host) for one in excepted.split(",") if one.strip()
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _no_proxy_matches(rule: str, host: str) -> bool:
+    if rule == "*":
+        return True
+    if "/" in rule:
+        try:
+            return ipaddress.ip_address(host) in ipaddress.ip_network(rule, strict=False)
+        except ValueError:
+            return False
+    name = rule.removeprefix("*").removeprefix(".")
+    return host.endswith(f".{name}") or (host == name and not rule.startswith("."))

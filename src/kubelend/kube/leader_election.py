@@ -1,0 +1,211 @@
+"""Which of several brokers leads, agreed by a Lease of Kubernetes as its own controllers do.
+
+A lease is a promise about time: whoever holds it renews it, and whoever sees it unchanged for its whole
+duration takes it. No two clocks are compared: every broker counts from when it saw the last change, by a
+clock that only it has. The leader stops before the others may take over, because it counts from before it
+asked, and at once when it sees the lease in other hands or gone: somebody may have deleted it. Where that
+fails all the same (a process that slept in the middle of a write) the store refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, NamedTuple
+
+import structlog
+from msgspec.structs import replace
+
+from kubelend.core.errors import Conflict, KubelendError, Unavailable
+from kubelend.kube import resources
+from kubelend.kube.client import Client
+from kubelend.wire.objects import Metadata, Object, ObjectStruct
+
+
+def micro_time(moment: datetime) -> str:
+    """Format a MicroTime: always six decimals, as the API server requires."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class LeaseSpec(ObjectStruct, frozen=True):
+    """Holder of the lease and its timestamps."""
+
+    holder_identity: str | None = None
+    """Empty or absent if there is no holder."""
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+    """Number of changes of the holder."""
+
+
+class Lease(Object, frozen=True):
+    """A lock that one process at a time holds."""
+
+    group: ClassVar[str] = "coordination.k8s.io"
+    version: ClassVar[str] = "v1"
+    kind: ClassVar[str] = "Lease"
+    plural: ClassVar[str] = "leases"
+
+    metadata: Metadata
+    spec: LeaseSpec = LeaseSpec()
+
+
+LEASES = resources.resource_for(Lease)
+
+log = structlog.get_logger("kubelend.election")
+
+
+class LeaseTimings(NamedTuple):
+    """Each has to be longer than the next."""
+
+    lease_duration: timedelta = timedelta(seconds=15)
+    """How long the others leave a leader alone that they do not hear of."""
+    renew_deadline: timedelta = timedelta(seconds=10)
+    """How long a leader goes on that cannot renew its lease."""
+    retry_period: timedelta = timedelta(seconds=2)
+    """How often it is renewed, and how often the others look."""
+
+
+class LeaseIdentity(NamedTuple):
+    """One broker that would lead, and the seat that it wants."""
+
+    identity: str
+    """Different for every process; shown to people who want to know whom to ask."""
+    namespace: str
+    name: str = "kubelend-broker"
+
+
+class LeaderElection:
+    """Use `run` as a root task. Fulfils the broker's port `Leadership`."""
+
+    def __init__(
+        self,
+        client: Client,
+        identity: LeaseIdentity,
+        timings: LeaseTimings,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.leader = ""
+        self.term = 0
+        self._client = client
+        self._identity = identity
+        self._timings = timings
+        self._clock = clock
+        self._monotonic = monotonic
+        self._leader_until = float("-inf")
+        self._observed: Lease | None = None
+        self._observed_at = 0.0
+        self._won = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_leader(self) -> bool:
+        return self._monotonic() < self._leader_until
+
+    async def wait_for_leadership(self) -> None:
+        while not self.is_leader:
+            self._won.clear()
+            await self._won.wait()
+
+    async def refresh(self) -> None:
+        """What cannot be asked now is asked again soon, by `run`."""
+        with suppress(KubelendError):
+            await self._try_with_timeout()
+
+    async def run(self) -> None:
+        """Take the lease whenever it is free, and keep it. Never returns."""
+        problem = ""
+        while True:
+            try:
+                await self._try_with_timeout()
+                problem = ""
+            except KubelendError as error:
+                if str(error) != problem:
+                    log.warning("the lease cannot be looked at or written", problem=str(error))
+                problem = str(error)
+            await asyncio.sleep(self._timings.retry_period.total_seconds())
+
+    async def try_acquire_or_renew(self) -> None:
+        """Renew the lease, take it, or see who has it: once."""
+        async with self._lock:
+            asked_at = self._monotonic()
+            self._observe(await self._get_lease())
+            if not self._is_held_by_other(asked_at) and await self._try_write(self._own_spec()):
+                self._extend_leadership(asked_at)
+
+    async def _try_with_timeout(self) -> None:
+        """One call that hangs must not cost the seat: within the deadline there is time for another."""
+        patience = (self._timings.renew_deadline - self._timings.retry_period) / 2
+        try:
+            async with asyncio.timeout(patience.total_seconds()):
+                await self.try_acquire_or_renew()
+        except TimeoutError:
+            raise Unavailable(
+                "the API server did not answer in time", hint="is it overloaded, or cut off?"
+            ) from None
+
+    async def release(self) -> None:
+        """Give the lease back, so that nobody has to wait for its end."""
+        if not self.is_leader or self._observed is None:
+            return
+        self._leader_until = float("-inf")
+        free = replace(self._observed.spec, holder_identity="", lease_duration_seconds=1)
+        await self._write(free)
+
+    async def _get_lease(self) -> Lease | None:
+        return await self._client.find(LEASES, self._identity.name, self._identity.namespace)
+
+    async def _try_write(self, mine: LeaseSpec) -> bool:
+        """False if another was quicker. What was sent may have arrived, and only the answer been lost."""
+        try:
+            self._observe(await self._write(mine))
+        except Conflict:
+            self._observe(await self._get_lease())
+        return self._observed is not None and self._observed.spec == mine
+
+    def _extend_leadership(self, moment: float) -> None:
+        if not self.is_leader:
+            self.term += 1
+        self._leader_until = moment + self._timings.renew_deadline.total_seconds()
+        self._won.set()
+
+    def _observe(self, found: Lease | None) -> None:
+        """Who does not hold it leads no more, whatever was agreed before: by now another may lead."""
+        before = None if self._observed is None else self._observed.metadata.resource_version
+        if found is None or found.metadata.resource_version != before:
+            self._observed_at = self._monotonic()
+        self._observed = found
+        self.leader = "" if found is None else found.spec.holder_identity or ""
+        if self.leader != self._identity.identity:
+            self._leader_until = float("-inf")
+
+    def _is_held_by_other(self, now: float) -> bool:
+        if self._observed is None or self.leader in ("", self._identity.identity):
+            return False
+        seconds = self._observed.spec.lease_duration_seconds or 0
+        return now < self._observed_at + max(seconds, self._timings.lease_duration.total_seconds())
+
+    def _own_spec(self) -> LeaseSpec:
+        now = micro_time(self._clock())
+        before = LeaseSpec() if self._observed is None else self._observed.spec
+        mine = replace(
+            before,
+            holder_identity=self._identity.identity,
+            lease_duration_seconds=max(1, round(self._timings.lease_duration.total_seconds())),
+            renew_time=now,
+        )
+        if before.holder_identity == self._identity.identity:
+            return mine
+        transitions = (before.lease_transitions or 0) + (self._observed is not None)
+        return replace(mine, acquire_time=now, lease_transitions=transitions)
+
+    async def _write(self, spec: LeaseSpec) -> Lease:
+        """On what was last seen: `Conflict` if it has changed since."""
+        if self._observed is None:
+            metadata = Metadata(self._identity.name, self._identity.namespace)
+            return await self._client.create(LEASES, Lease(metadata, spec))
+        return await self._client.update(LEASES, replace(self._observed, spec=spec))

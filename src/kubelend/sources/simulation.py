@@ -1,0 +1,331 @@
+"""A simulated cluster without a clock: a sequence of events determined by the seed."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from datetime import datetime, timedelta
+from random import Random
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
+from kubelend.core.pod_requests import Node, Pod
+from kubelend.core.resources import NOTHING, Resources
+from kubelend.sources import simulation_spec
+from kubelend.sources.simulation_spec import (
+    NodeFailure,
+    PodGroup,
+    PodWorkload,
+    Range,
+    SimulationSpec,
+)
+
+_Event = Callable[[], list[Change]]
+"""In the heap a pod's ID stands for its end: there are thousands, and a closure takes more memory."""
+
+
+class SimulationStep(NamedTuple):
+    """All changes of one point in time."""
+
+    at: int
+    """Microseconds since the start, as all times here."""
+    changes: list[Change]
+
+
+class SimulatedCluster:
+    """The cluster after its last step."""
+
+    def __init__(self, spec: SimulationSpec) -> None:
+        self._seed = spec.seed
+        self._now = 0
+        self._event_heap: list[tuple[int, int, _Event | str]] = []
+        self._order = itertools.count()
+        self._replacements = itertools.count(1)
+        self._nodes = _initial_nodes(spec)
+        self._free = {name: node.allocatable for name, node in self._nodes.items()}
+        self._faults = {name: 0 if node.is_ready else 1 for name, node in self._nodes.items()}
+        self._original_names: dict[str, str] = {}
+        """The spec's name of each node that has replaced another."""
+        self._pods: dict[str, Pod] = {}
+        self._pending: dict[str, None] = {}
+        self._schedule_all(spec)
+
+    def snapshot(self) -> Snapshot:
+        """The complete state."""
+        return Snapshot(list(self._nodes.values()), list(self._pods.values()))
+
+    @property
+    def next_at(self) -> int | None:
+        """When the next step is due; None if there is none."""
+        return self._event_heap[0][0] if self._event_heap else None
+
+    def step(self) -> SimulationStep:
+        """Process the next event."""
+        self._now, _, action = heapq.heappop(self._event_heap)
+        return SimulationStep(
+            self._now, self._delete_pod(action) if isinstance(action, str) else action()
+        )
+
+    # -- scheduling
+
+    def _schedule_all(self, spec: SimulationSpec) -> None:
+        for index, group in enumerate(spec.pods):
+            self._create_pods(f"pod-{index + 1}", group)
+        for index, work in enumerate(spec.work):
+            self._schedule_workload(f"work-{index + 1}", work)
+        for index, failure in enumerate(spec.failures):
+            self._schedule_failure(f"failure-{index + 1}", failure)
+
+    def _create_pods(self, name: str, group: PodGroup) -> None:
+        requests = group.amounts()
+        count = group.count or _pods_for_share(requests, group.percent(), self._allocatable())
+        for number in range(1, count + 1):
+            self._create_pod(Pod(f"{name}-{number}", requests=requests))
+
+    def _schedule_workload(self, name: str, work: PodWorkload) -> None:
+        dice = self._random(name)
+        amounts, lifetime = work.amounts(), simulation_spec.parse_period(work.lifetime, "lifetime")
+        numbers, pause = itertools.count(1), simulation_spec.rate_interval(work.rate)
+
+        def one_more(rest: Callable[[int], int]) -> list[Change]:
+            pod = Pod(f"{name}-{next(numbers)}", requests=_random_amounts(dice, amounts))
+            self._schedule(rest(_random_in(dice, lifetime)), pod.id)
+            return self._create_pod(pod)
+
+        def arrive() -> list[Change]:
+            self._schedule(_random_interval(dice, pause), arrive)
+            return one_more(lambda whole: whole)
+
+        for _ in range(work.start):
+            one_more(lambda whole: dice.randint(0, whole))
+        self._schedule(_random_interval(dice, pause), arrive)
+
+    def _schedule_failure(self, name: str, failure: NodeFailure) -> None:
+        dice = self._random(name)
+        repair = simulation_spec.parse_period(failure.repair, "repair") if failure.repair else None
+        fail = self._remove_node if failure.gone else self._fail_node
+        if failure.node:
+            at = simulation_spec.parse_moment(failure.at, "at")
+            self._schedule(at, lambda: fail(failure.node, dice, repair))
+            return
+        pause = simulation_spec.rate_interval(failure.rate)
+
+        def strike() -> list[Change]:
+            self._schedule(_random_interval(dice, pause), strike)
+            ready = [node.name for node in self._nodes.values() if node.is_ready]
+            return fail(dice.choice(ready), dice, repair) if ready else []
+
+        self._schedule(_random_interval(dice, pause), strike)
+
+    def _schedule(self, pause: int, action: _Event | str) -> None:
+        heapq.heappush(self._event_heap, (self._now + pause, next(self._order), action))
+
+    # -- events
+
+    def _create_pod(self, pod: Pod) -> list[Change]:
+        """Scheduled on the first node with enough free resources; else pending."""
+        for name, node in self._nodes.items():
+            if _is_schedulable(node) and pod.requests.fits_in(self._free[name]):
+                return [self._bind_pod(pod, name)]
+        self._pods[pod.id] = pod
+        self._pending[pod.id] = None
+        return [pod]
+
+    def _bind_pod(self, pod: Pod, node: str) -> Pod:
+        self._free[node] -= pod.requests
+        placed = self._pods[pod.id] = replace(pod, node=node)
+        return placed
+
+    def _delete_pod(self, id: str) -> list[Change]:
+        pod = self._pods.pop(id, None)
+        if pod is None:  # deleted with its node
+            return []
+        if not pod.node:
+            del self._pending[id]
+            return [PodDeleted(id)]
+        self._free[pod.node] += pod.requests
+        return [PodDeleted(id), *self._schedule_pending(pod.node)]
+
+    def _remove_node(self, name: str, dice: Random, repair: Range | None) -> list[Change]:
+        node = self._nodes.pop(name, None)
+        if node is None:
+            return []
+        del self._free[name], self._faults[name]
+        make = self._original_names.pop(name, name)
+        if repair is not None:
+            self._schedule(_random_in(dice, repair), lambda: self._replace_node(node, make))
+        lost = [pod.id for pod in self._pods.values() if pod.node == name]
+        for pod in lost:
+            del self._pods[pod]
+        return [*map(PodDeleted, lost), NodeDeleted(name)]
+
+    def _replace_node(self, gone: Node, make: str) -> list[Change]:
+        name = f"{make}.{next(self._replacements)}"
+        node = self._nodes[name] = replace(gone, name=name, is_ready=True)
+        self._free[name], self._faults[name], self._original_names[name] = node.allocatable, 0, make
+        return [node, *self._schedule_pending(name)]
+
+    def _fail_node(self, name: str, dice: Random, repair: Range | None) -> list[Change]:
+        if name not in self._nodes:
+            return []
+        if repair is not None:
+            self._schedule(_random_in(dice, repair), lambda: self._repair_node(name))
+        self._faults[name] += 1
+        return self._set_ready(name) if self._faults[name] == 1 else []
+
+    def _repair_node(self, name: str) -> list[Change]:
+        if name not in self._nodes:
+            return []
+        self._faults[name] -= 1
+        return [] if self._faults[name] else [*self._set_ready(name), *self._schedule_pending(name)]
+
+    def _set_ready(self, name: str) -> list[Change]:
+        node = replace(self._nodes[name], is_ready=not self._faults[name])
+        self._nodes[name] = node
+        return [node]
+
+    def _schedule_pending(self, name: str) -> list[Change]:
+        """Schedule pending pods: only this node has gained free resources."""
+        placed: list[Change] = []
+        if not _is_schedulable(self._nodes[name]):
+            return placed
+        for waiting in list(self._pending):
+            pod = self._pods[waiting]
+            if pod.requests.fits_in(self._free[name]):
+                del self._pending[waiting]
+                placed.append(self._bind_pod(pod, name))
+        return placed
+
+    def _allocatable(self) -> Resources:
+        return sum((node.allocatable for node in self._nodes.values()), NOTHING)
+
+    def _random(self, name: str) -> Random:
+        return Random(f"{self._seed}/{name}")  # noqa: S311  reproducible on purpose
+
+
+def _initial_nodes(description: SimulationSpec) -> dict[str, Node]:
+    nodes: dict[str, Node] = {}
+    for group in description.nodes:
+        capacity, allocatable = group.amounts()
+        for number in range(1, group.count + 1):
+            name = f"{group.name}-{number}"
+            labels, ready = group.labels, group.ready
+            nodes[name] = Node(name, capacity, allocatable, labels, ready, group.schedulable)
+    return nodes
+
+
+def _is_schedulable(node: Node) -> bool:
+    return node.is_ready and node.is_schedulable
+
+
+def _pods_for_share(requests: Resources, percent: int, total: Resources) -> int:
+    """As many pods as stay within the share of every requested resource."""
+    return min(
+        (total.amount(name) * percent // (100 * amount) for name, amount in requests.items()),
+        default=0,
+    )
+
+
+def _random_amounts(dice: Random, amounts: dict[str, Range]) -> Resources:
+    # Adding NOTHING shares its empty dictionary instead of one per pod.
+    return NOTHING + Resources.of({name: _random_in(dice, ends) for name, ends in amounts.items()})
+
+
+def _random_in(dice: Random, ends: Range) -> int:
+    return dice.randint(ends.low, ends.high)
+
+
+def _random_interval(dice: Random, mean: int) -> int:
+    """Uniform around the mean, in integers: logarithms differ between machines."""
+    return dice.randint(1, 2 * mean - 1)
+
+
+MAX_EVENTS_PER_TURN: Final = 500
+"""Events processed before other tasks get a turn."""
+
+MAX_BACKLOG: Final = 10_000
+"""Changes buffered per consumer; one that is further behind gets a snapshot."""
+
+MAX_SLEEP_SECONDS: Final = 5.0
+"""Seconds after which the clock is read again: it may have been set."""
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_ID_NAMESPACE: Final = uuid.UUID("6f0b7d0e-6c1b-4d0e-9d3c-2b1f6f4b8a11")
+
+
+class SimulatedSource:
+    """Its time starts when it is created."""
+
+    problem = ""
+    """It cannot fail."""
+
+    def __init__(self, spec: SimulationSpec, clock: Callable[[], datetime]) -> None:
+        self.spec = spec
+        self._clock = clock
+        self._start = clock()
+        self._cluster = SimulatedCluster(spec)
+        self._consumers: list[_Consumer] = []
+
+    async def identity(self) -> str:
+        """The spec's ID, or one derived from the whole spec."""
+        text = msgspec.json.encode(self.spec, order="deterministic").decode()
+        return self.spec.cluster_id or str(uuid.uuid5(_ID_NAMESPACE, text))
+
+    async def changes(self) -> AsyncGenerator[Change, None]:
+        listener = _Consumer()
+        self._consumers.append(listener)
+        try:
+            while True:
+                is_present = self._catch_up()
+                if listener.is_behind and is_present:
+                    listener.is_behind = False
+                    yield self._cluster.snapshot()
+                while listener.pending:
+                    yield listener.pending.popleft()
+                is_idle = is_present and not listener.is_behind
+                await asyncio.sleep(self._until_next() if is_idle else 0)
+        finally:
+            self._consumers.remove(listener)
+
+    def _catch_up(self) -> bool:
+        """Process due events and notify consumers; False if more are due."""
+        now = (self._clock() - self._start) // _MICROSECOND
+        for _ in range(MAX_EVENTS_PER_TURN):
+            due = self._cluster.next_at
+            if due is None or due > now:
+                return True
+            changes = self._cluster.step().changes
+            for listener in self._consumers:
+                listener.put(changes)
+        return False
+
+    def _until_next(self) -> float:
+        due = self._cluster.next_at
+        if due is None:
+            return MAX_SLEEP_SECONDS
+        at = self._start + timedelta(microseconds=due)
+        return min(max((at - self._clock()).total_seconds(), 0), MAX_SLEEP_SECONDS)
+
+
+class _Consumer:
+    """What one consumer of `changes` has not received yet."""
+
+    def __init__(self) -> None:
+        self.pending: deque[Change] = deque()
+        self.is_behind = True
+        """Needs a snapshot, as at the beginning."""
+
+    def put(self, changes: list[Change]) -> None:
+        if self.is_behind:
+            return
+        self.pending.extend(changes)
+        if len(self.pending) > MAX_BACKLOG:
+            self.pending.clear()
+            self.is_behind = True

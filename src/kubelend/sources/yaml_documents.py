@@ -1,0 +1,136 @@
+"""Strict YAML: text to plain values, objects to text and back, with errors that name the field.
+
+Used for the files of local objects and for simulations. Mistakes in a text raise `InvalidInput`; no
+text may harm the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+import msgspec
+import yaml
+
+from kubelend.core.errors import InvalidInput
+from kubelend.sources import object_semantics
+from kubelend.wire import validation
+from kubelend.wire.objects import GROUP, VERSION, Kind, Object
+
+MAX_BYTES: Final = 2**20
+"""In bytes; the limit of Kubernetes, and far more than anybody writes."""
+
+MAX_DEPTH: Final = 64
+"""Nesting levels: the parser is recursive, and some 10,000 would crash the process."""
+
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+Record = TypeVar("Record")
+
+
+def load_yaml(text: bytes) -> Any:
+    """The plain values of one YAML document; timestamps stay strings."""
+    if len(text) > MAX_BYTES:
+        raise InvalidInput(f"{len(text)} bytes, more than the limit of {MAX_BYTES}")
+    try:
+        decoded = text.decode()
+        _check_shape(decoded)
+        return yaml.load(decoded, Loader=_Loader)  # noqa: S506  a subclass of the safe one
+    except yaml.MarkedYAMLError as error:
+        raise InvalidInput(f"not valid YAML: {_error_position(error)}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InvalidInput(f"not valid YAML: {error}") from error
+
+
+def convert_record(found: Any, kind: type[Record]) -> Record:
+    """The values as a record, or `InvalidInput` that names the field."""
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(validation.readable_validation_error(error)) from error
+
+
+def convert_strict(found: Any, kind: type[Record]) -> Record:
+    """As `convert_record`, but unknown fields are errors: for what people write."""
+    made = convert_record(found, kind)
+    for path in _unknown_fields(found, made, ""):
+        raise InvalidInput(f"{path.removeprefix('.')}: unknown field")
+    return made
+
+
+def parse_object(text: bytes, kind: type[Kind]) -> Kind:
+    """The object in a file. Unknown fields in the spec are errors if a person wrote it."""
+    raw = load_yaml(text)
+    if not isinstance(raw, dict):
+        raise InvalidInput("not an object", hint="write apiVersion, kind, metadata and spec")
+    _check_field(raw, "apiVersion", API_VERSION)
+    _check_field(raw, "kind", kind.kind)
+    found = convert_record(raw, kind)
+    if not object_semantics.is_unedited(found):
+        for path in _unknown_fields(raw.get("spec"), object_semantics.spec_of(found), "spec"):
+            raise InvalidInput(f"{path}: unknown field of {kind.kind}")
+    return found
+
+
+def dump_object(found: Object) -> bytes:
+    """The object as the content of its file."""
+    parts: dict[str, Any] = msgspec.to_builtins(found)
+    whole = {"apiVersion": API_VERSION, "kind": found.kind, **parts}
+    return yaml.dump(whole, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
+
+
+# The C classes are ten times faster; not every build of PyYAML has them.
+_BaseLoader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Loader(_BaseLoader):  # type: ignore[misc]  # chosen at run time
+    """Keeps timestamps as strings: msgspec parses them, quoted or not, and a label may look like
+    one.
+    """
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in _BaseLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _check_shape(text: str) -> None:
+    """Before anything is built: aliases can make a small text huge, and deep nesting crashes the
+    parser.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise InvalidInput("aliases (*) are not allowed", hint="repeat the value")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise InvalidInput(f"nested more than {MAX_DEPTH} levels deep")
+
+
+def _error_position(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}{error.problem}"
+
+
+def _check_field(raw: dict[Any, Any], field: str, wanted: str) -> None:
+    if raw.get(field) != wanted:
+        raise InvalidInput(f"{field}: must be {wanted}")
+
+
+def _unknown_fields(raw: Any, read: Any, path: str) -> Iterator[str]:
+    if isinstance(raw, dict) and isinstance(read, msgspec.Struct):
+        names = {field.encode_name: field.name for field in msgspec.structs.fields(read)}
+        for name, value in raw.items():
+            if name not in names:
+                yield f"{path}.{name}"
+            else:
+                yield from _unknown_fields(value, getattr(read, names[name]), f"{path}.{name}")
+    elif isinstance(raw, list) and isinstance(read, list | tuple):
+        for index, (value, part) in enumerate(zip(raw, read, strict=False)):
+            yield from _unknown_fields(value, part, f"{path}[{index}]")

@@ -1,0 +1,453 @@
+"""The head of the Kubernetes store: one object, of which every conditional write is a commit.
+
+It has the store's position, the newest lines of the audit log, and the changes of the last commit until they
+are in the objects. What does not fit into one object is written into others before, which the head names:
+they are ignored unless it does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.core import audit_log
+from kubelend.core.audit_log import AuditLine, ChainHead
+from kubelend.core.errors import AlreadyExists, Conflict, Gone, NotFound, StoreFailed, Unavailable
+from kubelend.kits import tasks
+from kubelend.kube.client import Client
+from kubelend.stores import batch
+from kubelend.stores.batch import CorruptRecord
+from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes.objects import (
+    CONTENTS_LABEL,
+    HEAD_NAME,
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+    STORED_RESERVATIONS,
+    RecordKind,
+)
+from kubelend.wire.broker_objects import LedgerRecord, StoredRecord
+from kubelend.wire.objects import Metadata
+
+MAX_OBJECT_BYTES: Final = 800_000
+"""Bytes of text in one object, including JSON escapes: etcd's limit is 1.5 MB for the whole object."""
+
+NO_JSON: Final = msgspec.Raw(b"null")
+
+
+class RecordWrite(msgspec.Struct, frozen=True, array_like=True):
+    """The change of one record in a commit."""
+
+    kind: RecordKind
+    id: str
+    record: msgspec.Raw = NO_JSON
+    """Its JSON text; empty if the record is deleted, or only archived."""
+    finished_at: datetime | None = None
+    """Set if it is archived from now on."""
+    existed_before: bool = False
+    """Whether its object existed before the commit; if a finished one is missing then, a user deleted it."""
+
+    @property
+    def text(self) -> bytes:
+        """Empty for none."""
+        return b"" if self.record == NO_JSON else bytes(self.record)
+
+    @property
+    def is_archived(self) -> bool:
+        return self.finished_at is not None
+
+
+class ChainedLine(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the audit log. Its text is JSON, preserved byte by byte."""
+
+    number: int
+    text: msgspec.Raw
+    digest: str
+
+    @classmethod
+    def of(cls, line: AuditLine) -> ChainedLine:
+        return cls(line.number, msgspec.Raw(line.text), line.digest.hex())
+
+    @property
+    def line(self) -> AuditLine:
+        return AuditLine(self.number, bytes(self.text), bytes.fromhex(self.digest))
+
+
+class AuditPosition(msgspec.Struct, frozen=True, array_like=True):
+    """A start or end of the audit log."""
+
+    number: int = 0
+    digest: str = audit_log.CHAIN_START.digest.hex()
+
+    @classmethod
+    def of(cls, head: ChainHead) -> AuditPosition:
+        return cls(head.number, head.digest.hex())
+
+    @property
+    def head(self) -> ChainHead:
+        return ChainHead(self.number, bytes.fromhex(self.digest))
+
+
+class CommitChanges(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The changes of the last commit, until they are in the objects."""
+
+    writes: tuple[RecordWrite, ...] = ()
+    lines: tuple[ChainedLine, ...] = ()
+    """To be moved from the head to segments of the audit log."""
+
+
+NO_CHANGES: Final = CommitChanges()
+
+
+class HeadState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The contents of the head."""
+
+    epoch: int = 0
+    """Counts openings for writing: only the last one can write."""
+    writer: str = ""
+    """Random ID of the writer, so that the heads of two writers are never equal."""
+    sequence: int = 0
+    """Counts commits; of two versions of a record, the larger is the newer."""
+    revision: int = 0
+    """The ledger's revision."""
+    start: AuditPosition = AuditPosition()
+    end: AuditPosition = AuditPosition()
+    lines: tuple[ChainedLine, ...] = ()
+    """The newest lines of the audit log, without a gap up to its end."""
+    cut_from: int = 0
+    """Where the audit log began before the last commit."""
+    kept_from: datetime | None = None
+    """Retention limit: reservations that finished before are not in the archive any more."""
+    swept_until: datetime | None = None
+    """Objects of reservations that finished before have been deleted."""
+    key: str = ""
+    """The key of the signatures."""
+    unfinished: str = ""
+    """Digest of the set of unfinished reservations; empty if unknown."""
+    changes: CommitChanges = NO_CHANGES
+    elsewhere: tuple[str, ...] = ()
+    """Names of the objects with the changes, if they do not fit into the head."""
+
+
+class SplitState(NamedTuple):
+    """A state split into objects: the parts are written before the head."""
+
+    state: HeadState
+    """The contents of the head."""
+    parts: list[LedgerRecord]
+
+
+def split_oversized(state: HeadState, namespace: str, label: str) -> SplitState:
+    """Move what does not fit into other objects. Each attempt needs a label of its own."""
+    if _quoted_size(_encode_contents(state)) <= MAX_OBJECT_BYTES:
+        return SplitState(state, [])
+    parts = [
+        _ledger_record(
+            f"pending-{label}-{number}",
+            "pending",
+            namespace,
+            _encode_contents(part),
+            state.sequence,
+        )
+        for number, part in enumerate(_split_changes(state.changes))
+    ]
+    names = tuple(part.metadata.name for part in parts)
+    return SplitState(replace(state, changes=NO_CHANGES, elsewhere=names), parts)
+
+
+def head_object(state: HeadState, namespace: str, resource_version: str = "") -> LedgerRecord:
+    """The object for this state, replacing the one of this version."""
+    found = _ledger_record(
+        objects.HEAD_NAME,
+        objects.HEAD_NAME,
+        namespace,
+        _encode_contents(state),
+        state.sequence,
+    )
+    return replace(found, metadata=replace(found.metadata, resource_version=resource_version))
+
+
+def state_from_object(found: LedgerRecord) -> HeadState:
+    return _decode_contents(_STATE_DECODER, found)
+
+
+def changes_from_parts(parts: Iterable[LedgerRecord]) -> CommitChanges:
+    read = [_decode_contents(_CHANGES_DECODER, part) for part in parts]
+    return CommitChanges(
+        tuple(write for part in read for write in part.writes),
+        tuple(line for part in read for line in part.lines),
+    )
+
+
+def audit_segment(lines: Sequence[ChainedLine], namespace: str, sequence: int) -> LedgerRecord:
+    """A segment of the audit log: an object with these lines, which never changes."""
+    name = audit_segment_name(lines[0].number)
+    return _ledger_record(name, "audit-log", namespace, _encode_contents(lines), sequence)
+
+
+def audit_segment_name(first: int) -> str:
+    return f"audit-log-{first}"
+
+
+def lines_from_segment(found: LedgerRecord) -> list[ChainedLine]:
+    return _decode_contents(_LINES_DECODER, found)
+
+
+def lines_size(lines: Iterable[ChainedLine]) -> int:
+    """Approximate size in an object."""
+    return sum(_quoted_size(bytes(line.text)) + _LINE_OVERHEAD_BYTES for line in lines)
+
+
+def split_lines(lines: Iterable[ChainedLine]) -> Iterator[list[ChainedLine]]:
+    """Groups that fit into one object; a single line is never split."""
+    yield from _group_by_size(lines, lambda line: lines_size([line]))
+
+
+_LINE_OVERHEAD_BYTES: Final = 100
+"""Bytes of a line's number, digest and separators."""
+
+_encode_contents = msgspec.json.Encoder().encode
+_STATE_DECODER: Final = msgspec.json.Decoder(HeadState)
+_CHANGES_DECODER: Final = msgspec.json.Decoder(CommitChanges)
+_LINES_DECODER: Final = msgspec.json.Decoder(list[ChainedLine])
+
+
+def _split_changes(changes: CommitChanges) -> Iterator[CommitChanges]:
+    for writes in _group_by_size(
+        changes.writes, lambda write: _quoted_size(_encode_contents(write)) + 1
+    ):
+        yield CommitChanges(tuple(writes))
+    for lines in split_lines(changes.lines):
+        yield CommitChanges(lines=tuple(lines))
+
+
+def _quoted_size(text: bytes) -> int:
+    """The length of a text as a JSON string."""
+    return len(text) + text.count(b'"') + text.count(b"\\")
+
+
+GroupedItem = TypeVar("GroupedItem")
+DecodedContents = TypeVar("DecodedContents")
+
+
+def _group_by_size(
+    items: Iterable[GroupedItem], size_of: Callable[[GroupedItem], int]
+) -> Iterator[list[GroupedItem]]:
+    group: list[GroupedItem] = []
+    weight = 0
+    for item in items:
+        own = size_of(item)
+        if group and weight + own > MAX_OBJECT_BYTES:
+            yield group
+            group, weight = [], 0
+        group.append(item)
+        weight += own
+    if group:
+        yield group
+
+
+def _ledger_record(
+    name: str, contents: str, namespace: str, text: bytes, sequence: int
+) -> LedgerRecord:
+    metadata = Metadata(name, namespace, labels=objects.ledger_record_labels(contents))
+    return LedgerRecord(
+        metadata, contents, StoredRecord(sequence, _contents_checksum(name, text), text.decode())
+    )
+
+
+def _decode_contents(
+    decoder: msgspec.json.Decoder[DecodedContents], found: LedgerRecord
+) -> DecodedContents:
+    """`CorruptRecord` if another writer has modified the object."""
+    text = found.record.data.encode()
+    if _contents_checksum(found.metadata.name, text) != found.record.checksum:
+        raise CorruptRecord(f"LedgerRecord {found.key} does not match its checksum")
+    try:
+        return decoder.decode(text)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"LedgerRecord {found.key} cannot be decoded: {error}") from error
+
+
+def _contents_checksum(name: str, text: bytes) -> str:
+    """Detects accidents only: the key of the signatures is in the head, which only the broker may write."""
+    return f"{batch.record_checksum(name.encode(), text):08x}"
+
+
+MAX_ACQUIRE_ATTEMPTS: Final = 100
+"""How often opening is retried because another broker has just written the head."""
+
+MAX_READ_ATTEMPTS: Final = 3
+"""How often a read is retried because the server has compacted the version."""
+
+
+class HeadRecord:
+    """The head of one namespace, as it was last read or written."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._version = ""
+        self.state = HeadState()
+        """With all changes of the last commit, in whichever object they are."""
+        self.read_version = ""
+        """The version of the namespace at which it was read; empty for a writer."""
+
+    async def read(self) -> str:
+        """Read an existing store. Returns the version of the whole namespace at that moment."""
+        for _ in range(MAX_READ_ATTEMPTS):
+            with suppress(Gone):
+                found, at = await self._latest()
+                if found is None:
+                    raise StoreFailed(
+                        f"there is no store in namespace {self._namespace}",
+                        hint="check the namespace",
+                    )
+                await self._set_state(found, at)
+                self.read_version = at
+                return at
+        raise version_compacted_error()
+
+    async def acquire(self) -> None:
+        """Become the only writer; creates a missing store."""
+        for _ in range(MAX_ACQUIRE_ATTEMPTS):
+            with suppress(Conflict):
+                found, at = await self._latest()
+                if found is None:
+                    await self._check_no_records()
+                    placeholder = head_object(_new_state(), self._namespace)
+                    await self._set_state(
+                        await self._client.create(LEDGER_RECORDS, placeholder), at
+                    )
+                else:
+                    await self._set_state(found, at)
+                    epoch = self.state.epoch + 1
+                    await self._replace_head(
+                        replace(self.state, epoch=epoch, writer=_new_writer_id())
+                    )
+                return
+        raise _too_many_conflicts()
+
+    async def write(self, state: HeadState) -> None:
+        """Commit. `StoreFailed` if another broker has written since the last read or write."""
+        packed = split_oversized(state, self._namespace, self._version)
+        await tasks.gather_limited(self._create_part, packed.parts)
+        before = self.state.elsewhere
+        try:
+            await self._replace_head(replace(packed.state, changes=state.changes))
+        except Conflict as error:
+            raise objects.fenced_error() from error
+        except NotFound as error:
+            raise objects.head_deleted_error() from error
+        await tasks.gather_limited(self._delete_part, before)
+
+    async def check_fencing(self) -> None:
+        """`StoreFailed` if another broker has written."""
+        found = await self._client.find(LEDGER_RECORDS, HEAD_NAME, self._namespace)
+        if found is None or found.metadata.resource_version != self._version:
+            raise objects.fenced_error()
+
+    async def collect_garbage(self) -> None:
+        """Delete parts of commits that were never written to the head."""
+        listed = await self._client.list(
+            LEDGER_RECORDS, self._namespace, labels=f"{CONTENTS_LABEL}=pending"
+        )
+        names = {found.metadata.name for found in listed.objects} - {*self.state.elsewhere}
+        await tasks.gather_limited(self._delete_part, sorted(names))
+
+    async def _latest(self) -> tuple[LedgerRecord | None, str]:
+        """The head, and a current version: that of the head itself may already be compacted."""
+        listed = await self._client.list(
+            LEDGER_RECORDS, self._namespace, fields=f"metadata.name={HEAD_NAME}"
+        )
+        for one in listed.undecodable:
+            raise CorruptRecord(f"LedgerRecord {one.name}: {one.error}")
+        return next(iter(listed.objects), None), listed.resource_version
+
+    async def _set_state(self, found: LedgerRecord, at: str) -> None:
+        """With all its parts, at a version at which the head existed, and so did they."""
+        state = state_from_object(found)
+        if not state.key:
+            raise CorruptRecord(f"LedgerRecord {found.key} has no signature key")
+        if state.elsewhere:
+            state = replace(state, changes=changes_from_parts(await self._read_parts(state, at)))
+        self.state, self._version = state, found.metadata.resource_version
+
+    async def _read_parts(self, state: HeadState, at: str) -> list[LedgerRecord]:
+        labels = f"{CONTENTS_LABEL}=pending"
+        listed = await self._client.list(LEDGER_RECORDS, self._namespace, labels=labels, at=at)
+        known = {found.metadata.name: found for found in listed.objects}
+        for name in state.elsewhere:
+            if name not in known:
+                raise CorruptRecord(f"LedgerRecord {name} is missing")
+        return [known[name] for name in state.elsewhere]
+
+    async def _replace_head(self, state: HeadState) -> None:
+        """Parts in other objects stay there."""
+        written = replace(state, changes=NO_CHANGES) if state.elsewhere else state
+        sent = head_object(written, self._namespace, self._version)
+        try:
+            found = await self._client.update(LEDGER_RECORDS, sent)
+        except (Conflict, Unavailable):
+            arrived = await self._was_written(sent)
+            if arrived is None:
+                raise
+            found = arrived
+        self._version = found.metadata.resource_version
+        self.state = state
+
+    async def _was_written(self, sent: LedgerRecord) -> LedgerRecord | None:
+        """The head, if it is what was sent, and only the response was lost.
+
+        If a connection breaks before the response, the HTTP library sends a PUT again, which then conflicts
+        with the first one. No other writer, and no other commit of this writer, can have written the same.
+        """
+        found = await self._client.find(LEDGER_RECORDS, HEAD_NAME, self._namespace)
+        return found if found is not None and found.record == sent.record else None
+
+    async def _create_part(self, part: LedgerRecord) -> None:
+        """An existing one is from an earlier attempt at the same commit."""
+        try:
+            await self._client.create(LEDGER_RECORDS, part)
+        except AlreadyExists:
+            await self._delete_part(part.metadata.name)
+            await self._client.create(LEDGER_RECORDS, part)
+
+    async def _delete_part(self, name: str) -> None:
+        await self._client.delete(LEDGER_RECORDS, name, self._namespace)
+
+    async def _check_no_records(self) -> None:
+        """Records without the head are useless, because it has their key and order."""
+        for resource in (STORED_ADVERTISEMENTS, STORED_RESERVATIONS):
+            listed = await self._client.list(resource, self._namespace)
+            if any(found.record for found in listed.objects) or listed.undecodable:
+                raise CorruptRecord(
+                    f"{resource} have records of a broker, but LedgerRecord head is missing"
+                )
+
+
+def version_compacted_error() -> StoreFailed:
+    return StoreFailed(
+        "the API server compacts versions before they can be read", hint="check the load of etcd"
+    )
+
+
+def _new_state() -> HeadState:
+    key = objects.new_signature_key()
+    live_set = objects.LiveSetDigest(key).digest
+    return HeadState(epoch=1, writer=_new_writer_id(), key=key, unfinished=live_set)
+
+
+def _new_writer_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _too_many_conflicts() -> StoreFailed:
+    return StoreFailed(
+        "another broker writes too often for the store to be opened", hint="try again"
+    )

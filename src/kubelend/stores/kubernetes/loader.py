@@ -1,0 +1,300 @@
+"""Loads the working set from Kubernetes objects and the last commit, and sweeps the archive.
+
+Objects without a record are skipped: users made them, and the controllers handle them. A deleted object is
+deleted: who removes a reservation and its finalizer wants it released, and a missing cluster advertises
+again. Reservations name their provider, so with an advertisement nothing is lost but its cordon. A wiped
+status, as after a restore without statuses, therefore counts as a deleted advertisement; a reservation
+without its record may hold resources, so it is an error.
+
+Archived reservations have a label, which others may write, too. The head has a digest of all unfinished
+reservations. If that of the loaded ones differs, the archive is read as well: a deleted object explains the
+difference, and a wrongly labelled one is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from kubelend.core.errors import Gone
+from kubelend.core.events import WorkingSet
+from kubelend.core.models import Reservation
+from kubelend.kits import tasks
+from kubelend.kube.client import Listing
+from kubelend.stores.batch import CorruptRecord
+from kubelend.stores.kubernetes import cache as kubernetes_cache
+from kubelend.stores.kubernetes import projection, writer
+from kubelend.stores.kubernetes.cache import (
+    NO_RECORD,
+    CachedObject,
+    ObjectCache,
+    ObjectKey,
+    StaleWrite,
+)
+from kubelend.stores.kubernetes.head import (
+    MAX_READ_ATTEMPTS,
+    HeadRecord,
+    HeadState,
+    RecordWrite,
+    version_compacted_error,
+)
+from kubelend.stores.kubernetes.objects import (
+    ARCHIVED_LABEL,
+    CONTENTS_LABEL,
+    FINISHED_LABEL,
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+    STORED_RESERVATIONS,
+    AnyStoredObject,
+    LiveSetDigest,
+    RecordKind,
+    StoredObject,
+)
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord
+
+RecordsByKey = dict[ObjectKey, Any]
+"""Records by kind and object name."""
+
+
+class LoadedObjects(NamedTuple):
+    records: RecordsByKey
+    placeholders: list[tuple[ObjectKey, CachedObject]]
+    """Placeholders that never got a record, and advertisements whose record was removed."""
+    without_record: set[ObjectKey]
+    """Those advertisements among them that are known to have had a record."""
+    wrongly_archived: list[ObjectKey]
+    """Unfinished reservations with the archive label."""
+
+
+async def load_objects(cache: ObjectCache, state: HeadState, at: str = "") -> LoadedObjects:
+    """All but the archive and the audit log, with the changes of the last commit.
+
+    `at`: the version to read at, if a broker may write meanwhile.
+    """
+    found, client, namespace = LoadedObjects({}, [], set(), []), cache.client, cache.namespace
+    _load_list(found, cache, "cluster", await client.list(STORED_ADVERTISEMENTS, namespace, at=at))
+    unarchived = f"{ARCHIVED_LABEL}!=true"
+    reservations = await client.list(STORED_RESERVATIONS, namespace, labels=unarchived, at=at)
+    _load_list(found, cache, "reservation", reservations)
+    others = f"{CONTENTS_LABEL} notin (head, pending, audit-log)"
+    _load_documents(
+        found, cache, await client.list(LEDGER_RECORDS, namespace, labels=others, at=at)
+    )
+    apply_pending(found.records, state.changes.writes)
+    if live_set_of(found.records, state.key).digest != state.unfinished:
+        listed = await client.list(STORED_RESERVATIONS, namespace, at=at)
+        _load_wrongly_archived(found, cache, listed)
+        apply_pending(found.records, state.changes.writes)
+        _check_missing_records(found, listed, state)
+    return found
+
+
+async def snapshot(head: HeadRecord, cache: ObjectCache) -> tuple[WorkingSet, int]:
+    """The working set as of one commit, and its number. Writes nothing; a broker may write meanwhile.
+
+    Everything is read at one version. Versions count all kinds of a server together, so it is a consistent
+    snapshot.
+    """
+    for _ in range(MAX_READ_ATTEMPTS):
+        with suppress(Gone):
+            at = await head.read()
+            state = head.state
+            found = await load_objects(cache, state, at)
+            return working_set(found.records, state.revision), state.sequence
+    raise version_compacted_error()
+
+
+def apply_pending(records: RecordsByKey, writes: Iterable[RecordWrite]) -> None:
+    """Apply the changes of the last commit."""
+    for write in writes:
+        key = kubernetes_cache.object_key(write)
+        if not write.text or write.is_archived:
+            records.pop(key, None)
+            continue
+        record = projection.decode_record_text(write.kind, write.text)
+        is_over = isinstance(record, Reservation) and record.finished_at is not None
+        if key in records or not (is_over and write.existed_before):  # else its user has deleted it
+            records[key] = record
+
+
+def live_set_of(records: RecordsByKey, key: str) -> LiveSetDigest:
+    """Of the unfinished reservations."""
+    return LiveSetDigest(
+        key, (name for (_, name), record in records.items() if _is_unfinished(record))
+    )
+
+
+def working_set(records: RecordsByKey, revision: int) -> WorkingSet:
+    by_kind: dict[RecordKind, list[Any]] = {kind: [] for kind in projection.RECORD_DECODERS}
+    for (kind, _), record in records.items():
+        by_kind[kind].append(record)
+    return WorkingSet(
+        by_kind["cluster"],
+        by_kind["reservation"],
+        revision,
+        by_kind["member"],
+        by_kind["token"],
+        by_kind["limits"],
+    )
+
+
+def abandoned_placeholders(
+    found: LoadedObjects, state: HeadState
+) -> list[tuple[ObjectKey, CachedObject]]:
+    """Placeholders that no commit will complete: their broker was stopped, or replaced by another leader."""
+    pending = {kubernetes_cache.object_key(write) for write in state.changes.writes}
+    return [(key, cached) for key, cached in found.placeholders if key not in pending]
+
+
+def to_unarchive(found: LoadedObjects, state: HeadState) -> list[ObjectKey]:
+    """Unfinished reservations that have the archive label, or may have it.
+
+    Those of the last commit are taken from the head, whatever their labels.
+    """
+    pending = (kubernetes_cache.object_key(write) for write in state.changes.writes)
+    return [
+        *found.wrongly_archived,
+        *(key for key in pending if _is_unfinished(found.records.get(key))),
+    ]
+
+
+def decode_stored_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:
+    """Its record; `CorruptRecord` names the object."""
+    try:
+        return projection.verified_record(kind, found, key)
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{object_title(kind, found.metadata.name)}: {error}") from error
+
+
+def object_title(kind: str, name: str) -> str:
+    """Kind and name of the object, for messages."""
+    match kind:
+        case "cluster":
+            return f"ClusterAdvertisement {name}"
+        case "reservation":
+            return f"Reservation {name}"
+    return f"{LedgerRecord.kind} {name}"
+
+
+def _load_list(
+    found: LoadedObjects, cache: ObjectCache, kind: RecordKind, listed: Listing[StoredObject]
+) -> None:
+    _check_decodable(kind, listed)
+    for one in listed.objects:
+        _load_object(found, cache, kind, one)
+
+
+def _load_documents(
+    found: LoadedObjects, cache: ObjectCache, listed: Listing[LedgerRecord]
+) -> None:
+    _check_decodable("document", listed)
+    for document in listed.objects:
+        if document.contents in projection.RECORD_DECODERS:
+            _load_object(found, cache, document.contents, document)
+
+
+def _load_object(
+    found: LoadedObjects, cache: ObjectCache, kind: RecordKind, one: AnyStoredObject
+) -> None:
+    key = (kind, one.metadata.name)
+    if isinstance(one, StoredObject) and one.lost_record and kind == "reservation":
+        raise CorruptRecord(f"{object_title(*key)}: its record was removed from the status")
+    if one.record is None or one.record == NO_RECORD:
+        cached = cache.put(kind, one)
+        if cached.is_managed:
+            found.placeholders.append((key, cached))
+        if isinstance(one, StoredObject) and kind == "cluster" and one.had_record:
+            found.without_record.add(key)
+        return
+    read = found.records[key] = decode_stored_record(kind, one, cache.signature_key)
+    cache.put(kind, one, getattr(read, "finished_at", None))
+
+
+def _load_wrongly_archived(
+    found: LoadedObjects, cache: ObjectCache, listed: Listing[StoredObject]
+) -> None:
+    """Unfinished reservations among those with the archive label."""
+    _check_decodable("reservation", listed)
+    for one in listed.objects:
+        if not one.is_archived or one.record is None:
+            continue
+        if _is_unfinished(decode_stored_record("reservation", one, cache.signature_key)):
+            _load_object(found, cache, "reservation", one)
+            found.wrongly_archived.append(("reservation", one.metadata.name))
+
+
+def _check_missing_records(
+    found: LoadedObjects, listed: Listing[StoredObject], state: HeadState
+) -> None:
+    """A deleted object counts as released. One with the finalizer but without a record is an error."""
+    if not state.unfinished or live_set_of(found.records, state.key).digest == state.unfinished:
+        return
+    for one in listed.objects:
+        is_held = RESERVATION_FINALIZER in one.metadata.finalizers
+        if (
+            is_held
+            and one.record is None
+            and ("reservation", one.metadata.name) not in found.records
+        ):
+            which = object_title("reservation", one.metadata.name)
+            raise CorruptRecord(
+                f"{which}: its status was cleared;"
+                " to release what it held, delete it and its finalizer"
+            )
+
+
+def _is_unfinished(record: Any) -> bool:
+    return isinstance(record, Reservation) and record.finished_at is None
+
+
+def _check_decodable(kind: str, listed: Listing[Any]) -> None:
+    for one in listed.undecodable:
+        raise CorruptRecord(f"{object_title(kind, one.name)}: {one.error}")
+
+
+ONE_HOUR: Final = timedelta(hours=1)
+MAX_SELECTED_HOURS: Final = 48
+"""Above this many hours the selector does not list them."""
+
+
+def start_of_hour(at: datetime) -> datetime:
+    """The start of the hour of a timestamp."""
+    return at.replace(minute=0, second=0, microsecond=0)
+
+
+async def sweep_archive(cache: ObjectCache, state: HeadState) -> datetime | None:
+    """Delete expired archived objects; returns up to when nothing is left."""
+    since, until = state.swept_until, state.kept_from and start_of_hour(state.kept_from)
+    if since is None or until is None or since >= until:
+        return since
+    listed = await cache.client.list(
+        STORED_RESERVATIONS, cache.namespace, labels=_archive_selector(since, until)
+    )
+    old = [found for found in listed.objects if _is_expired(found, until, cache.signature_key)]
+
+    async def delete(found: StoredObject) -> None:
+        cached = cache.put("reservation", found)
+        with suppress(StaleWrite):  # changed or deleted by others
+            await writer.delete_object(cache, ("reservation", found.metadata.name), cached)
+        cache.forget(("reservation", found.metadata.name))
+
+    await tasks.gather_limited(delete, old)
+    return until
+
+
+def _is_expired(found: StoredObject, until: datetime, key: str) -> bool:
+    try:
+        record: Reservation = projection.verified_record("reservation", found, key)
+    except CorruptRecord:
+        return False  # its finish time is unknown
+    return record.finished_at is not None and record.finished_at < until
+
+
+def _archive_selector(since: datetime, until: datetime) -> str:
+    count = int((until - since) / ONE_HOUR)
+    if count > MAX_SELECTED_HOURS:
+        return f"{ARCHIVED_LABEL}=true"
+    hours = ",".join(writer.hour_label(since + number * ONE_HOUR) for number in range(count))
+    return f"{ARCHIVED_LABEL}=true,{FINISHED_LABEL} in ({hours})"

@@ -1,0 +1,227 @@
+"""Objects of the Kubernetes store as it reads them: types, labels, names, signatures and errors.
+
+Leaner than the types of `wire.broker_objects`: the store uses the stored record and the metadata only, and an
+unusual spec must not keep a broker from starting.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from kubelend.core.errors import Forbidden, KubelendError, NotFound, StoreFailed
+from kubelend.core.models import RequestKey, Reservation
+from kubelend.kube import codec, resources
+from kubelend.kube.resources import Resource
+from kubelend.stores.batch import CorruptRecord
+from kubelend.wire import broker_objects, objects
+from kubelend.wire.broker_objects import LedgerRecord, StoredRecord
+from kubelend.wire.objects import VERSION, Metadata, ObjectStruct
+
+MANAGED_BY: Final = "broker.fluidos.eu/managed-by"
+"""Label of objects that the broker created: it owns their spec."""
+MANAGED_BY_BROKER: Final = "broker"
+ARCHIVED_LABEL: Final = "broker.fluidos.eu/archived"
+FINISHED_LABEL: Final = "broker.fluidos.eu/finished"
+"""The hour in which an archived reservation finished, to select expired ones."""
+CONTENTS_LABEL: Final = "broker.fluidos.eu/contents"
+"""The contents of a LedgerRecord as a label, so that a load need not read the audit log."""
+
+HEAD_NAME: Final = "head"
+"""The name of the one object whose every write is a commit."""
+
+RecordKind = Literal["cluster", "reservation", "member", "token", "limits"]
+Spec = dict[str, object]
+
+
+class StoredStatus(ObjectStruct, frozen=True):
+    """The fields of a status that the store uses."""
+
+    record: StoredRecord | None = None
+    phase: str = ""
+    valid_until: str = ""
+    """Of an advertisement."""
+
+
+class StoredObject(ObjectStruct, frozen=True):
+    """A ClusterAdvertisement or a Reservation."""
+
+    metadata: Metadata
+    spec: Spec = {}  # noqa: RUF012  # a struct's own copy
+    status: StoredStatus = StoredStatus()
+
+    @property
+    def record(self) -> StoredRecord | None:
+        return self.status.record
+
+    @property
+    def is_archived(self) -> bool:
+        return self.metadata.labels.get(ARCHIVED_LABEL) == "true"
+
+    @property
+    def lost_record(self) -> bool:
+        """Whether the broker wrote its status, and the record was removed since."""
+        made_by = self.metadata.labels.get(MANAGED_BY)
+        return self.record is None and self.status.phase != "" and made_by == MANAGED_BY_BROKER
+
+    @property
+    def had_record(self) -> bool:
+        """Of an advertisement without a record: whether anything shows that it had one.
+
+        After a restore without statuses, the controllers' sums in the spec do.
+        """
+        amounts = self.spec.get("resources")
+        is_summed_up = isinstance(amounts, dict) and "reserved" in amounts
+        return self.lost_record or self.status.valid_until != "" or is_summed_up
+
+
+AnyStoredObject = StoredObject | LedgerRecord
+
+STORED_ADVERTISEMENTS: Final = Resource(
+    broker_objects.GROUP,
+    VERSION,
+    broker_objects.ClusterAdvertisement.plural,
+    broker_objects.ClusterAdvertisement.kind,
+    StoredObject,
+)
+STORED_RESERVATIONS: Final = Resource(
+    broker_objects.GROUP,
+    VERSION,
+    broker_objects.Reservation.plural,
+    broker_objects.Reservation.kind,
+    StoredObject,
+)
+LEDGER_RECORDS: Final = resources.resource_for(LedgerRecord)
+
+
+def record_object_name(kind: RecordKind, id: str) -> str:
+    """The name of the object with this record. IDs that are no DNS names are hashed."""
+    match kind:
+        case "cluster":
+            return f"{objects.object_name(id)}-adv"
+        case "reservation":
+            return objects.object_name(id)
+    return f"{kind}-{objects.object_name(id)}"
+
+
+def request_key_for_uid(uid: str) -> RequestKey:
+    """The idempotency key of a request object. Another object of the same name has another key."""
+    return RequestKey(f"{_OBJECT_KEY_PREFIX}{uid}")
+
+
+def requesting_uid(record: Reservation) -> str:
+    """The UID of the object that requested it; empty if it was requested otherwise."""
+    key = record.request.key or ""
+    return key.removeprefix(_OBJECT_KEY_PREFIX) if key.startswith(_OBJECT_KEY_PREFIX) else ""
+
+
+def ledger_record_labels(contents: str) -> dict[str, str]:
+    return {MANAGED_BY: MANAGED_BY_BROKER, CONTENTS_LABEL: contents}
+
+
+_OBJECT_KEY_PREFIX: Final = "object→"
+"""No key of a client can begin like this: they are ASCII (`wire.route.checked_key`)."""
+
+
+def new_signature_key() -> str:
+    return secrets.token_hex(32)
+
+
+def sign(key: str, kind: RecordKind, name: str, revision: int, text: str) -> str:
+    """Covers all of it, so that a record is valid only under its own name and commit."""
+    return _hmac(key, f"{kind} {name} {revision} {text}").hex()
+
+
+def verify(key: str, kind: RecordKind, name: str, record: StoredRecord) -> bool:
+    """Whether a broker with this key has written the record of this object."""
+    expected = sign(key, kind, name, record.revision, record.data)
+    return hmac.compare_digest(expected.encode(), record.checksum.encode())
+
+
+class LiveSetDigest:
+    """Names of the objects of unfinished reservations, with a digest of the set."""
+
+    def __init__(self, key: str, names: Iterable[str] = ()) -> None:
+        self._key = key
+        self._names: set[str] = set()
+        self._digest = 0
+        self.apply(dict.fromkeys(names, True))
+
+    @property
+    def digest(self) -> str:
+        return f"{self._digest:032x}"
+
+    def apply(self, changes: dict[str, bool]) -> None:
+        """True marks a reservation as unfinished, False as finished."""
+        self._digest = self._digest_after(changes)
+        self._names |= {name for name, is_on in changes.items() if is_on}
+        self._names -= {name for name, is_on in changes.items() if not is_on}
+
+    def digest_after(self, changes: dict[str, bool]) -> str:
+        """The digest after these changes."""
+        return f"{self._digest_after(changes):032x}"
+
+    def _digest_after(self, changes: dict[str, bool]) -> int:
+        digest = self._digest
+        for name, is_on in changes.items():
+            if is_on is not (name in self._names):
+                digest ^= int.from_bytes(_hmac(self._key, f"unfinished {name}"))
+        return digest
+
+
+_DIGEST_BYTES: Final = 16
+
+
+def _hmac(key: str, text: str) -> bytes:
+    """Object names contain no spaces, so that no two inputs give the same text."""
+    return hmac.digest(key.encode(), text.encode(errors="surrogatepass"), "sha256")[:_DIGEST_BYTES]
+
+
+@contextmanager
+def translate_api_errors(server: str, namespace: str) -> Iterator[None]:
+    """Errors that mean "this store cannot be used" become `StoreFailed`."""
+    try:
+        yield
+    except StoreFailed:
+        raise
+    except CorruptRecord as error:
+        raise _store_failure(
+            server, namespace, f"it is damaged: {error}", _RESTORE_OBJECT_HINT
+        ) from error
+    except KubelendError as error:
+        raise _store_failure(
+            server, namespace, error.message, _error_hint(error, namespace)
+        ) from error
+
+
+def fenced_error() -> StoreFailed:
+    return StoreFailed(
+        "another broker has written to the store since",
+        hint="another broker is the writer now; only one may use a store",
+    )
+
+
+def head_deleted_error() -> StoreFailed:
+    return StoreFailed("LedgerRecord head was deleted", hint=_RESTORE_OBJECT_HINT)
+
+
+_RESTORE_OBJECT_HINT = "restore the object from a backup; only the broker may edit its records"
+
+
+def _store_failure(server: str, namespace: str, problem: str, hint: str) -> StoreFailed:
+    where = f"namespace {namespace} of {server}"
+    return StoreFailed(f"the store in {where} cannot be used: {problem}", hint=hint)
+
+
+def _error_hint(error: KubelendError, namespace: str) -> str:
+    match error:
+        case NotFound() if not codec.is_object_not_found(error):
+            return "install the CRDs: kubectl apply -f deploy/crds"
+        case NotFound():
+            return f"create the namespace: kubectl create namespace {namespace}"
+        case Forbidden() if not error.hint:
+            return "check the Role of the broker's account"
+    return error.hint

@@ -1,0 +1,505 @@
+"""The Kubernetes store: the broker's custom resources are its state, and one object is the commit point.
+
+Kubernetes has no transaction over several objects. A commit is one conditional write of the head, which
+contains all its changes; the objects are written afterwards, and the next load finishes what was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, closing, suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from kubelend.core.audit_log import AuditLine, ChainHead, chain_entries
+from kubelend.core.errors import StoreFailed
+from kubelend.core.events import (
+    Archived,
+    Change,
+    ClusterDeleted,
+    CommittedChanges,
+    RecordDeleted,
+    WorkingSet,
+)
+from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
+from kubelend.kits import tasks
+from kubelend.kube.client import Client
+from kubelend.kube.config import KubeConfig
+from kubelend.kube.informer import Deleted, Listed, list_and_watch
+from kubelend.stores import batch as stores_batch
+from kubelend.stores.batch import CorruptRecord, Document, WriteBatch
+from kubelend.stores.kubernetes import audit_log, loader, objects, projection, writer
+from kubelend.stores.kubernetes import cache as kubernetes_cache
+from kubelend.stores.kubernetes import head as kubernetes_head
+from kubelend.stores.kubernetes.cache import CachedObject, ObjectCache, ObjectKey, StaleWrite
+from kubelend.stores.kubernetes.head import (
+    AuditPosition,
+    ChainedLine,
+    CommitChanges,
+    HeadRecord,
+    HeadState,
+    RecordWrite,
+)
+from kubelend.stores.kubernetes.objects import (
+    HEAD_NAME,
+    LEDGER_RECORDS,
+    LiveSetDigest,
+    RecordKind,
+)
+from kubelend.wire.broker_objects import LedgerRecord
+
+log = structlog.get_logger("kubelend.store")
+
+
+class KubernetesLedger:
+    """The ledger in one namespace. Call `head.acquire` first to write, or `head.read` to read."""
+
+    def __init__(self, client: Client, namespace: str, archive_for: timedelta) -> None:
+        self.head = HeadRecord(client, namespace)
+        self._client = client
+        self._namespace = namespace
+        self._archive_for = archive_for
+        self._cache = ObjectCache(client, namespace, self.head)
+        self._audit_segments = audit_log.AuditSegments(client, namespace)
+        self._is_applied = False
+        """Whether the objects have all changes of the last commit."""
+        self._live_set: LiveSetDigest | None = None
+        """Digest of the unfinished reservations; None before it is known."""
+
+    async def load(self) -> WorkingSet:
+        """The working set; finishes the last commit."""
+        state = self.head.state
+        found = await loader.load_objects(self._cache, state)
+        self._live_set = loader.live_set_of(found.records, state.key)
+        await self._finish_last_commit()
+        await tasks.gather_limited(self._unarchive, loader.to_unarchive(found, state))
+        placeholders = loader.abandoned_placeholders(found, self.head.state)
+        self._log_without_record(found.without_record.intersection(key for key, _ in placeholders))
+        await tasks.gather_limited(self._delete_placeholder, placeholders)
+        await self.head.collect_garbage()
+        return loader.working_set(found.records, self.head.state.revision)
+
+    async def read_only(self) -> WorkingSet:
+        """The working set as a consistent snapshot, without writing anything."""
+        records, _ = await loader.snapshot(self.head, self._cache)
+        return records
+
+    async def commit(self, changes: Sequence[Change], revision: int) -> None:
+        await self._finish_last_commit()
+        state, batch = self.head.state, stores_batch.fold(changes)
+        stores_batch.check_revision(state.revision, revision)
+        finish_times = {
+            deleted: await self._finish_time(deleted, batch) for deleted in batch.archived
+        }
+        archiving = plan_archiving(state, finish_times, self._archive_for)
+        after = state_after(state, batch, revision, archiving, self._cache)
+        cut = (
+            await self._audit_segments.chain_head_at(after, batch.truncate_to)
+            if batch.truncate_to
+            else None
+        )
+        await self._write_head(replace(after, start=AuditPosition.of(cut)) if cut else after, batch)
+        self._is_applied = False
+        # An error from here on is raised, although the commit is durable: the next load finishes it.
+        await self._apply_last_commit()
+
+    async def archived(self, reservation: ReservationId) -> Reservation | None:
+        """The last commit may have changes that are not in the objects yet."""
+        state = self.head.state
+        for write in state.changes.writes:
+            if (write.kind, write.id) == ("reservation", reservation):
+                return await self._archived_by(write)
+        found = await self._find_reservation(reservation, is_archived=True)
+        return found if found and self._is_retained(found) else None
+
+    async def lines(self, after: int, limit: int) -> list[AuditLine]:
+        try:
+            return await self._audit_segments.read(
+                self.head.state, after, limit, self.head.read_version
+            )
+        except CorruptRecord:
+            if not self.head.read_version:  # a new leader may have truncated the audit log
+                await self.head.check_fencing()
+            raise
+
+    async def _write_head(self, after: HeadState, batch: WriteBatch) -> None:
+        """Before the first load the digest is unknown: then the next load searches the archive, too."""
+        live_set, changes = self._known_live_set(), live_set_changes(batch)
+        digest = live_set.digest_after(changes) if live_set else ""
+        await self.head.write(replace(after, unfinished=digest))
+        if live_set is not None:
+            live_set.apply(changes)
+
+    def _known_live_set(self) -> LiveSetDigest | None:
+        """That of a new store is empty."""
+        if self._live_set is None and not self.head.state.sequence:
+            self._live_set = LiveSetDigest(self.head.state.key)
+        return self._live_set
+
+    async def _finish_last_commit(self) -> None:
+        """Apply the last commit to the objects, if no other broker has written since."""
+        if not self._is_applied:
+            await self.head.check_fencing()
+            await self._apply_last_commit()
+
+    async def _apply_last_commit(self) -> None:
+        state = self.head.state
+        await writer.apply_writes(
+            self._cache, state.changes.writes, state.sequence, self.head.check_fencing
+        )
+        await self._audit_segments.create_segments(state)
+        await self._audit_segments.delete_truncated(state)
+        swept_until = await loader.sweep_archive(self._cache, state)
+        # Stored with the next commit. After a restart before that the sweep is repeated.
+        self.head.state = replace(state, swept_until=swept_until)
+        self._is_applied = True
+
+    async def _finish_time(self, reservation: ReservationId, batch: WriteBatch) -> datetime:
+        known = self._cache.finished_at(reservation)
+        if reservation not in batch.reservations and known is not None:
+            return known
+        last = batch.reservations.get(reservation) or await self._find_reservation(reservation)
+        return stores_batch.finish_time(reservation, last)
+
+    async def _find_reservation(
+        self, reservation: ReservationId, *, is_archived: bool = False
+    ) -> Reservation | None:
+        name = objects.record_object_name("reservation", reservation)
+        found = await self._client.find(objects.STORED_RESERVATIONS, name, self._namespace)
+        if found is None or found.record is None or found.is_archived is not is_archived:
+            return None
+        record: Reservation = loader.decode_stored_record(
+            "reservation", found, self._cache.signature_key
+        )
+        return record
+
+    async def _archived_by(self, write: RecordWrite) -> Reservation | None:
+        if not write.is_archived:
+            return None
+        if write.text:
+            record: Reservation = projection.decode_record_text("reservation", write.text)
+            return record
+        moved = ReservationId(write.id)
+        return await self._find_reservation(
+            moved, is_archived=True
+        ) or await self._find_reservation(moved)
+
+    def _is_retained(self, found: Reservation) -> bool:
+        retention_limit = self.head.state.kept_from or stores_batch.MIN_TIME
+        return found.finished_at is not None and found.finished_at >= retention_limit
+
+    async def _unarchive(self, key: ObjectKey) -> None:
+        await writer.unarchive(self._cache, key)
+
+    def _log_without_record(self, without_record: Iterable[ObjectKey]) -> None:
+        for key in without_record:
+            log.warning(
+                "Deleting ClusterAdvertisement without a stored record",
+                name=key[1],
+                namespace=self._namespace,
+                hint="cordon the cluster again if it was cordoned",
+            )
+
+    async def _delete_placeholder(self, placeholder: tuple[ObjectKey, CachedObject]) -> None:
+        with suppress(StaleWrite):  # changed by others
+            await writer.delete_object(self._cache, *placeholder)
+
+
+ClientFactory = Callable[[KubeConfig], AbstractAsyncContextManager[Client]]
+CallResult = TypeVar("CallResult")
+
+_CLOSE_ITERATIONS: Final = 10
+"""Iterations of the event loop until all closed sockets are released."""
+
+
+class KubernetesStore:
+    """Stores records in one namespace of a cluster."""
+
+    def __init__(self, access: KubeConfig, namespace: str, *, is_writable: bool) -> None:
+        self._access = access
+        self._namespace = namespace
+        self._is_writable = is_writable
+        self._runner: asyncio.Runner | None = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        self._ledger: KubernetesLedger | None = None
+
+    @classmethod
+    def open(
+        cls,
+        access: KubeConfig,
+        namespace: str,
+        *,
+        archive_for: timedelta = stores_batch.ARCHIVE_FOR,
+        connect: ClientFactory = Client.open,
+    ) -> KubernetesStore:
+        """Open the store for writing, or create it. A broker that had it open can no longer write."""
+        store = cls(access, namespace, is_writable=True)
+        store.connect(archive_for, connect)
+        return store
+
+    @classmethod
+    def open_readonly(
+        cls, access: KubeConfig, namespace: str, *, connect: ClientFactory = Client.open
+    ) -> KubernetesStore:
+        """Open an existing store, also while a broker uses it; writes nothing."""
+        store = cls(access, namespace, is_writable=False)
+        store.connect(stores_batch.ARCHIVE_FOR, connect)
+        return store
+
+    def connect(self, archive_for: timedelta, connect: ClientFactory) -> None:
+        """Connect, and read the head."""
+        try:
+            self._run(self._connect(archive_for, connect))
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self) -> WorkingSet:
+        ledger = self._open_ledger()
+        return self._run(ledger.load() if self._is_writable else ledger.read_only())
+
+    def commit(self, changes: Sequence[Change], revision: int) -> None:
+        self._run(self._open_ledger().commit(changes, revision))
+
+    def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
+        return partial(self.commit, changes, revision)
+
+    def archived(self, reservation: ReservationId) -> Reservation | None:
+        return self._run(self._open_ledger().archived(reservation))
+
+    def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
+        return self._run(self._open_ledger().lines(after, limit))
+
+    def audit_log_bounds(self) -> tuple[ChainHead, ChainHead]:
+        state = self._open_ledger().head.state
+        return state.start.head, state.end.head
+
+    def check_fencing(self) -> None:
+        self._run(self._open_ledger().head.check_fencing())
+
+    def close(self) -> None:
+        runner, self._runner, self._ledger = self._runner, None, None
+        if runner is not None:
+            with runner:
+                runner.run(self._disconnect())
+
+    async def _connect(self, archive_for: timedelta, connect: ClientFactory) -> None:
+        client = await self._stack.enter_async_context(connect(self._access))
+        self._ledger = ledger = KubernetesLedger(client, self._namespace, archive_for)
+        await (ledger.head.acquire() if self._is_writable else ledger.head.read())
+
+    async def _disconnect(self) -> None:
+        await self._stack.aclose()
+        for _ in range(_CLOSE_ITERATIONS):  # the loop releases sockets after they are closed
+            await asyncio.sleep(0)
+
+    def _open_ledger(self) -> KubernetesLedger:
+        if self._ledger is None:
+            raise StoreFailed("the store is closed", hint="open it again")
+        return self._ledger
+
+    def _run(self, work: Coroutine[Any, Any, CallResult]) -> CallResult:
+        if self._runner is None:
+            raise StoreFailed("the store is closed", hint="open it again")
+        with objects.translate_api_errors(self._access.server, self._namespace):
+            return self._runner.run(_after_pending_callbacks(work))
+
+
+async def _after_pending_callbacks(work: Coroutine[Any, Any, CallResult]) -> CallResult:
+    """The loop is idle between calls: let it notice connections that were closed meanwhile."""
+    for _ in range(2):
+        await asyncio.sleep(0)
+    return await work
+
+
+class Archiving(NamedTuple):
+    """The reservations that a commit archives, and the retention limit after it."""
+
+    finish_times: Mapping[ReservationId, datetime]
+    retention_limit: datetime | None
+
+
+def plan_archiving(
+    state: HeadState, finish_times: Mapping[ReservationId, datetime], archive_for: timedelta
+) -> Archiving:
+    if not finish_times:
+        return Archiving(finish_times, state.kept_from)
+    current = stores_batch.compute_retention_limit(finish_times.values(), archive_for)
+    return Archiving(finish_times, max(current, state.kept_from or current))
+
+
+def state_after(
+    state: HeadState, batch: WriteBatch, revision: int, archiving: Archiving, cache: ObjectCache
+) -> HeadState:
+    """The state after this commit, before the audit log is truncated."""
+    sealed = [ChainedLine.of(line) for line in chain_entries(batch.audit_records, state.end.head)]
+    waiting, moved = audit_log.split_log_tail(state, sealed)
+    last = sealed[-1] if sealed else None
+    return replace(
+        state,
+        sequence=state.sequence + 1,
+        revision=revision,
+        end=AuditPosition(last.number, last.digest) if last else state.end,
+        lines=waiting,
+        cut_from=state.start.number,
+        kept_from=archiving.retention_limit,
+        swept_until=state.swept_until
+        or (archiving.retention_limit and loader.start_of_hour(archiving.retention_limit)),
+        changes=CommitChanges(tuple(_record_writes(batch, archiving, cache)), moved),
+        elsewhere=(),
+    )
+
+
+def live_set_changes(batch: WriteBatch) -> dict[str, bool]:
+    """By object name, whether reservations are unfinished after the commit."""
+    changes = {one.id: one.finished_at is None for one in batch.reservations.values()}
+    changes |= dict.fromkeys(batch.archived, False)
+    return {objects.record_object_name("reservation", one): is_on for one, is_on in changes.items()}
+
+
+def _record_writes(
+    batch: WriteBatch, archiving: Archiving, cache: ObjectCache
+) -> Iterator[RecordWrite]:
+    for cluster, advertised in batch.clusters.items():
+        yield from _record_write("cluster", cluster, advertised, cache)
+    for reservation, found in batch.reservations.items():
+        if reservation not in archiving.finish_times:
+            yield from _record_write("reservation", reservation, found, cache)
+    for deleted, finished_at in archiving.finish_times.items():
+        yield from _archive_writes(
+            deleted, batch.reservations.get(deleted), finished_at, archiving, cache
+        )
+    for (kind, name), document in batch.documents.items():
+        yield from _record_write(kind, name, document, cache)
+
+
+def _archive_writes(
+    id: ReservationId,
+    found: Reservation | None,
+    finished_at: datetime,
+    archiving: Archiving,
+    cache: ObjectCache,
+) -> Iterator[RecordWrite]:
+    """A reservation older than the retention limit is deleted at once."""
+    if archiving.retention_limit is not None and finished_at < archiving.retention_limit:
+        yield RecordWrite("reservation", id)
+    elif found is None:
+        yield RecordWrite("reservation", id, finished_at=finished_at)
+    else:
+        for write in _record_write("reservation", id, found, cache):
+            yield replace(write, finished_at=finished_at)
+
+
+def _record_write(
+    kind: RecordKind, id: str, found: Cluster | Reservation | Document | None, cache: ObjectCache
+) -> Iterator[RecordWrite]:
+    if found is not None:
+        _, _, text = stores_batch.encode_record(found)
+        write = RecordWrite(kind, id, msgspec.Raw(text))
+        yield replace(write, existed_before=cache.is_cached(kubernetes_cache.object_key(write)))
+    elif _is_encodable(id):
+        yield RecordWrite(kind, id)
+
+
+def _is_encodable(id: str) -> bool:
+    """An ID with surrogates was never stored, so there is nothing to delete."""
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+QueryResult = TypeVar("QueryResult")
+
+
+class KubernetesReplica:
+    """Follows the store of one namespace, commit by commit."""
+
+    def __init__(self, access: KubeConfig, namespace: str) -> None:
+        self._access = access
+        self._namespace = namespace
+
+    async def follow(self) -> AsyncGenerator[WorkingSet | CommittedChanges, None]:
+        with objects.translate_api_errors(self._access.server, self._namespace):
+            async with Client.open(self._access) as client:
+                heads = list_and_watch(
+                    client,
+                    LEDGER_RECORDS,
+                    self._namespace,
+                    fields=f"metadata.name={HEAD_NAME}",
+                    report=_raise_watch_error,
+                )
+                async with aclosing(heads), aclosing(self._commits(client, heads)) as commits:
+                    async for commit in commits:
+                        yield commit
+
+    async def query(self, query: Callable[[KubernetesStore], QueryResult]) -> QueryResult:
+        return await asyncio.to_thread(self._query, query)
+
+    def _query(self, query: Callable[[KubernetesStore], QueryResult]) -> QueryResult:
+        with closing(KubernetesStore.open_readonly(self._access, self._namespace)) as store:
+            return query(store)
+
+    async def _commits(
+        self, client: Client, heads: AsyncGenerator[object, None]
+    ) -> AsyncGenerator[WorkingSet | CommittedChanges, None]:
+        epoch, sequence = 0, 0
+        async for found in heads:
+            if isinstance(found, Deleted):
+                raise objects.head_deleted_error()
+            if isinstance(found, Listed) and not found.objects:
+                continue  # no broker has led here yet
+            if isinstance(found, LedgerRecord):
+                state = kubernetes_head.state_from_object(found)
+                if state.epoch <= epoch and state.sequence <= sequence:
+                    continue  # already replicated
+                if (state.epoch, state.sequence) == (epoch, sequence + 1) and not state.elsewhere:
+                    sequence = state.sequence
+                    yield CommittedChanges(list(_replicated_changes(state)), state.revision)
+                    continue
+            # Also after a change of leader, which does not report what was deleted before it loaded.
+            head = HeadRecord(client, self._namespace)
+            cache = ObjectCache(client, self._namespace, head)
+            records, sequence = await loader.snapshot(head, cache)
+            epoch = head.state.epoch
+            yield records
+
+
+def _raise_watch_error(error: str) -> None:
+    """Ends the watch instead of retrying: meanwhile the follower has to report that it cannot replicate."""
+    if error:
+        raise StoreFailed(error)
+
+
+def _replicated_changes(state: HeadState) -> Iterator[Change]:
+    for write in state.changes.writes:
+        yield from _replicated_change(write)
+
+
+def _replicated_change(write: RecordWrite) -> Iterator[Change]:
+    if write.text:
+        yield projection.decode_record_text(write.kind, write.text)
+    if write.text and not write.is_archived:
+        return
+    match write.kind:
+        case "cluster":
+            yield ClusterDeleted(ClusterId(write.id))
+        case "reservation":
+            yield Archived(ReservationId(write.id))
+        case "member" | "token" | "limits":
+            yield RecordDeleted(write.kind, write.id)

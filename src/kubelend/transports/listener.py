@@ -1,0 +1,392 @@
+"""The TCP listener: accepts connections, limits them, and starts TLS when a client sends its first bytes.
+
+The servers of asyncio and uvloop do not protect against hostile clients: a client that connects and sends
+nothing costs the state of a TLS connection (53 KB, against 1 KB of a bare socket), there is no limit on
+connections, and uvloop's server closes without an error when file descriptors run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import errno
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, MutableMapping
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+from kubelend.kits.ratelimit import rate_limit_key
+
+GroupKey = TypeVar("GroupKey", bound=Hashable)
+SlotGroup = TypeVar("SlotGroup", bound=MutableMapping["ConnectionSlot", None])
+
+
+class ConnectionLimit(enum.StrEnum):
+    """The limit that a connection reached. The values are API: labels of a metric, and in the log."""
+
+    CONNECTIONS = "TooManyConnections"
+    CALLER = "TooManyOfCaller"
+    HANDSHAKES = "TooManyHandshakes"
+    FILES = "OutOfFiles"
+
+
+class ConnectionLimits(NamedTuple):
+    """Connection limits of a listener; the defaults are for one with few clients."""
+
+    connections: int = 256
+    """Open connections, including unfinished handshakes."""
+    per_caller: int = 64
+    """Connections per caller; per address, where clients present no certificate."""
+    handshakes_per_address: int = 128
+    """Unfinished handshakes per address."""
+
+
+class Connection(Protocol):
+    """The connection of a slot: first a bare socket, then an HTTP connection."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in progress."""
+
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether its file descriptor is still open."""
+
+    def drop(self) -> None:
+        """Aborts the connection."""
+
+
+class ConnectionSlot:
+    """The bookkeeping of one connection, from accept to close."""
+
+    __slots__ = ("caller", "connection", "is_authenticated", "is_open", "remote")
+
+    def __init__(self, remote: str, holder: Connection) -> None:
+        self.remote = remote
+        self.connection = holder
+        self.caller: Hashable = None
+        self.is_open = False
+        self.is_authenticated = False
+
+
+class ConnectionObserver(Protocol):
+    """Observes the connections of a listener."""
+
+    def opened(self) -> None:
+        """A connection was accepted."""
+
+    def closed(self) -> None:
+        """A connection was closed."""
+
+    def connection_rejected(self, limit: ConnectionLimit, remote: str, caller: Hashable) -> None:
+        """A connection was closed, or could not be accepted, because of a limit."""
+
+    def handshake_rejected(self, remote: str, reason: str) -> None:
+        """A TLS handshake failed."""
+
+
+class ConnectionTable:
+    """Counts connections by state, address and caller; every operation takes constant time."""
+
+    def __init__(self, limits: ConnectionLimits, observer: ConnectionObserver) -> None:
+        self._limits = limits
+        self._observer = observer
+        self._open = 0
+        # Ordered: the oldest handshake and the longest idle connection come first.
+        self._handshakes: OrderedDict[ConnectionSlot, None] = OrderedDict()
+        self._idle: OrderedDict[ConnectionSlot, None] = OrderedDict()
+        self._by_remote: dict[str, OrderedDict[ConnectionSlot, None]] = {}
+        self._by_caller: dict[Hashable, dict[ConnectionSlot, None]] = {}
+
+    def add(self, slot: ConnectionSlot) -> bool:
+        """Adds a new connection; False if it must be closed, because all others are in use."""
+        same = self._by_remote.get(slot.remote, ())
+        if len(same) >= self._limits.handshakes_per_address:
+            self._reject(next(iter(same)), ConnectionLimit.HANDSHAKES)
+        if self._open >= self._limits.connections and not self.close_one(
+            ConnectionLimit.CONNECTIONS
+        ):
+            self._observer.connection_rejected(ConnectionLimit.CONNECTIONS, slot.remote, None)
+            return False
+        self._handshakes[slot] = None
+        self._by_remote.setdefault(slot.remote, OrderedDict())[slot] = None
+        self._open += 1
+        slot.is_open = True
+        self._observer.opened()
+        return True
+
+    def authenticated(self, slot: ConnectionSlot, caller: Hashable, connection: Connection) -> bool:
+        """Marks the handshake as finished; False if the connection must be closed. No caller: no limit."""
+        self._remove_handshake(slot)
+        slot.caller, slot.connection, slot.is_authenticated = caller, connection, True
+        if caller is not None and not self._close_one_of(caller):
+            self._observer.connection_rejected(ConnectionLimit.CALLER, slot.remote, caller)
+            self.remove(slot)
+            return False
+        self._idle[slot] = None
+        if caller is not None:
+            self._by_caller.setdefault(caller, {})[slot] = None
+        return True
+
+    def mark_busy(self, slot: ConnectionSlot) -> None:
+        """Marks a connection as busy."""
+        self._idle.pop(slot, None)
+
+    def mark_idle(self, slot: ConnectionSlot) -> None:
+        """Marks a connection as idle, unless it is closed."""
+        if slot.is_open:
+            self._idle[slot] = None
+            self._idle.move_to_end(slot)
+
+    def remove(self, slot: ConnectionSlot) -> None:
+        """Removes a closed connection. Idempotent."""
+        if not slot.is_open:
+            return
+        slot.is_open = False
+        self._open -= 1
+        self._remove_handshake(slot)
+        self._idle.pop(slot, None)
+        _remove_from_group(self._by_caller, slot.caller, slot)
+        self._observer.closed()
+
+    def close_one(self, limit: ConnectionLimit) -> ConnectionSlot | None:
+        """Closes and returns one idle connection; None if there is none."""
+        spare = next(iter(self._handshakes), None) or _first_idle(self._idle)
+        if spare is not None:
+            self._reject(spare, limit)
+        return spare
+
+    def close_handshakes(self) -> None:
+        """Drops all unfinished handshakes, when the listener closes."""
+        for place in list(self._handshakes):
+            place.connection.drop()
+            self.remove(place)
+
+    def _close_one_of(self, caller: Hashable) -> bool:
+        same = self._by_caller.get(caller, {})
+        if len(same) < self._limits.per_caller:
+            return True
+        spare = _first_idle(same)
+        if spare is not None:
+            self._reject(spare, ConnectionLimit.CALLER)
+        return spare is not None
+
+    def _reject(self, place: ConnectionSlot, limit: ConnectionLimit) -> None:
+        place.connection.drop()
+        self._observer.connection_rejected(limit, place.remote, place.caller)
+        self.remove(place)
+
+    def _remove_handshake(self, place: ConnectionSlot) -> None:
+        if place in self._handshakes:
+            del self._handshakes[place]
+            _remove_from_group(self._by_remote, place.remote, place)
+
+
+def _first_idle(places: dict[ConnectionSlot, None]) -> ConnectionSlot | None:
+    return next((place for place in places if place.connection.is_idle), None)
+
+
+def _remove_from_group(
+    groups: MutableMapping[GroupKey, SlotGroup], name: GroupKey, place: ConnectionSlot
+) -> None:
+    group = groups.get(name)
+    if group is not None:
+        group.pop(place, None)
+        if not group:
+            del groups[name]
+
+
+LISTEN_BACKLOG = 1024
+"""Listen backlog: a whole fleet may reconnect at once."""
+
+ACCEPTS_PER_ITERATION = 32
+"""Connections accepted per event loop iteration."""
+
+ACCEPT_RETRY_SECONDS = 0.02
+"""Seconds until the next attempt when file descriptors are exhausted."""
+
+_DESCRIPTOR_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+ProtocolFactory = Callable[[ConnectionSlot], asyncio.Protocol]
+
+
+class TlsSettings(NamedTuple):
+    """TLS context and timeouts in seconds."""
+
+    context: ssl.SSLContext | None
+    handshake_timeout: float
+    """From accept to the end of the handshake."""
+    shutdown_timeout: float
+    """For a client to read the remaining data and close the TLS connection."""
+
+
+async def open_listeners(host: str, port: int) -> list[socket.socket]:
+    """Opens a listening socket for each address of the host; all interfaces if empty."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    opened: list[socket.socket] = []
+    for family, _, _, _, address in dict.fromkeys(found):
+        try:
+            opened.append(socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG))
+        except OSError as problem:
+            # A machine without IPv6 can still listen on IPv4.
+            if problem.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
+                continue
+            _close_sockets(opened)
+            raise
+    if not opened:
+        raise OSError(errno.EADDRNOTAVAIL, "not an address of this machine")
+    return opened
+
+
+class Acceptor:
+    """Accepts connections on sockets. `serve` creates the protocol of a connection."""
+
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        make_protocol: ProtocolFactory,
+        connections: ConnectionTable,
+        observer: ConnectionObserver,
+        tls: TlsSettings,
+    ) -> None:
+        self._listeners = listeners
+        self._make_protocol = make_protocol
+        self._connections = connections
+        self._observer = observer
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        for listener in listeners:
+            listener.setblocking(False)
+            self._loop.add_reader(listener, self._accept, listener)
+
+    async def close(self) -> None:
+        """Stops accepting, and drops unfinished handshakes."""
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+        _close_sockets(self._listeners)
+        self._connections.close_handshakes()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_ITERATION):
+            try:
+                connection, address = listener.accept()
+            except OSError as problem:
+                # Other errors concern this connection alone, or there is none to accept.
+                if problem.errno not in _DESCRIPTOR_ERRORS:
+                    return
+                if not self._free_descriptor():
+                    self._pause(listener)
+                    return
+            else:
+                self._on_accepted(connection, rate_limit_key(address[0]))
+
+    def _free_descriptor(self) -> bool:
+        """Closes an idle connection; returns whether its descriptor is free already."""
+        spare = self._connections.close_one(ConnectionLimit.FILES)
+        if spare is None:
+            self._observer.connection_rejected(ConnectionLimit.FILES, "", None)
+        return spare is not None and not spare.connection.has_descriptor
+
+    def _pause(self, listener: socket.socket) -> None:
+        """Stops reading for a moment: the socket stays readable, and the loop would spin."""
+        self._loop.remove_reader(listener)
+        self._loop.call_later(ACCEPT_RETRY_SECONDS, self._resume, listener)
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _on_accepted(self, connection: socket.socket, remote: str) -> None:
+        connection.setblocking(False)
+        arrival = PendingHandshake(connection, self._loop)
+        place = ConnectionSlot(remote, arrival)
+        if not self._connections.add(place):
+            connection.close()
+            return
+        arrival.deadline = self._loop.call_later(
+            self._tls.handshake_timeout, self._on_handshake_timeout, place
+        )
+        if self._tls.context is None:
+            self._start_handshake(place, arrival)
+        else:
+            self._loop.add_reader(connection, self._on_first_bytes, place, arrival)
+
+    def _on_first_bytes(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
+        self._loop.remove_reader(arrival.connection)
+        self._start_handshake(place, arrival)
+
+    def _on_handshake_timeout(self, place: ConnectionSlot) -> None:
+        if not place.is_authenticated:
+            place.connection.drop()
+            self._connections.remove(place)
+
+    def _start_handshake(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
+        arrival.has_started = True
+        task = self._loop.create_task(self._run_handshake(place, arrival))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _run_handshake(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
+        context, handshake, goodbye = self._tls
+        try:
+            await self._loop.connect_accepted_socket(
+                partial(self._make_protocol, place),
+                arrival.connection,
+                ssl=context,
+                ssl_handshake_timeout=handshake if context else None,
+                ssl_shutdown_timeout=goodbye if context else None,
+            )
+        except ssl.SSLError as problem:
+            self._observer.handshake_rejected(place.remote, problem.reason or str(problem))
+        except OSError:
+            arrival.connection.close()  # disconnected, timed out, or dropped
+        finally:
+            arrival.cancel_deadline()
+            if not place.is_authenticated:
+                self._connections.remove(place)
+
+
+class PendingHandshake:
+    """A connection whose handshake has not finished."""
+
+    __slots__ = ("_loop", "connection", "deadline", "has_started")
+
+    is_idle = True
+
+    def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self.connection = connection
+        self.has_started = False
+        self.deadline: asyncio.TimerHandle | None = None
+        self._loop = loop
+
+    @property
+    def has_descriptor(self) -> bool:
+        return self.connection.fileno() >= 0
+
+    def drop(self) -> None:
+        self.cancel_deadline()
+        if self.has_started:
+            # The event loop owns the socket now, and handles this like a disconnect.
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+        else:
+            self._loop.remove_reader(self.connection)
+            self.connection.close()
+
+    def cancel_deadline(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+
+def _close_sockets(sockets: Iterable[socket.socket]) -> None:
+    for opened in sockets:
+        opened.close()

@@ -1,0 +1,385 @@
+"""HTTP servers on the listener, with a limit on every wait and size.
+
+The listener limits the handshake, aiohttp the pause between two requests, and the handlers the time of a
+body. The other two waits are limited by `_Connection`: for the rest of a header, and for a client that does
+not read its response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import structlog
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response, StreamResponse
+from aiohttp.web_server import Server
+
+from kubelend.core.errors import InvalidInput, InvalidSettings
+from kubelend.kits.ratelimit import CoalescingTimer, LogThrottle
+from kubelend.transports import listener
+from kubelend.transports.listener import (
+    Acceptor,
+    ConnectionLimit,
+    ConnectionLimits,
+    ConnectionObserver,
+    ConnectionSlot,
+    ConnectionTable,
+    TlsSettings,
+)
+from kubelend.wire import problems
+
+# Not `aiohttp.web`, the whole framework: it would cost the agent, which serves two pages, 1.5 MB.
+
+
+MAX_SHUTDOWN_SECONDS = 30.0
+"""Maximum seconds for a client to read the remaining data when its connection is closed."""
+
+MAX_BUFFERED_BYTES = 2**16
+"""Maximum buffered bytes of a batched request; a larger one is processed at once."""
+
+log = structlog.get_logger("kubelend.http")
+
+
+RequestHandlerFunction = Callable[[BaseRequest], Awaitable[StreamResponse]]
+CallerKey = Callable[[Mapping[str, object]], Hashable]
+"""Maps a verified certificate to the key by which connections are limited; None for no limit."""
+
+
+class ReadBatching(NamedTuple):
+    """Batching of frequent requests whose responses are not urgent: several are read at a time."""
+
+    prefix: bytes
+    """The first bytes of such a request."""
+    timer: CoalescingTimer
+
+
+class ServerLimits(NamedTuple):
+    """Timeouts and sizes of a server."""
+
+    handshake: timedelta = timedelta(seconds=10)
+    """From accept to the end of the TLS handshake."""
+    read: timedelta = timedelta(seconds=10)
+    """From the first byte of a request to the end of its headers."""
+    idle: timedelta = timedelta(seconds=75)
+    """Between two requests of a connection, and for a response that the client does not read."""
+    shutdown: timedelta = timedelta(seconds=20)
+    """For running requests when the server closes."""
+    body: int = 2**18
+    """Maximum bytes of a request body."""
+    connections: ConnectionLimits = ConnectionLimits()
+    """Connection limits."""
+    body_wait_is_busy: bool = True
+    """Whether a connection that waits for a body counts as busy; otherwise it may be closed as idle."""
+    read_batching: ReadBatching | None = None
+
+
+class NullObserver:
+    """Ignores all connection events."""
+
+    def opened(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+    def connection_rejected(
+        self, limit: ConnectionLimit, remote: str, caller: Hashable
+    ) -> None: ...
+
+    def handshake_rejected(self, remote: str, reason: str) -> None: ...
+
+
+def subject_key(certificate: Mapping[str, object]) -> Hashable:
+    """Returns the subject: connections are limited per subject."""
+    subject = certificate.get("subject")
+    return subject if isinstance(subject, tuple) else ()
+
+
+@asynccontextmanager
+async def serve_http(
+    handler: RequestHandlerFunction,
+    host: str,
+    port: int,
+    limits: ServerLimits,
+    context: ssl.SSLContext | None = None,
+    observer: ConnectionObserver | None = None,
+    caller_key: CallerKey = subject_key,
+) -> AsyncIterator[int]:
+    """Serves on an address and yields the port; finishes running requests at the end."""
+    observer = observer or NullObserver()
+    admission = ConnectionTable(limits.connections, observer)
+    connections = _HttpServer(handler, limits, admission, caller_key)
+    listeners = await _open_sockets(host, port)
+    security = TlsSettings(
+        context,
+        limits.handshake.total_seconds(),
+        min(limits.idle.total_seconds(), MAX_SHUTDOWN_SECONDS),
+    )
+    acceptor = Acceptor(listeners, connections.protocol_for, admission, observer, security)
+    try:
+        yield listeners[0].getsockname()[1]
+    finally:
+        await acceptor.close()
+        connections.pre_shutdown()
+        # Not 0, which aiohttp takes for no limit.
+        await connections.shutdown(max(limits.shutdown.total_seconds(), 0.001))
+
+
+async def _open_sockets(host: str, port: int) -> list[socket.socket]:
+    try:
+        return await listener.open_listeners(host, port)
+    except (OSError, UnicodeError) as problem:
+        where = f"{host or '*'}:{port}"
+        reason = getattr(problem, "strerror", "") or problem
+        raise InvalidSettings(
+            f"cannot listen on {where}: {reason}", hint=_bind_hint(problem)
+        ) from problem
+
+
+def _bind_hint(problem: OSError | UnicodeError) -> str:
+    # UnicodeError: a label of the host name is empty or too long.
+    if isinstance(problem, socket.gaierror | UnicodeError):
+        return "cannot resolve the host: use an address of this machine, or a name that resolves to one"
+    if problem.errno == errno.EADDRNOTAVAIL:
+        return "use an address of this machine"
+    return "use another port"
+
+
+class _HttpServer(Server):
+    """Creates a `_Connection` for each client."""
+
+    def __init__(
+        self,
+        handler: RequestHandlerFunction,
+        limits: ServerLimits,
+        admission: ConnectionTable,
+        who: CallerKey,
+    ) -> None:
+        super().__init__(
+            handler,
+            request_factory=self._request,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=limits.idle.total_seconds(),
+            lingering_time=limits.read.total_seconds(),
+        )
+        self.header_timeout = limits.read.total_seconds()
+        self.write_timeout = limits.idle.total_seconds()
+        self.table = admission
+        self.caller_key = who
+        self.read_batching = limits.read_batching
+        self.throttle = LogThrottle()
+        self.body_wait_is_busy = limits.body_wait_is_busy
+        self._body = limits.body
+
+    def protocol_for(self, place: ConnectionSlot) -> _HttpConnection:
+        """Returns the protocol of a connection."""
+        return _HttpConnection(self, place, loop=self._loop, **self._kwargs)
+
+    def pre_shutdown(self) -> None:
+        """Processes buffered requests before shutdown."""
+        for connection in self.connections:
+            cast("_HttpConnection", connection).process_buffered()
+        super().pre_shutdown()
+
+    def _request(
+        self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> BaseRequest:
+        if self.body_wait_is_busy or payload.is_eof():
+            self.table.mark_busy(protocol.place)
+        return _Request(
+            message, payload, protocol, writer, task, self._loop, client_max_size=self._body
+        )
+
+
+class _Request(BaseRequest):
+    async def _prepare_hook(self, response: StreamResponse) -> None:
+        """Removes the Server header, which only helps attackers."""
+        response.headers.pop("Server", None)
+
+
+class _HttpConnection(RequestHandler):
+    """One client connection, with timeouts for headers and for reading responses."""
+
+    __slots__ = (
+        "_body_wait_is_busy",
+        "_buffered",
+        "_caller_key",
+        "_header_deadline",
+        "_header_timeout",
+        "_read_batching",
+        "_table",
+        "_throttle",
+        "_write_deadline",
+        "_write_timeout",
+        "slot",
+    )
+
+    def __init__(self, connections: _HttpServer, place: ConnectionSlot, **options: Any) -> None:
+        super().__init__(connections, **options)
+        self.slot = place
+        self._table = connections.table
+        self._caller_key = connections.caller_key
+        self._read_batching = connections.read_batching
+        self._buffered: bytearray | None = None
+        """Buffered bytes of a batched request."""
+        self._throttle = connections.throttle
+        self._body_wait_is_busy = connections.body_wait_is_busy
+        self._header_timeout = connections.header_timeout
+        self._header_deadline: asyncio.TimerHandle | None = None
+        self._write_timeout = connections.write_timeout
+        self._write_deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, whose header may have begun."""
+        if self._buffered is not None:
+            return False
+        if self._waiter is not None:
+            return not self._waiter.done()
+        if self._body_wait_is_busy:
+            return False
+        # It may also wait for the rest of a body that was answered already.
+        request = self._current_request
+        return request is None or not request.content.is_eof()
+
+    @property
+    def has_descriptor(self) -> bool:
+        return self.transport is not None
+
+    def drop(self) -> None:
+        # Not close(), which would wait for the client to read the buffered data.
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        certificate = transport.get_extra_info("peercert")
+        caller = self._caller_key(certificate) if certificate else self.slot.remote
+        if self._table.authenticated(self.slot, caller, self):
+            super().connection_made(transport)
+        else:
+            cast("asyncio.Transport", transport).abort()
+
+    def log_access(self, *_: object) -> None:
+        """Called by aiohttp after each response. (There is no access log.)"""
+        self._table.mark_idle(self.slot)
+
+    def data_received(self, data: bytes) -> None:
+        gathering = self._read_batching
+        if self._buffered is not None:
+            self._buffered += data
+            if len(self._buffered) > MAX_BUFFERED_BYTES:
+                self.process_buffered()
+        elif gathering is not None and data.startswith(gathering.prefix) and self.is_idle:
+            self._buffered = bytearray(data)
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+            gathering.timer.schedule(self.process_buffered)
+        else:
+            self._process(data)
+
+    def process_buffered(self) -> None:
+        """Processes buffered bytes, if the client is still connected."""
+        held, self._buffered = self._buffered, None
+        if held is not None and self.transport is not None:
+            self._process(bytes(held))
+
+    def _process(self, data: bytes) -> None:
+        super().data_received(data)
+        # No request is complete, and none is running whose body this could be.
+        in_header = not self._messages and self._current_request is None
+        if in_header and self._header_deadline is None:
+            loop = asyncio.get_running_loop()
+            self._header_deadline = loop.call_later(self._header_timeout, self.force_close)
+        elif not in_header and self._header_deadline is not None:
+            self._cancel_header_deadline()
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> StreamResponse:
+        """Responds to malformed HTTP with a problem and one log line, where aiohttp logs a traceback."""
+        if status != HTTPStatus.BAD_REQUEST:
+            return super().handle_error(request, status, exc, message)
+        problem = InvalidInput(f"malformed HTTP request: {(message or '').partition(chr(10))[0]}")
+        suppressed = self._throttle.suppressed(request.remote)
+        if suppressed is not None:
+            log.warning(
+                "Request rejected",
+                remote=request.remote,
+                code=problem.code,
+                error=problem.message,
+                suppressed=suppressed,
+            )
+        response = Response(
+            body=msgspec.json.encode(problems.to_problem(problem)),
+            status=status,
+            headers={"Content-Type": problems.CONTENT_TYPE},
+        )
+        response.force_close()
+        return response
+
+    def pause_writing(self) -> None:
+        """Starts the timeout: buffers are full because the client does not read."""
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._write_deadline = loop.call_later(self._write_timeout, self.drop)
+
+    def resume_writing(self) -> None:
+        self._cancel_write_deadline()
+        super().resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._table.remove(self.slot)
+        self._cancel_header_deadline()
+        self._cancel_write_deadline()
+        super().connection_lost(exc)
+
+    def _cancel_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+    def _cancel_header_deadline(self) -> None:
+        if self._header_deadline is not None:
+            self._header_deadline.cancel()
+            self._header_deadline = None
+
+
+PageHandler = Callable[[], Awaitable[Response]]
+HttpHandler = Callable[[BaseRequest], Awaitable[Response]]
+
+SERVICE_UNAVAILABLE = 503
+
+
+def serve_pages(pages: Mapping[str, PageHandler]) -> HttpHandler:
+    """Returns a handler of these paths; 404 for all others."""
+
+    async def answer(request: BaseRequest) -> Response:
+        page = pages.get(request.path)
+        if page is None:
+            return Response(text=f"not found; available: {', '.join(pages)}\n", status=404)
+        if request.method not in {"GET", "HEAD"}:
+            return Response(
+                text="method not allowed; use GET\n", status=405, headers={"Allow": "GET, HEAD"}
+            )
+        return await page()
+
+    return answer
+
+
+def readiness_response(unready: str | None) -> Response:
+    """Returns the response of a readiness probe: `ok`, or 503 with the reason."""
+    if not unready:
+        return Response(text="ok")
+    return Response(text=f"not ready: {unready}", status=SERVICE_UNAVAILABLE)

@@ -1,1 +1,0 @@
-"""Routes by noun; `wire.routes` joins them."""
