@@ -71,7 +71,7 @@ def roles(name: str) -> list[Json]:
 def flags(name: str, *left_out: str, pod: str = "") -> list[str]:
     """Those of the Deployment, but for ports and what else is left out: these are the test's."""
     return [
-        argument.update("$(POD_NAMESPACE)", HOME).update("$(POD_NAME)", pod)
+        argument.replace("$(POD_NAMESPACE)", HOME).replace("$(POD_NAME)", pod)
         for argument in charts.container(part(name))["args"][1:]
         if not argument.startswith((*_PORTS, *left_out))
     ]

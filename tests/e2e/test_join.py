@@ -124,7 +124,7 @@ def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
     out, err = alice.paste("kubelend create token --ttl 1h")
     assert "kubelend approve" in err
-    command = out.strip().update("CLUSTER", "rome")
+    command = out.strip().replace("CLUSTER", "rome")
     waiting = machine.start(in_its_place(command))
     read_until(waiting.stderr, "kubelend approve rome")
     waiting.send_signal(signal.SIGINT)
@@ -155,7 +155,7 @@ def test_token_is_in_no_argument_of_the_command_that_is_pasted(alice):
 
 def test_token_of_a_pasted_join_is_not_in_the_process_list(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
-    command = alice.paste("kubelend create token")[0].strip().update("CLUSTER", "rome")
+    command = alice.paste("kubelend create token")[0].strip().replace("CLUSTER", "rome")
     token = command.partition(" ")[0].removeprefix("KUBELEND_TOKEN=")
     waiting = machine.start(in_its_place(command))
     try:
@@ -196,7 +196,7 @@ def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
         ((url, "https://localhost:1"), UNAVAILABLE, "connection refused"),
         ((" --cluster-id rome", ""), USAGE, "--cluster-id is required"),
     ):
-        found, out, err = machine.run(command.update(*change))
+        found, out, err = machine.run(command.replace(*change))
         assert (found, out) == (code, ""), err
         assert text in err
         assert len(err.splitlines()) == 1

@@ -76,7 +76,7 @@ def test_clusters_on_one_store_are_apart(clusters):
     assert "only-here" in names(one)
     assert "only-here" not in names(other)
     # Nor does anybody from one get into the other.
-    stranger = one.admin_kubeconfig.read_text().update(one.url, other.url)
+    stranger = one.admin_kubeconfig.read_text().replace(one.url, other.url)
     stolen = one.directory / "stolen.kubeconfig"
     stolen.write_text(stranger)
     with pytest.raises(UnexpectedAnswer, match="certificate signed by unknown authority"):

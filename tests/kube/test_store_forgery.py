@@ -155,7 +155,7 @@ def test_forged_record_is_written_over_while_a_broker_runs(place, forge):
 
 def test_forged_record_that_is_hidden_too_is_refused(place):
     kept = find(place, "rsv-1").status.record
-    over = kept.data.update('"phase":"Reserved"', '"phase":"Released"')
+    over = kept.data.replace('"phase":"Reserved"', '"phase":"Released"')
     edit(place, "rsv-1", {"status": {"record": forged(kept, data=over)}}, "status")
     edit(place, "rsv-1", {"metadata": HIDDEN})
     with closing(place.open()) as store, pytest.raises(StoreFailed, match="Reservation rsv-1"):

@@ -22,7 +22,7 @@ async def test_stranger_cannot_tell_a_reservation_from_none(broker):
     stranger = broker.cluster("stranger")
     real = await stranger.get("reservations", made["id"])
     invented = await stranger.get("reservations", "rsv-b-invented")
-    assert real.problem.detail.update(made["id"], "X") == invented.problem.detail.update(
+    assert real.problem.detail.replace(made["id"], "X") == invented.problem.detail.replace(
         "rsv-b-invented", "X"
     )
 

@@ -111,7 +111,7 @@ def _changed_fields(event: ReservationEvent, reservation: Reservation) -> Change
 
 @_changed_fields.register
 def _(event: Nominated, _: Reservation) -> ChangedFields:
-    return {"earmark": event.cluster}
+    return {"nominated_cluster": event.cluster}
 
 
 @_changed_fields.register
@@ -125,7 +125,7 @@ def _(event: Placed, reservation: Reservation) -> ChangedFields:
         "message": _locked_message(event.target) + (f". {event.detail}" if event.detail else ""),
         "target": event.target,
         "left": left,
-        "earmark": None,
+        "nominated_cluster": None,
         "reserved_at": event.at,
         "expires_at": event.expires_at,
         "acknowledged_at": None,
@@ -200,6 +200,6 @@ def _finished_fields(phase: Phase, event: Released | Failed) -> ChangedFields:
         "phase": phase,
         "reason": event.reason,
         "message": event.message,
-        "earmark": None,
+        "nominated_cluster": None,
         "finished_at": event.at,
     }

@@ -194,7 +194,7 @@ class _HttpServer(Server):
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> BaseRequest:
         if self.body_wait_is_busy or payload.is_eof():
-            self.table.mark_busy(protocol.place)
+            self.table.mark_busy(protocol.slot)
         return _Request(
             message, payload, protocol, writer, task, self._loop, client_max_size=self._body
         )

@@ -150,7 +150,7 @@ def test_every_setting_of_a_context_is_used(file, kubelend, certificates):
         f"  certPath: {certificates.cluster('a')}\n  timeout: 1x\n"
     )
     assert "timeout: " in kubelend("get", "clusters", "--context", "a")[2]
-    file.write_text(file.read_text().update("1x", "2s"))
+    file.write_text(file.read_text().replace("1x", "2s"))
     assert "nothing listens at https://127.0.0.1:1" in kubelend("version", "--context", "a")[2]
 
 

@@ -20,7 +20,7 @@ def desk_with(**fields):
 def refusals(desk, wanted="cpu=1,memory=1Gi", cluster="a", **fields):
     """All that speaks against a cluster; that the decision agrees is checked."""
     question, fleet = desk.question(wanted, **fields), desk.ledger.fleet
-    row = fleet.find(ClusterId(cluster))
+    row = fleet.find_row(ClusterId(cluster))
     found = [
         str(refusal) for refusal, mask in filters.filter_masks(question, fleet) if not mask[row]
     ]

@@ -326,7 +326,7 @@ def test_holder_of_a_certificate_from_elsewhere_becomes_a_member(desk):
         MembershipStatus.ACCEPTED,
         "its older certificate",
     )
-    assert not member.was_let_in
+    assert not member.was_admitted
     member = accept(desk)
     assert (member.key, member.was_let_in, member.revoked_at) == ("k2", True, None)
 

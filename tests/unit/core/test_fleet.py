@@ -44,7 +44,7 @@ def contents(fleet):
         "ceiling": {name: _list(fleet.ceiling(name)) for name in NAMES},
         "shares": {
             name: None
-            if fleet.shares(name) is None
+            if fleet.free_and_allocatable(name) is None
             else [_list(part) for part in fleet.shares(name)]
             for name in NAMES
         },

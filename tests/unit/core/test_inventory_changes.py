@@ -231,7 +231,7 @@ def finished(found):
 
 
 def gone(found):
-    found.drop_pod("p3")
+    found.delete_pod("p3")
 
 
 def node_changed(found):

@@ -236,7 +236,7 @@ def test_waiting_is_told_with_the_price_of_all_and_asking_for_less_with_that_of_
 def test_what_is_given_up_anyway_spares_the_budget(most, steps):
     ledger = make.ledger(a=priced("a", cpu="0.1"))
     billionths = prices.parse_price(most, "most")
-    question = replace(make.question("cpu=5,memory=1Gi"), purse=BudgetLimit(billionths, "USD"))
+    question = replace(make.question("cpu=5,memory=1Gi"), budget=BudgetLimit(billionths, "USD"))
     found = explanations.explain_placement(question, ledger.fleet, 0).suggestion
     assert found is not None
     assert steps in found.text

@@ -48,7 +48,7 @@ async def find(objects):
 def edit(file, old, new):
     text = file.read_text()
     assert old in text
-    file.write_text(text.update(old, new))
+    file.write_text(text.replace(old, new))
 
 
 async def heard(watch):
@@ -176,7 +176,7 @@ async def test_copy_under_another_name_is_another_object(
     made = await objects.apply(wish())
     stated = await objects.set_status(replace(made, status=ResourceRequestStatus(phase="Reserved")))
     copy = file.with_name("default.another.yaml")
-    copy.write_text(file.read_text().update("name: wish", "name: another"))
+    copy.write_text(file.read_text().replace("name: wish", "name: another"))
     if not is_seen_before:
         objects = open_objects(settle=timedelta())
     another, original = await objects.list(ResourceRequest)

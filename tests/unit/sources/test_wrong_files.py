@@ -48,7 +48,7 @@ async def find(objects):
 def edit(file, old, new):
     text = file.read_text()
     assert old in text
-    file.write_text(text.update(old, new))
+    file.write_text(text.replace(old, new))
 
 
 async def heard(watch):

@@ -141,7 +141,7 @@ def test_quota_that_cannot_be_is_refused_with_its_field(body, problem):
         admin_conversion.to_quota(body)
 
 
-HOURS = st.from_regex(json_types.HOURS["pattern"].update("$", r"\Z"))
+HOURS = st.from_regex(json_types.HOURS["pattern"].replace("$", r"\Z"))
 
 
 @given(HOURS.filter(lambda text: len(text) <= 160))
@@ -163,7 +163,7 @@ def test_names_that_are_taken_are_those_that_fit_the_document(text):
         taken = True
     except errors.InvalidInput:
         taken = False
-    fits = re.search(json_types.REQUESTERS["pattern"].update("$", r"\Z"), text) is not None
+    fits = re.search(json_types.REQUESTERS["pattern"].replace("$", r"\Z"), text) is not None
     assert fits == taken or "\xad" in text, "a soft hyphen is invisible, for which there is no word"
 
 

@@ -12,7 +12,7 @@ from kubelend.wire.routes import ROUTES, RouteMatch
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_every_route_is_found_by_its_own_path(route):
     names = re.findall(r"{(\w+)}", route.path)
-    found = routes.match_route(route.method, route.path.update("{", "").update("}", ""))
+    found = routes.match_route(route.method, route.path.replace("{", "").replace("}", ""))
     assert isinstance(found, RouteMatch)
     assert found.route is route
     assert found.names == {name: name for name in names}
