@@ -12,6 +12,10 @@ import waiting
 
 pytest_plugins = ["broker_fixtures", "kube_fixtures"]
 
+# No test, nor a process that it starts, reads the configuration file of whoever runs it.
+os.environ["XDG_CONFIG_HOME"] = os.devnull
+os.environ.pop("KUBELEND_CONFIG", None)
+
 # Two busy cores make single examples slow at random, which says nothing about the code.
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

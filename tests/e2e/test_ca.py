@@ -142,7 +142,7 @@ def test_a_person_is_asked_twice_for_a_new_passphrase_and_once_for_a_known_one(t
     ca = tmp_path / "ca"
     terminal = Terminal("ca", "init", "--passphrase-prompt", "--ca", ca)
     terminal.answer("New passphrase for the authority's key: ", SECRET)
-    terminal.answer("The same again: ", SECRET)
+    terminal.answer("Repeat the passphrase: ", SECRET)
     assert terminal.ended() == 0
     assert "horse" not in terminal.seen
     assert len(Authority.load(ca, Passphrase(SECRET)).trusted) == 1
@@ -157,7 +157,7 @@ def test_a_person_is_asked_twice_for_a_new_passphrase_and_once_for_a_known_one(t
 def test_two_different_passphrases_make_no_authority(tmp_path):
     terminal = Terminal("ca", "init", "--passphrase-prompt", "--ca", tmp_path / "ca")
     terminal.answer("New passphrase for the authority's key: ", "hunter2")
-    terminal.answer("The same again: ", "hunter3")
+    terminal.answer("Repeat the passphrase: ", "hunter3")
     assert terminal.ended() == 2
     assert "error: the two passphrases differ" in terminal.seen
     assert "hunter" not in terminal.seen

@@ -169,8 +169,8 @@ class Group(NamedTuple):
     """Commands under one name."""
 
     help: str
-    commands: Mapping[str, Command]
-    aliases: Mapping[str, Command] = {}
+    commands: dict[str, Command]
+    aliases: dict[str, Command] = {}  # noqa: RUF012 - of a tuple, and never changed
     """Other spellings, hidden from help."""
     sections: Mapping[str, tuple[str, ...]] = {}
     """Headings of the help, and the commands below each."""
@@ -180,7 +180,24 @@ class Group(NamedTuple):
 
 Command = Callable[..., None] | Group | LazyCommand
 
-_GET: Final = Group(
+
+def _spellings(commands: dict[str, Command]) -> dict[str, Command]:
+    """The other words for each noun: singular, plural and short."""
+    return {
+        word: command
+        for noun, command in commands.items()
+        for words in options.KINDS.values()
+        if noun in words
+        for word in words
+        if word != noun
+    }
+
+
+def _nouns(help: str, commands: dict[str, Command], **aliases: Command) -> Group:
+    return Group(help, commands, _spellings(commands) | aliases)
+
+
+_GET: Final = _nouns(
     "List or show objects.",
     {
         "clusters": clusters.get_clusters,
@@ -192,18 +209,8 @@ _GET: Final = Group(
         "quotas": limits.get_quotas,
         "policies": limits.get_policies,
     },
-    {
-        "cluster": clusters.get_clusters,
-        "cl": clusters.get_clusters,
-        "reservation": reservations.get_reservations,
-        "rsv": reservations.get_reservations,
-        "member": members.get_members,
-        "token": members.get_tokens,
-        "quota": limits.get_quotas,
-        "policy": limits.get_policies,
-    },
 )
-_DESCRIBE: Final = Group(
+_DESCRIBE: Final = _nouns(
     "Show the details of an object.",
     {
         "cluster": clusters.describe_cluster,
@@ -213,30 +220,16 @@ _DESCRIBE: Final = Group(
         "quota": limits.describe_quota,
         "policy": limits.describe_policy,
     },
-    {
-        "clusters": clusters.describe_cluster,
-        "cl": clusters.describe_cluster,
-        "reservations": reservations.describe_reservation,
-        "rsv": reservations.describe_reservation,
-        "members": members.describe_member,
-        "tokens": members.describe_token,
-        "quotas": limits.describe_quota,
-        "policies": limits.describe_policy,
-    },
 )
-_CREATE: Final = Group(
+_CREATE: Final = _nouns(
     "Create a join token or a cluster namespace.",
     {
         "token": members.create_token,
         "clusternamespace": members.create_cluster_namespace,
     },
-    {
-        "tokens": members.create_token,
-        "clusternamespaces": members.create_cluster_namespace,
-        "reservation": reservations.borrow,
-    },
+    reservation=reservations.borrow,
 )
-_DELETE: Final = Group(
+_DELETE: Final = _nouns(
     "Delete objects.",
     {
         "cluster": members.delete_cluster,
@@ -246,21 +239,10 @@ _DELETE: Final = Group(
         "quota": limits.delete_quota,
         "policy": limits.delete_policy,
     },
-    {
-        "clusters": members.delete_cluster,
-        "cl": members.delete_cluster,
-        "reservations": reservations.release,
-        "rsv": reservations.release,
-        "members": members.delete_member,
-        "tokens": members.delete_token,
-        "quotas": limits.delete_quota,
-        "policies": limits.delete_policy,
-    },
 )
-_SET: Final = Group(
+_SET: Final = _nouns(
     "Set a quota or a lending policy.",
     {"quota": limits.set_quota, "policy": limits.set_policy},
-    {"quotas": limits.set_quota, "policies": limits.set_policy},
 )
 _LAB: Final = Group(
     "Run three clusters, a broker and two agents on this machine.",
@@ -272,7 +254,7 @@ _DEMO: Final = LazyCommand(
     "kubelend.demo.story:command",
 )
 _BENCH: Final = LazyCommand("bench", "Run the benchmarks.", "kubelend.bench.cli:app")
-_OLD_SPELLINGS: Final[Mapping[str, Command]] = {
+_OLD_SPELLINGS: Final[dict[str, Command]] = {
     "accept": members.approve,
     "reject": members.deny,
     "remove": members.delete_member,
@@ -465,13 +447,12 @@ def _group(group: Group, callback: Callable[..., None]) -> TyperGroup:
     built = get_command(app)
     assert isinstance(built, _SectionedGroup)  # noqa: S101 - a callback makes it one; for the type checker
     built.sections = group.sections
-    for name, command in group.commands.items():
-        if not isinstance(command, LazyCommand) or command.exists:
-            built.add_command(_command(name, command), name)
-    for name, command in group.aliases.items():
-        hidden = _command(name, command)
-        hidden.hidden = True
-        built.add_command(hidden, name)
+    for name, command in (group.commands | group.aliases).items():
+        if isinstance(command, LazyCommand) and not command.exists:
+            continue
+        made = _command(name, command)
+        made.hidden = name in group.aliases
+        built.add_command(made, name)
     return built
 
 

@@ -78,23 +78,41 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 def path() -> Path:
     """`$KUBELEND_CONFIG`, or `kubelend/config.yaml` below `$XDG_CONFIG_HOME` or `~/.config`."""
     if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser()
+        return _expanded(named)
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "kubelend" / "config.yaml"
+    return _expanded(base) / "kubelend" / "config.yaml"
+
+
+def _expanded(text: str) -> Path:
+    # Not Path.expanduser, which raises where there is no home: in a container, for example.
+    return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def load() -> Config:
     """The file's content; an empty configuration if there is no file."""
     file = path()
+    if not _exists(file):
+        return Config()
     try:
         text = file.read_text("utf-8")
-    except FileNotFoundError:
-        return Config()
     except OSError as error:
         raise InvalidSettings(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidSettings(f"{file} is not UTF-8 text", hint=_FIX) from error
     return _parse(text, file)
+
+
+def _exists(file: Path) -> bool:
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        # A home directory of somebody else is none; a file that was named has to be readable.
+        return VARIABLE in os.environ
+    except OSError:
+        return True
+    return True
 
 
 def find_context(name: str = "") -> Context | None:
@@ -116,7 +134,7 @@ def _unknown(name: str) -> InvalidSettings:
 
 
 def _absolute(directory: str, base: Path) -> str:
-    return str(base / Path(directory).expanduser()) if directory else ""
+    return str(base / _expanded(directory)) if directory else ""
 
 
 def save(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Writes the files that are made from the code, or checks that they are what it would write.
+"""Writes the generated files (documents and CustomResourceDefinitions), or checks that they are up to date.
 
 python -m kubelend.cli.generate [--check]
 
@@ -166,16 +166,16 @@ def command_line() -> str:
 def rest_routes() -> str:
     """Every route, and who may call it."""
     parts = [
-        "# The routes, and who may call them",
+        "# REST routes and permissions",
         _NOTICE,
-        "Every call is made over mutual TLS, and the certificate says who calls. Errors are problem"
+        "Every call is made over mutual TLS; the client certificate identifies the caller. Errors are problem"
         " details (`application/problem+json`) with a stable `code`: [errors.md](errors.md) has all of them."
         f" Any route may also answer {', '.join(problems.status_and_codes(COMMON_ERRORS))}."
         " Bodies are in [openapi.json](openapi.json).",
-        _table(("in the column of a role", "who may"), _WORDS.items()),
-        "Refused on every route: whoever has no certificate, or one that has ended, is revoked or comes from"
-        " another authority; the broker's own; and a proxy's that passes no other on. A role that may not"
-        " gets 403. To a cluster that a reservation does not concern, there is none: 404.",
+        _table(("in the column of a role", "who may call"), _WORDS.items()),
+        "Every route rejects callers without a certificate, or with one that is expired, revoked or issued"
+        " by another authority; the broker's own certificate; and a proxy that does not forward a client's."
+        " A role without permission gets 403. A reservation of other clusters is reported as 404.",
         _table(
             ("method", "path", *_ROLES, "what it does", "errors"),
             (_route_cells(route) for route in routes.ROUTES),
@@ -185,17 +185,17 @@ def rest_routes() -> str:
 
 
 def error_codes() -> str:
-    """Every code of the tree of errors, and who sends it."""
+    """Every error code, and the routes that send it."""
     parts = [
-        "# The codes of errors",
+        "# Error codes",
         _NOTICE,
-        "An error of the REST interface is a problem (RFC 9457, `application/problem+json`). `detail` says"
-        " what is wrong, `hint` what to do and `error` both; `code` is for programs, and stays what it is."
-        " Where `retryable` is true, the same call may pass later; `Retry-After` says when, where that is"
-        " known. A newer broker may send codes that are not here: the status tells what kind it is.",
+        "Errors of the REST interface are problem details (RFC 9457, `application/problem+json`). `detail`"
+        " says what is wrong, `hint` what to do, and `error` both; `code` is stable, for programs."
+        " If `retryable` is true, the same call may succeed later; `Retry-After` says when, if that is"
+        " known. A newer broker may send other codes: handle those by the HTTP status.",
         _table(("code", "status", "retryable", "meaning", "sent by"), map(_error_cells, _KINDS)),
         "The names are those of the operations in [openapi.json](openapi.json). [routes.md](routes.md) has"
-        " the codes of each route. Joining is what newcomers do, on a listener of its own.",
+        " the codes of each route. Joining has a listener of its own, the enrolment port.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -203,10 +203,10 @@ def error_codes() -> str:
 def object_fields() -> str:
     """Every field of every custom resource."""
     parts = [
-        "# The fields of the custom resources",
+        "# Fields of the custom resources",
         _NOTICE,
-        "The same as `kubectl explain --recursive` says. What each kind is for, and how `kubectl` shows it,"
-        " is in [objects.md](objects.md).",
+        "The same as `kubectl explain --recursive` prints. What each kind is for, and its columns in"
+        " `kubectl get`, are in [objects.md](objects.md).",
     ]
     for name, summary, rows in crd_fields():
         parts += [f"## {name}", summary, _table(_FIELD_HEADERS, rows)]
@@ -217,9 +217,9 @@ _FIELD_HEADERS = ("field", "type", "required", "meaning", "limits")
 
 _ROLES = ("cluster", "viewer", "admin")
 _WORDS = {
-    "yes": "everyone with this role, a cluster for itself",
-    "no": "nobody with this role",
-    "its own": "the cluster that the path names, or the two that the reservation there concerns",
+    "yes": "every caller with this role, a cluster for itself",
+    "no": "not allowed",
+    "its own": "the cluster in the path, or the requester and provider of the reservation in the path",
     "requester": "the cluster that borrowed the reservation in the path",
     "provider": "the cluster that lends the reservation in the path",
 }
@@ -299,14 +299,96 @@ def _senders(kind: json_types.ErrorClass) -> Iterator[str]:
 
 _KINDS = tuple(json_types.ERRORS_BY_CODE.values())
 _MOST_NAMES = 8
-_INTERNAL = "Something failed that nobody had thought of; the broker's log says what."
-_NOT_SENT = "nobody: commands and agents speak of it"
+_INTERNAL = "Unexpected error; the broker's log has the details."
+_NOT_SENT = "not sent: used by commands and agents"
 
 
 def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     cells = (tuple(cell.replace("|", "\\|") for cell in row) for row in rows)
     lines = [headers, tuple("---" for _ in headers), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# -- CustomResourceDefinitions
+
+_CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
+
+
+def crd_files(directory: Path) -> dict[Path, str]:
+    """The manifest of every CustomResourceDefinition, for API servers from 1.25 on."""
+    return {directory / name: crd_yaml(document) for name, document in crds.documents().items()}
+
+
+def crd_yaml(document: dict[str, Any]) -> str:
+    """One definition as YAML, in the order of the record's fields."""
+    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    return f"{_CRD_HEADER}---\n{body}"
+
+
+def crd_fields() -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
+    """For each kind: its name, its description, and a row for each field."""
+    for kind in crds.KINDS:
+        root = crds.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        own = {name: part for name, part in root["properties"].items() if name not in _KUBERNETES}
+        rows = list(_field_rows("", {**root, "properties": own}))
+        yield f"{kind.kind} ({kind.group})", docstrings.of_class(kind), rows
+
+
+_KUBERNETES = frozenset({"apiVersion", "kind", "metadata"})
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature is PyYAML's
+        """Write equal parts out each time, without anchors."""
+        return True
+
+
+def _scalar(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Unicode's separators are line breaks to YAML: only in double quotes they are escaped."""
+    style = '"' if _SEPARATORS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_SEPARATORS = re.compile("[\u2028\u2029]")
+_Dumper.add_representer(str, _scalar)
+
+
+def _field_rows(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, part in schema.get("properties", {}).items():
+        here = f"{path}.{name}" if path else name
+        must = "yes" if name in schema.get("required", ()) else ""
+        yield f"`{here}`", _field_type(part), must, part["description"], _field_limits(part)
+        yield from _field_rows(f"{here}[]" if "items" in part else here, part.get("items", part))
+
+
+def _field_type(schema: dict[str, Any]) -> str:
+    if schema.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if "items" in schema:
+        return f"list of {_field_type(schema['items'])}"
+    if "additionalProperties" in schema:
+        return f"map of {_field_type(schema['additionalProperties'])}"
+    return "time" if schema.get("format") == "date-time" else str(schema["type"])
+
+
+def _field_limits(schema: dict[str, Any]) -> str:
+    limits = [one["message"] for one in schema.get(rules.VALIDATIONS, ())]
+    if "enum" in schema:
+        limits.append("one of " + ", ".join(f"`{word}`" for word in schema["enum"] if word))
+    for key, words in _BOUNDS.items():
+        if key in schema:
+            limits.append(words.format(schema[key]))
+    return "; ".join(limits)
+
+
+_BOUNDS = {
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "maxLength": "up to {} characters",
+    "maxItems": "up to {} items",
+    "maxProperties": "up to {} names",
+    "default": "defaults to `{}`",
+}
 
 
 if __name__ == "__main__":

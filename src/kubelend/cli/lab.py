@@ -239,7 +239,7 @@ def _on_message(teller: ProgressDisplay) -> Callable[[Message], None]:
 
     number = 0
 
-    def hear(message: Message) -> None:
+    def handle(message: Message) -> None:
         nonlocal number
         if isinstance(message, StepStarted):
             number += 1
@@ -247,7 +247,7 @@ def _on_message(teller: ProgressDisplay) -> Callable[[Message], None]:
         elif isinstance(message, StepFinished):
             teller.step(number, message.title, message.seconds, message.lines)
 
-    return hear
+    return handle
 
 
 def _step(title: str, seconds: float) -> None:
@@ -263,3 +263,116 @@ def _report_health(found: LabHealth) -> None:
     for problem in found.problems:
         output.note(f"not ready: {problem}")
     raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+# -- text
+
+NEXT_HINT = "See `kubelend dev lab status`; `kubelend dev lab down` stops them."
+
+_ADVERTISEMENT_HEADERS = (
+    "CLUSTER",
+    "CPU-FREE",
+    "MEMORY-FREE",
+    "GPU-FREE",
+    "RESERVED",
+    "SCORE",
+    "ACTIVE",
+)
+_RESERVATION_HEADERS = ("RESERVATION", "PHASE", "TARGET", "CPU", "MEMORY")
+
+
+def health_text(found: Health) -> str:
+    """Three tables; an empty one is a sentence."""
+    return "\n\n".join(
+        (
+            tables.columns(
+                ("COMPONENT", "STATE", "LOCATION"), [_component_cells(one) for one in found.parts]
+            ),
+            _table(
+                _ADVERTISEMENT_HEADERS,
+                map(_advertisement_cells, found.advertisements),
+                "No advertisements.",
+            ),
+            _table(
+                _RESERVATION_HEADERS,
+                map(_reservation_cells, found.reservations),
+                "No reservations.",
+            ),
+        )
+    )
+
+
+def next_commands(home: Home, record: Record) -> list[str]:
+    """Commands to try, in this order."""
+    kubectl = _short(record.kubectl, "kubectl")
+    kubelend = _short(sys.argv[0], "kubelend")
+    return [
+        *_directory(home),
+        f"export KUBECONFIG={shlex.quote(str(home.kubeconfig))}",
+        f"export KUBELEND_BROKER_URL={record.broker}",
+        f"export KUBELEND_CERT_PATH={shlex.quote(str(home.certificate('admin')))}",
+        "",
+        f"{kubectl} --context broker-cluster get clusteradvertisements",
+        f"{kubectl} --context agent-cluster-1 apply -f {shlex.quote(str(home.request))}",
+        f"{kubectl} --context agent-cluster-1 get resourcerequests",
+        f"{kubelend} describe reservation small --kube-context agent-cluster-1",
+        f"{kubectl} --context agent-cluster-2 get providerinstructions",
+        f"{kubectl} --context broker-cluster get reservations",
+        f"{kubelend} get clusters",
+        f"{kubelend} audit check --store {record.store}",
+        f"{kubectl} --context agent-cluster-1 delete resourcerequest small",
+        "",
+        f"{kubelend} dev lab test",
+        f"{kubelend} dev lab status",
+        f"{kubelend} dev lab down",
+    ]
+
+
+def _directory(home: Home) -> list[str]:
+    """The variable for the directory, if it is not the default one."""
+    from kubelend.lab import records
+
+    if home.directory == records.usual().absolute():
+        return []
+    return [f"export {records.VARIABLE}={shlex.quote(str(home.directory))}"]
+
+
+def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
+    cells = list(rows)
+    return tables.columns(headers, cells) if cells else otherwise
+
+
+def _component_cells(part: Part) -> tuple[str, ...]:
+    return part.name, part.state if part.is_well else "NotReady", part.place
+
+
+def _advertisement_cells(found: ClusterAdvertisement) -> tuple[str, ...]:
+    known, status = found.spec.resources, found.status
+    free, reserved = output.amount_texts(known.available), output.amount_texts(known.reserved)
+    return (
+        found.spec.cluster_id,
+        free.get("cpu", ""),
+        output.short_bytes(free.get("memory", "")),
+        free.get("gpu", ""),
+        f"{reserved.get('cpu', '0')} {output.short_bytes(reserved.get('memory', '0'))}",
+        status.score,
+        "yes" if status.active else "no",
+    )
+
+
+def _reservation_cells(found: Reservation) -> tuple[str, ...]:
+    wanted = found.spec.requested_resources
+    return (
+        found.metadata.name,
+        found.status.phase,
+        found.status.target_cluster_id or found.spec.target_cluster_id,
+        str(wanted.cpu),
+        str(wanted.memory),
+    )
+
+
+def _short(path: str, name: str) -> str:
+    """The bare name if it is on the PATH, else the path."""
+    if Path(path).name != name or shutil.which(name) is not None:
+        return name
+    return shlex.quote(path)

@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 
 class JoinRole(StrEnum):
-    """What `--role` takes where somebody joins by a token."""
+    """What `--role` takes for a join token."""
 
     CLUSTER = "cluster"
     VIEWER = "viewer"

@@ -49,7 +49,7 @@ PLUGIN: Final = "kubectl lend"
 
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("cluster", "clusters", "cl"),
-    "reservation": ("reservation", "reservations", "rsv", "borrowed", "lent"),
+    "reservation": ("reservation", "reservations", "rsv"),
     "member": ("member", "members"),
     "token": ("token", "tokens"),
     "quota": ("quota", "quotas"),
@@ -375,7 +375,7 @@ def read_document(path: str, kind: type[Body], noun: str, *, hint: str) -> Body:
         raise InvalidInput(f"--file: {path} is no {noun}: {error}", hint=hint) from error
 
 
-# -- signatures, which is all that typer looks at
+# -- signatures, from which typer builds the flags
 
 
 def _texts(values: Mapping[str, str | bool | None]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What commands print: tables and sentences for people; JSON, YAML and names for programs.
 
-Neither lets a terminal obey what somebody else has written: see `escapes`. A list is `{kind, items}`, an
+Text of others cannot control the terminal: see `escapes`. A list is `{kind, items}`, an
 object has its `kind` beside the fields that the broker sends, and a name is `kind/name`, which every command
 takes where it takes a name.
 """

@@ -126,7 +126,7 @@ def request_from_flags(
     max_price: MaxPrice = "",
     currency: Currency = "",
 ) -> bodies.ReservationRequest | None:
-    """The request, whole or not (see `complete`); None if nothing is said at all."""
+    """A builder: the request, perhaps incomplete (see `require_resources`); None if no flag is given."""
     if policy and weight:
         raise InvalidInput("--policy and --weight exclude each other", hint="give one of them")
     request = bodies.ReservationRequest(

@@ -8,6 +8,7 @@ import yaml
 
 from kubelend.cli import config, main
 from kubelend.cli.config import Context
+from kubelend.core.errors import InvalidSettings
 
 ALICE = """\
 currentContext: alice
@@ -65,6 +66,30 @@ def test_without_a_file_there_is_no_context(kubelend):
     assert (code, out) == (0, "")
     assert err.startswith("No contexts found in ")
     assert kubelend("config", "current-context")[0] == 3
+
+
+def test_a_home_that_is_unknown_or_closed_has_no_configuration(monkeypatch, tmp_path):
+    monkeypatch.delenv("KUBELEND_CONFIG")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda text: text)
+    assert config.find_context() is None
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a file"))
+    (tmp_path / "a file").touch()
+    assert config.find_context() is None
+
+
+def test_a_home_of_somebody_else_has_none_and_a_file_that_is_named_must_be_readable(
+    monkeypatch, file
+):
+    def closed(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.stat", closed)
+    monkeypatch.setattr("pathlib.Path.read_text", closed)
+    with pytest.raises(InvalidSettings, match="cannot be read: Permission denied"):
+        config.find_context()
+    monkeypatch.delenv("KUBELEND_CONFIG")
+    assert config.find_context() is None
 
 
 # -- what is in it

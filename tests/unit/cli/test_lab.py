@@ -13,7 +13,7 @@ RECORD = LabState(7, broker="https://localhost:1", kubectl="/opt/kubectl", store
 def test_empty_tables_are_sentences():
     text = lab.health_text(LabHealth([ComponentStatus("broker", "ready", "broker.log")], [], []))
     assert text == (
-        "COMPONENT  STATE  LOG\nbroker     ready  broker.log\n\n"
+        "COMPONENT  STATE  LOCATION\nbroker     ready  broker.log\n\n"
         "No advertisements.\n\nNo reservations."
     )
 

@@ -56,12 +56,54 @@ def test_a_group_alone_shows_its_help(group, capsys):
     assert "ommands:" in out
 
 
-def test_all_promised_commands_are_there():
-    promised = (
-        "borrow explain get describe release renew activate cordon uncordon drain remove"
-        " broker ca audit version completion"
-    )
-    assert set(promised.split()) <= set(app.build_app().commands)
+VERBS = (
+    "borrow explain get describe renew release create delete set cordon uncordon drain join approve deny"
+    " revoke certificate grant broker agent ca audit config completion version dev"
+)
+NOUNS = {
+    "get": "clusters reservations borrowed lent members tokens quotas policies",
+    "describe": "cluster reservation member token quota policy",
+    "create": "token clusternamespace",
+    "delete": "cluster reservation member token quota policy",
+    "set": "quota policy",
+    "audit": "check log verify",
+    "config": "get-contexts current-context use-context set-context delete-context",
+    "dev": "demo lab bench advertise activate",
+}
+OLD = "accept reject remove token policy quota mailbox activate advertise demo lab bench"
+
+
+def visible(group):
+    return {name for name, command in group.commands.items() if not command.hidden}
+
+
+def test_all_promised_commands_are_there_and_old_ones_are_hidden():
+    built = app.build_app()
+    assert visible(built) == set(VERBS.split())
+    assert set(built.commands) == {*VERBS.split(), *OLD.split()}
+    for verb, nouns in NOUNS.items():
+        group = built.commands[verb]
+        assert isinstance(group, TyperGroup)
+        assert visible(group) == set(nouns.split())
+
+
+@pytest.mark.parametrize("verb", ["get", "describe", "delete", "set"])
+def test_nouns_are_known_in_singular_and_plural(verb):
+    group = app.build_app().commands[verb]
+    assert isinstance(group, TyperGroup)
+    for noun in NOUNS[verb].split():
+        words = next((words for words in options.KINDS.values() if noun in words), ())
+        assert set(words) <= set(group.commands)
+
+
+def test_the_help_has_every_command_under_a_heading(capsys):
+    out = run(capsys, "--help")[1]
+    shown = [name for names in app.TREE.sections.values() for name in names]
+    assert sorted(shown) == sorted(VERBS.split())
+    headings = [line for line in out.splitlines() if line.endswith(" commands:")]
+    assert headings == [f"{heading}:" for heading in app.TREE.sections]
+    assert all(f"\n  {name} " in out for name in shown)
+    assert not any(f"\n  {name} " in out for name in OLD.split())
 
 
 @pytest.mark.parametrize(
