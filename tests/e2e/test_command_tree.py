@@ -9,7 +9,7 @@ import json
 import shlex
 
 import pytest
-from kubelend.transports.http_client import BrokerClient
+from kubelend.transports.client import BrokerClient
 
 import broker_thread
 import newcomers

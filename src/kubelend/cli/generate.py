@@ -25,86 +25,6 @@ from kubelend.core.errors import KubelendError
 from kubelend.wire import cel_rules, crds, docstrings, json_types, openapi, problems, routes
 from kubelend.wire.route import BODY_ERRORS, COMMON_ERRORS, UNROUTED_ERRORS, Access, Route
 
-_CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
-
-
-def crd_files(directory: Path) -> dict[Path, str]:
-    """Every definition as it is applied, for servers from 1.25 on."""
-    return {directory / name: crd_yaml(document) for name, document in crds.crd_documents().items()}
-
-
-def crd_yaml(document: dict[str, Any]) -> str:
-    """One definition as YAML, in the order in which people read it."""
-    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
-    return f"{_CRD_HEADER}---\n{body}"
-
-
-def crd_fields() -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
-    """Of each kind: its name, what it is, and a row for each field."""
-    for kind in crds.ALL_KINDS:
-        root = crds.crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        shown = {name: part for name, part in root["properties"].items() if name not in _KUBERNETES}
-        rows = list(_rows("", {**root, "properties": shown}))
-        yield f"{kind.kind} ({kind.group})", docstrings.class_docstring(kind), rows
-
-
-_KUBERNETES = frozenset({"apiVersion", "kind", "metadata"})
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML asks for each part
-        """Equal parts are written out each time: `kubectl` reads anchors, people do not."""
-        return True
-
-
-def _scalar(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Unicode's separators are line breaks to YAML: only in double quotes they are written by their names."""
-    style = '"' if _SEPARATORS.search(text) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_SEPARATORS = re.compile("[\u2028\u2029]")
-_Dumper.add_representer(str, _scalar)
-
-
-def _rows(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for name, part in schema.get("properties", {}).items():
-        here = f"{path}.{name}" if path else name
-        must = "yes" if name in schema.get("required", ()) else ""
-        yield f"`{here}`", _type(part), must, part["description"], _limits(part)
-        yield from _rows(f"{here}[]" if "items" in part else here, part.get("items", part))
-
-
-def _type(schema: dict[str, Any]) -> str:
-    if schema.get("x-kubernetes-int-or-string"):
-        return "quantity"
-    if "items" in schema:
-        return f"list of {_type(schema['items'])}"
-    if "additionalProperties" in schema:
-        return f"map of {_type(schema['additionalProperties'])}"
-    return "time" if schema.get("format") == "date-time" else str(schema["type"])
-
-
-def _limits(schema: dict[str, Any]) -> str:
-    said = [one["message"] for one in schema.get(cel_rules.VALIDATIONS, ())]
-    if "enum" in schema:
-        said.append("one of " + ", ".join(f"`{word}`" for word in schema["enum"] if word))
-    for key, words in _BOUNDS.items():
-        if key in schema:
-            said.append(words.format(schema[key]))
-    return "; ".join(said)
-
-
-_BOUNDS = {
-    "minimum": "at least {}",
-    "maximum": "at most {}",
-    "maxLength": "up to {} characters",
-    "maxItems": "up to {} items",
-    "maxProperties": "up to {} names",
-    "default": "`{}` if not said",
-}
-
-
 _NOTICE = "<!-- Made by `make generate` from the code. Do not edit. -->"
 
 
@@ -314,37 +234,40 @@ def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 _CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
 
 
+_CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
+
+
 def crd_files(directory: Path) -> dict[Path, str]:
-    """The manifest of every CustomResourceDefinition, for API servers from 1.25 on."""
-    return {directory / name: crd_yaml(document) for name, document in crds.documents().items()}
+    """Every definition as it is applied, for servers from 1.25 on."""
+    return {directory / name: crd_yaml(document) for name, document in crds.crd_documents().items()}
 
 
 def crd_yaml(document: dict[str, Any]) -> str:
-    """One definition as YAML, in the order of the record's fields."""
+    """One definition as YAML, in the order in which people read it."""
     body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
     return f"{_CRD_HEADER}---\n{body}"
 
 
 def crd_fields() -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
-    """For each kind: its name, its description, and a row for each field."""
-    for kind in crds.KINDS:
-        root = crds.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        own = {name: part for name, part in root["properties"].items() if name not in _KUBERNETES}
-        rows = list(_field_rows("", {**root, "properties": own}))
-        yield f"{kind.kind} ({kind.group})", docstrings.of_class(kind), rows
+    """Of each kind: its name, what it is, and a row for each field."""
+    for kind in crds.ALL_KINDS:
+        root = crds.crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        shown = {name: part for name, part in root["properties"].items() if name not in _KUBERNETES}
+        rows = list(_rows("", {**root, "properties": shown}))
+        yield f"{kind.kind} ({kind.group})", docstrings.class_docstring(kind), rows
 
 
 _KUBERNETES = frozenset({"apiVersion", "kind", "metadata"})
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature is PyYAML's
-        """Write equal parts out each time, without anchors."""
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML asks for each part
+        """Equal parts are written out each time: `kubectl` reads anchors, people do not."""
         return True
 
 
 def _scalar(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Unicode's separators are line breaks to YAML: only in double quotes they are escaped."""
+    """Unicode's separators are line breaks to YAML: only in double quotes they are written by their names."""
     style = '"' if _SEPARATORS.search(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -353,32 +276,32 @@ _SEPARATORS = re.compile("[\u2028\u2029]")
 _Dumper.add_representer(str, _scalar)
 
 
-def _field_rows(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _rows(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, part in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
         must = "yes" if name in schema.get("required", ()) else ""
-        yield f"`{here}`", _field_type(part), must, part["description"], _field_limits(part)
-        yield from _field_rows(f"{here}[]" if "items" in part else here, part.get("items", part))
+        yield f"`{here}`", _type(part), must, part["description"], _limits(part)
+        yield from _rows(f"{here}[]" if "items" in part else here, part.get("items", part))
 
 
-def _field_type(schema: dict[str, Any]) -> str:
+def _type(schema: dict[str, Any]) -> str:
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     if "items" in schema:
-        return f"list of {_field_type(schema['items'])}"
+        return f"list of {_type(schema['items'])}"
     if "additionalProperties" in schema:
-        return f"map of {_field_type(schema['additionalProperties'])}"
+        return f"map of {_type(schema['additionalProperties'])}"
     return "time" if schema.get("format") == "date-time" else str(schema["type"])
 
 
-def _field_limits(schema: dict[str, Any]) -> str:
-    limits = [one["message"] for one in schema.get(rules.VALIDATIONS, ())]
+def _limits(schema: dict[str, Any]) -> str:
+    said = [one["message"] for one in schema.get(cel_rules.VALIDATIONS, ())]
     if "enum" in schema:
-        limits.append("one of " + ", ".join(f"`{word}`" for word in schema["enum"] if word))
+        said.append("one of " + ", ".join(f"`{word}`" for word in schema["enum"] if word))
     for key, words in _BOUNDS.items():
         if key in schema:
-            limits.append(words.format(schema[key]))
-    return "; ".join(limits)
+            said.append(words.format(schema[key]))
+    return "; ".join(said)
 
 
 _BOUNDS = {
@@ -387,7 +310,7 @@ _BOUNDS = {
     "maxLength": "up to {} characters",
     "maxItems": "up to {} items",
     "maxProperties": "up to {} names",
-    "default": "defaults to `{}`",
+    "default": "`{}` if not said",
 }
 
 

@@ -24,117 +24,6 @@ if TYPE_CHECKING:
     from kubelend.lab.walkthrough import ComponentStatus, LabHealth
     from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
-NEXT_HINT = "See `kubelend dev lab status`; `kubelend dev lab down` stops them."
-
-_ADVERTISEMENT_HEADERS = (
-    "CLUSTER",
-    "CPU-FREE",
-    "MEMORY-FREE",
-    "GPU-FREE",
-    "RESERVED",
-    "SCORE",
-    "ACTIVE",
-)
-_RESERVATION_HEADERS = ("RESERVATION", "PHASE", "TARGET", "CPU", "MEMORY")
-
-
-def health_text(found: LabHealth) -> str:
-    """Three tables; an empty one is a sentence."""
-    return "\n\n".join(
-        (
-            tables.format_table(
-                ("COMPONENT", "STATE", "LOG"), [_component_cells(one) for one in found.components]
-            ),
-            _table(
-                _ADVERTISEMENT_HEADERS,
-                map(_advertisement_cells, found.advertisements),
-                "No advertisements.",
-            ),
-            _table(
-                _RESERVATION_HEADERS,
-                map(_reservation_cells, found.reservations),
-                "No reservations.",
-            ),
-        )
-    )
-
-
-def next_commands(home: LabDirectory, record: LabState) -> list[str]:
-    """Commands to try, in this order."""
-    kubectl = _short(record.kubectl, "kubectl")
-    kubelend = _short(sys.argv[0], "kubelend")
-    return [
-        *_directory(home),
-        f"export KUBECONFIG={shlex.quote(str(home.kubeconfig))}",
-        f"export KUBELEND_BROKER_URL={record.broker}",
-        f"export KUBELEND_CERT_PATH={shlex.quote(str(home.certificate('admin')))}",
-        "",
-        f"{kubectl} --context broker-cluster get clusteradvertisements",
-        f"{kubectl} --context agent-cluster-1 apply -f {shlex.quote(str(home.request))}",
-        f"{kubectl} --context agent-cluster-1 get resourcerequests",
-        f"{kubelend} describe reservation small --kube-context agent-cluster-1",
-        f"{kubectl} --context agent-cluster-2 get providerinstructions",
-        f"{kubectl} --context broker-cluster get reservations",
-        f"{kubelend} get clusters",
-        f"{kubelend} audit check --store {record.store}",
-        f"{kubectl} --context agent-cluster-1 delete resourcerequest small",
-        "",
-        f"{kubelend} dev lab test",
-        f"{kubelend} dev lab status",
-        f"{kubelend} dev lab down",
-    ]
-
-
-def _directory(home: LabDirectory) -> list[str]:
-    """The variable for the directory, if it is not the default one."""
-    from kubelend.lab import state
-
-    if home.directory == state.default_directory().absolute():
-        return []
-    return [f"export {state.DIRECTORY_VARIABLE}={shlex.quote(str(home.directory))}"]
-
-
-def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
-    cells = list(rows)
-    return tables.format_table(headers, cells) if cells else otherwise
-
-
-def _component_cells(part: ComponentStatus) -> tuple[str, ...]:
-    return part.name, part.state if part.is_ready else "NotReady", part.location
-
-
-def _advertisement_cells(found: ClusterAdvertisement) -> tuple[str, ...]:
-    known, status = found.spec.resources, found.status
-    free, reserved = output.amount_texts(known.available), output.amount_texts(known.reserved)
-    return (
-        found.spec.cluster_id,
-        free.get("cpu", ""),
-        output.short_bytes(free.get("memory", "")),
-        free.get("gpu", ""),
-        f"{reserved.get('cpu', '0')} {output.short_bytes(reserved.get('memory', '0'))}",
-        status.score,
-        "yes" if status.active else "no",
-    )
-
-
-def _reservation_cells(found: Reservation) -> tuple[str, ...]:
-    wanted = found.spec.requested_resources
-    return (
-        found.metadata.name,
-        found.status.phase,
-        found.status.target_cluster_id or found.spec.target_cluster_id,
-        str(wanted.cpu),
-        str(wanted.memory),
-    )
-
-
-def _short(path: str, name: str) -> str:
-    """The bare name if it is on the PATH, else the path."""
-    if Path(path).name != name or shutil.which(name) is not None:
-        return name
-    return shlex.quote(path)
-
-
 Directory = Annotated[
     Path | None,
     typer.Option(
@@ -281,12 +170,12 @@ _ADVERTISEMENT_HEADERS = (
 _RESERVATION_HEADERS = ("RESERVATION", "PHASE", "TARGET", "CPU", "MEMORY")
 
 
-def health_text(found: Health) -> str:
+def health_text(found: LabHealth) -> str:
     """Three tables; an empty one is a sentence."""
     return "\n\n".join(
         (
-            tables.columns(
-                ("COMPONENT", "STATE", "LOCATION"), [_component_cells(one) for one in found.parts]
+            tables.format_table(
+                ("COMPONENT", "STATE", "LOG"), [_component_cells(one) for one in found.components]
             ),
             _table(
                 _ADVERTISEMENT_HEADERS,
@@ -302,7 +191,7 @@ def health_text(found: Health) -> str:
     )
 
 
-def next_commands(home: Home, record: Record) -> list[str]:
+def next_commands(home: LabDirectory, record: LabState) -> list[str]:
     """Commands to try, in this order."""
     kubectl = _short(record.kubectl, "kubectl")
     kubelend = _short(sys.argv[0], "kubelend")
@@ -328,22 +217,22 @@ def next_commands(home: Home, record: Record) -> list[str]:
     ]
 
 
-def _directory(home: Home) -> list[str]:
+def _directory(home: LabDirectory) -> list[str]:
     """The variable for the directory, if it is not the default one."""
-    from kubelend.lab import records
+    from kubelend.lab import state
 
-    if home.directory == records.usual().absolute():
+    if home.directory == state.default_directory().absolute():
         return []
-    return [f"export {records.VARIABLE}={shlex.quote(str(home.directory))}"]
+    return [f"export {state.DIRECTORY_VARIABLE}={shlex.quote(str(home.directory))}"]
 
 
 def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
     cells = list(rows)
-    return tables.columns(headers, cells) if cells else otherwise
+    return tables.format_table(headers, cells) if cells else otherwise
 
 
-def _component_cells(part: Part) -> tuple[str, ...]:
-    return part.name, part.state if part.is_well else "NotReady", part.place
+def _component_cells(part: ComponentStatus) -> tuple[str, ...]:
+    return part.name, part.state if part.is_ready else "NotReady", part.location
 
 
 def _advertisement_cells(found: ClusterAdvertisement) -> tuple[str, ...]:
