@@ -9,11 +9,11 @@ import json
 import shlex
 
 import pytest
-from kubelend.transports.client import BrokerClient
 
 import broker_thread
 import newcomers
 from kubelend.cli import main
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 
 

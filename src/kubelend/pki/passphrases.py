@@ -11,7 +11,7 @@ from pathlib import Path
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import files
 
-PASSPHRASE_VARIABLE = "KUBELEND_CA_PASSPHRASE"
+PASSPHRASE_VARIABLE = "KUBELEND_CA_PASSPHRASE"  # noqa: S105 - the name of a variable, not a secret
 
 MAX_PASSPHRASE_LENGTH = 1023
 """Maximum length in bytes that OpenSSL reads."""

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 
 from kubelend.core.errors import InvalidInput
 
-TOKEN_VERSION = "kl1"
+TOKEN_VERSION = "kl1"  # noqa: S105 - a format version
 
 _ID_LENGTH = 10
 _SECRET_LENGTH = 32
