@@ -1,7 +1,7 @@
 """A broker that answers as a test says, over real mutual TLS on loopback: for tests of the client.
 
 async with ScriptedBroker(certificates.server()) as broker:
-    broker.answers += [problem(NotReady("starting")), body(bodies.Version("1"))]
+    broker.responses += [problem(NotReady("starting")), body(bodies.Version("1"))]
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Seen(NamedTuple):
 
 
 class ScriptedBroker:
-    """Gives its `answers` in turn, the last of them for ever, and keeps what it was asked."""
+    """Gives its `responses` in turn, the last of them from then on, and records the requests."""
 
     def __init__(self, directory: Path, *, host: str = "127.0.0.1") -> None:
-        self.answers: list[Answer] = []
+        self.responses: list[Answer] = []
         self.seen: list[Seen] = []
         self.connections: set[int] = set()
         self.port = 0
@@ -92,7 +92,7 @@ class ScriptedBroker:
         )
         assert request.transport is not None
         self.connections.add(request.transport.get_extra_info("peername")[1])
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answer = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
         return await answer(request)
 
 

@@ -28,7 +28,7 @@ def holder(tmp_path):
 @pytest.fixture
 async def broker(holder):
     async with ScriptedBroker(holder.certificates.server()) as broker:
-        broker.answers.append(VERSION)
+        broker.responses.append(VERSION)
         yield broker
 
 
@@ -62,7 +62,7 @@ async def test_calls_that_have_begun_finish_over_the_connection_they_have(holder
         await finish.wait()
         return await VERSION(request)
 
-    broker.answers[:] = [slowly, VERSION]
+    broker.responses[:] = [slowly, VERSION]
     old = holder.serial
     async with holder.client(broker.url) as client:
         begun = asyncio.create_task(client.version())
@@ -107,7 +107,7 @@ async def test_a_call_that_fails_looks_at_them_and_goes_on_with_the_new(holder, 
     async with holder.client(broker.url, LATER) as client:
         await client.version()
         holder.renew()
-        broker.answers[:] = [*failures, VERSION]
+        broker.responses[:] = [*failures, VERSION]
         await client.version()
     assert broker.seen[-1].serial == holder.serial
 
@@ -115,7 +115,7 @@ async def test_a_call_that_fails_looks_at_them_and_goes_on_with_the_new(holder, 
 async def test_a_call_that_must_not_be_repeated_is_not(holder, broker):
     async with holder.client(broker.url, LATER) as client:
         holder.renew()
-        broker.answers[:] = [hang_up, VERSION]
+        broker.responses[:] = [hang_up, VERSION]
         with pytest.raises(BrokerUnreachable):
             await client.drain("x")
         assert len(broker.seen) == 1
@@ -174,7 +174,7 @@ async def test_a_broker_of_a_new_authority_is_trusted_once_its_certificate_is_th
     both = [*other.authority.trusted, *holder.certificates.authority.trusted]
     (server / "ca.crt").write_bytes(files_text(both))
     async with ScriptedBroker(server) as broker, holder.client(broker.url, LATER) as client:
-        broker.answers.append(VERSION)
+        broker.responses.append(VERSION)
         with pytest.raises(BrokerUnreachable, match="not signed by a CA"):
             await client.version()
         (holder.directory / "ca.crt").write_bytes(files_text(both))

@@ -50,7 +50,7 @@ async def test_a_silent_stream_moves_to_the_new_certificate_and_goes_on_from_whe
     holder, scripted
 ):
     old = holder.serial
-    scripted.answers += [events(event(1) + event(2), stay=True), events(event(3), stay=True)]
+    scripted.responses += [events(event(1) + event(2), stay=True), events(event(3), stay=True)]
     # Without a single retry: a new certificate is no failure.
     async with (
         holder.client(scripted.url) as client,
@@ -66,7 +66,7 @@ async def test_a_silent_stream_moves_to_the_new_certificate_and_goes_on_from_whe
 
 async def test_what_came_before_the_change_and_was_not_read_is_not_lost(holder, scripted):
     """A reader that takes its time: the rest of what it was sent is its own, and not asked for again."""
-    scripted.answers += [events(event(1) + event(2), stay=True), events(event(3), stay=True)]
+    scripted.responses += [events(event(1) + event(2), stay=True), events(event(3), stay=True)]
     async with (
         holder.client(scripted.url) as client,
         contextlib.aclosing(client.stream()) as stream,
@@ -80,7 +80,7 @@ async def test_what_came_before_the_change_and_was_not_read_is_not_lost(holder, 
 
 async def test_half_an_event_at_the_change_comes_again_whole(holder, scripted):
     half = event(2)[:-10]
-    scripted.answers += [events(event(1) + half, stay=True), events(event(2), stay=True)]
+    scripted.responses += [events(event(1) + half, stay=True), events(event(2), stay=True)]
     async with (
         holder.client(scripted.url) as client,
         contextlib.aclosing(client.stream()) as stream,
@@ -92,7 +92,7 @@ async def test_half_an_event_at_the_change_comes_again_whole(holder, scripted):
 
 
 async def test_a_stream_that_is_left_gives_its_old_connection_back(holder, scripted):
-    scripted.answers.append(events(event(1), stay=True))
+    scripted.responses.append(events(event(1), stay=True))
     async with holder.client(scripted.url, LATER) as client:
         async with contextlib.aclosing(client.stream()) as stream:
             await anext(stream)

@@ -182,7 +182,7 @@ async def test_a_server_without_tls_is_no_broker(certificates):
 
 async def test_a_silent_broker_is_not_waited_for_forever(certificates):
     async with ScriptedBroker(certificates.server()) as broker:
-        broker.answers.append(say_nothing)
+        broker.responses.append(say_nothing)
         told = await failure(
             broker.url, certificates.cluster("a"), timeout=timedelta(milliseconds=200)
         )
