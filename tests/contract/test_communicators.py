@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 import make
-from in_process import InProcessCommunicator
+from in_process import TERMS, InProcessCommunicator
 from kubelend.communicators import factory
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.communicators.middleware import DelayMiddleware, MetricsMiddleware
@@ -24,7 +24,8 @@ from kubelend.core.errors import (
     NotReady,
     WrongPhase,
 )
-from kubelend.wire import bodies
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.wire import bodies, conversion
 from troubled import outage
 from waiting import PATIENCE, until
 
@@ -184,6 +185,53 @@ async def test_what_would_wait_is_pending_until_it_is_placed(borrower, lender):
     assert waiting.status.phase == "Pending"
     await lender.publish(offer("lender", cpu="8"))
     assert (await borrower.find(waiting.id)).status.phase == "Reserved"
+
+
+FULL_OFFER = bodies.Advertisement(
+    "lender",
+    bodies.Metrics(
+        bodies.Quantities("16", "64Gi", "4", "100Gi", {"example.com/fpga": "2"}),
+        allocatable=bodies.Quantities("15", "60Gi", "4", "90Gi", {"example.com/fpga": "2"}),
+        allocated=bodies.Quantities("1", "2Gi", "1", "5Gi", {"example.com/fpga": "1"}),
+    ),
+    cluster_name="Lender",
+    cost=bodies.Cost("0.05", "0.01", "1.5", "0.001", "EUR"),
+    endpoint_url="https://lender.example.org:6443",
+    labels={"tier": "gold"},
+    region="eu",
+    valid_for="5m",
+    policy=bodies.LendingPolicy(deny=["mallory"], keep_back={"cpu": "1"}, max_lent={"gpu": "2"}),
+)
+FULL_REQUEST = bodies.ReservationRequest(
+    bodies.Quantities("2", "2Gi", "1", "10Gi", {"example.com/fpga": "1"}),
+    priority=7,
+    duration="2h",
+    wait="10m",
+    policy="cost",
+    weights={"price": 2.0, "headroom": 1.0},
+    target_cluster_id="lender",
+    constraints=bodies.Constraints(
+        labels={"tier": "gold"},
+        region="eu",
+        exclude=["other"],
+        max_price_per_hour="10",
+        currency="EUR",
+    ),
+)
+
+
+async def test_every_field_of_an_advertisement_and_of_a_request_arrives(broker, talk):
+    lender, borrower = await talk("lender"), await talk("borrower")
+    await lender.publish(FULL_OFFER)
+    made = await borrower.request(FULL_REQUEST, "k")
+    ledger, now = broker.service.current()
+    assert ledger.clusters[ClusterId("lender")].advertisement == conversion.to_advertisement(
+        FULL_OFFER, ClusterId("lender"), now
+    )
+    assert ledger.reservations[ReservationId(made.id)].request == conversion.to_request(
+        FULL_REQUEST, ClusterId("borrower"), "k", TERMS
+    )
+    assert made.status.phase == "Reserved"
 
 
 # -- errors, by their class and in the broker's words

@@ -32,7 +32,7 @@ def put(fleet, cluster):
     fleet.put(cluster, free)
     fleet.set_policy(cluster, holds)
     if holds is not None:
-        fleet.withhold(cluster.id, holds, free, NOTHING)
+        fleet.apply_policy(cluster.id, holds, free, NOTHING)
 
 
 def contents(fleet):
@@ -42,33 +42,35 @@ def contents(fleet):
         "labels": fleet.labels,
         "free": {name: _list(fleet.free(name)) for name in NAMES},
         "ceiling": {name: _list(fleet.ceiling(name)) for name in NAMES},
-        "shares": {
+        "free_and_allocatable": {
             name: None
             if fleet.free_and_allocatable(name) is None
-            else [_list(part) for part in fleet.shares(name)]
+            else [_list(part) for part in fleet.free_and_allocatable(name)]
             for name in NAMES
         },
         "valid_until": _list(fleet.valid_until),
-        "open": _list(fleet.open),
+        "uncordoned": _list(fleet.uncordoned),
         "currency": _list(fleet.currency),
         "rates": _list(fleet.rates),
         "labelled": _list(fleet.with_label("zone", "x")),
         "prices": fleet.prices,
         "available": {name: _list(fleet.available(name)) for name in NAMES},
-        "bounds": {name: bounds(fleet, name) for name in NAMES},
-        "share_left": {name: _list(fleet.requester_cap_left(name, make.R)) for name in NAMES},
-        "admits": None
-        if fleet.bounds is None
-        else [_list(mask) for mask in fleet.bounds.admission(make.R, len(fleet))],
+        "limit_columns": {name: limit_column(fleet, name) for name in NAMES},
+        "requester_cap_left": {
+            name: _list(fleet.requester_cap_left(name, make.R)) for name in NAMES
+        },
+        "requester_mask": None
+        if fleet.policy_columns is None
+        else [_list(mask) for mask in fleet.policy_columns.requester_mask(make.R, len(fleet))],
         "within_hours": _list(fleet.within_hours(NOON)),
         "usable": _list(fleet.usable(NOON)),
-        "earmarks": fleet.nomination_count,
-        "open_to": [_list(fleet.not_nominated_above(1, ticket)) for ticket in range(7)],
+        "nominations": fleet.nomination_count,
+        "not_nominated_above": [_list(fleet.not_nominated_above(1, ticket)) for ticket in range(7)],
     }
 
 
-def bounds(fleet, name):
-    found = fleet.bound(name)
+def limit_column(fleet, name):
+    found = fleet.limit_column(name)
     return None if found is None else [_list(array[: len(fleet)]) for array in found.arrays()]
 
 
@@ -221,3 +223,12 @@ def test_extended_resources_are_counted_by_the_clusters_that_offer_them():
     fleet.remove(ClusterId("y"))
     put(fleet, make.cluster("z", "cpu=1,example.com/a=7"))
     assert (_list(fleet.free("example.com/a")), fleet.free("example.com/b")) == ([7], None)
+
+
+def test_usable_clusters_stay_usable_when_the_arrays_grow():
+    fleet = Fleet(capacity=2)
+    for name in ("a", "b"):
+        put(fleet, make.cluster(name))
+    assert fleet.usable(NOON).all()  # cached from here on
+    put(fleet, make.cluster("c"))
+    assert fleet.usable(NOON).tolist() == [True, True, True]
