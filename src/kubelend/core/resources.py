@@ -29,7 +29,8 @@ from kubelend.core.quantities import (
 class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Amounts by resource. Amounts may be negative: an overcommitted cluster has to be visible.
 
-    >>> (asked({"cpu": "2", "memory": "1Gi"}) - asked({"cpu": "500m"})).describe()
+    >>> requested = parse_requested({"cpu": "2", "memory": "1Gi"})
+    >>> (requested - parse_requested({"cpu": "500m"})).describe()
     '1500m CPU / 1Gi Memory'
     """
 

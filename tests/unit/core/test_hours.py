@@ -174,7 +174,10 @@ def test_nothing_changes_before_the_next_change(lists, moment):
 
 def test_zones_are_known_where_the_system_has_none():
     """A slim container, for example: without its own data Python finds what the package brings along."""
-    check = "from kubelend.core import hours; print(hours.parse('08:00-18:00 Europe/Rome').zone)"
+    check = (
+        "from kubelend.core.lending import parse_opening_hours;"
+        "print(parse_opening_hours('08:00-18:00 Europe/Rome').zone)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", check],
         env={"PYTHONTZPATH": ""},

@@ -49,12 +49,12 @@ def calls(name, *arguments):
 
 steps = st.lists(
     calls("put_node", nodes)
-    | calls("drop_node", st.sampled_from(NODES))
+    | calls("delete_node", st.sampled_from(NODES))
     | calls("put_pod", pods)
     | calls("put_pod", pods)
-    | calls("drop_pod", st.sampled_from(IDS))
+    | calls("delete_pod", st.sampled_from(IDS))
     | calls("put_hold", st.sampled_from(RESERVATIONS), holds)
-    | calls("drop_hold", st.sampled_from(RESERVATIONS))
+    | calls("delete_hold", st.sampled_from(RESERVATIONS))
     | calls("reset", st.lists(nodes, max_size=4), st.lists(pods, max_size=6)),
     max_size=25,
 )
@@ -72,7 +72,7 @@ class Plain:
             self.pods = {pod.id: pod for pod in arguments[1]}
             return
         kept = {"node": self.nodes, "pod": self.pods, "hold": self.holds}[name.split("_")[1]]
-        if name.startswith("drop"):
+        if name.startswith("delete"):
             kept.pop(arguments[0], None)
         elif name == "put_hold":
             kept[arguments[0]] = arguments[1]

@@ -167,7 +167,7 @@ def test_each_event_gives_what_a_store_has_to_keep():
     desk.expire()
     desk.remove("a")
     kinds = [type(change) for change in desk.changes]
-    told = [change.action for change in desk.changes if isinstance(change, AuditEntry)]
+    actions = [change.action for change in desk.changes if isinstance(change, AuditEntry)]
     assert [kind for kind in kinds if kind is not AuditEntry] == [
         Cluster,
         Reservation,
@@ -175,7 +175,7 @@ def test_each_event_gives_what_a_store_has_to_keep():
         Archived,
         ClusterDeleted,
     ]
-    assert told == ["Advertised", "Requested", "Released", "Removed"]
+    assert actions == ["Advertised", "Requested", "Released", "ClusterRemoved"]
     assert desk.kept()[:3] == ([], [], desk.ledger.revision)
 
 

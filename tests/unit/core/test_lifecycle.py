@@ -109,7 +109,7 @@ def test_every_event_stamps_its_revision():
 
 
 def test_placing_records_target_times_and_the_text_of_the_contract():
-    waiter = reservation(Phase.PENDING, earmark=ClusterId("a"))
+    waiter = reservation(Phase.PENDING, nominated_cluster=ClusterId("a"))
     placed = transitions.apply_reservation_event(waiter, EVENTS["Placed"], 7)
     assert (placed.phase, placed.reason, placed.target) == ("Reserved", "Locked", "b")
     assert placed.message == "Resources locked in cluster b"
@@ -160,7 +160,7 @@ def test_an_end_says_why_and_when(event, phase, reason, message):
 
 
 def test_an_event_without_a_transition_is_a_mistake_of_ours():
-    with pytest.raises(TypeError, match="no transition for Forgotten of rsv-1"):
+    with pytest.raises(TypeError, match="no transition for RetentionExpired of rsv-1"):
         transitions.apply_reservation_event(reservation(), RetentionExpired(LATER, ID), 7)
 
 

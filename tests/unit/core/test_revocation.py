@@ -261,7 +261,7 @@ def test_administrator_leaves_no_token_behind_and_who_it_let_in_is_told(desk, pu
 def test_tokens_of_an_administrator_outlive_the_cluster_of_its_name(desk):
     make_token(desk, "t1", "a")
     assert revoke(desk, "a").left_behind == ((), ())
-    assert revoke(desk, "a", Role.VIEWER).legacy == ((), ())
+    assert revoke(desk, "a", Role.VIEWER).left_behind == ((), ())
     assert set(desk.ledger.member_index.tokens) == {"t1"}
 
 

@@ -291,7 +291,7 @@ STEPS = {
     "reserve": lambda desk, n: desk.ask("cpu=1", requester="rsa"[n % 3]),
     "wait": lambda desk, n: desk.ask(f"cpu={n + 1}", wait=make.HOUR, priority=n % 3),
     "apply": lambda desk, n: desk.ask_as(NAMED, make.request(f"cpu={n + 1}", wait=make.HOUR)),
-    "delete": lambda desk, _: desk.release_and_archive(NAMED),
+    "delete": lambda desk, _: desk.retire(NAMED),
     "activate": lambda desk, n: desk.activate(pick(desk, n)),
     "renew": lambda desk, n: desk.renew(pick(desk, n), 2 * make.HOUR),
     "release": lambda desk, n: desk.release(pick(desk, n)),
