@@ -216,7 +216,7 @@ async def child(
 ) -> AsyncIterator[Child]:
     """A process with its store and log in `directory`; `settings` are texts, as flags have them.
 
-    `beat` is no flag: 0 has no advertisement wait for others, for who sends one after the other.
+    `read_batch_seconds` is no flag: with 0 no advertisement waits for others to be read with it.
     """
     values = {
         "http_cert_path": str(certificates.server()),
@@ -240,7 +240,7 @@ async def child(
 
 
 def audited(path: Path) -> Ledger:
-    """The ledger in a store that no broker uses now; all its invariants hold, and its journal agrees."""
+    """The ledger in a store that no broker uses now; all its invariants hold, and its audit log agrees."""
     ledger, violations, _ = audit.audit_store(str(path))
     assert violations == []
     return ledger
@@ -250,8 +250,8 @@ _PROGRAM = """
 import json, sys
 from kubelend.apps import broker, flags, settings
 values = json.loads(sys.argv[1])
-broker.BEAT = float(values.pop("beat", broker.BEAT))
-broker.run(flags.parse(settings.BrokerSettings, values))
+broker.READ_BATCH_SECONDS = float(values.pop("read_batch_seconds", broker.READ_BATCH_SECONDS))
+broker.run_broker(flags.parse_settings(settings.BrokerSettings, values))
 """
 
 

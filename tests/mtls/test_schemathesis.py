@@ -182,7 +182,7 @@ async def child(certificates, tmp_path_factory):
     async with brokers.child(
         certificates,
         directory,
-        beat="0",
+        read_batch_seconds="0",
         max_duration=longest,
         max_wait=longest,
         max_waiting=str(10**6),
