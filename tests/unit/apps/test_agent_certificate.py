@@ -73,19 +73,19 @@ async def kept(children, renew_at=None, now=make.T0):
 
 async def test_a_certificate_whose_time_is_known_and_far_starts_nothing(children):
     async with kept(children, renew_at=LATER) as standing:
-        assert standing.unready == ""
+        assert standing.not_ready_reason == ""
     assert children.started == []
 
 
 async def test_a_certificate_of_which_nothing_is_known_is_looked_at_once(children):
     async with kept(children) as standing:
-        assert standing.unready == ""
+        assert standing.not_ready_reason == ""
     assert children.started == ["show"]
 
 
 async def test_a_certificate_that_is_due_is_renewed_and_looked_at(children):
     async with kept(children, renew_at=make.T0) as standing:
-        assert standing.unready == ""
+        assert standing.not_ready_reason == ""
     assert children.started == ["renew", "show"]
 
 
@@ -100,10 +100,10 @@ async def test_a_certificate_that_is_due_is_renewed_and_looked_at(children):
 async def test_what_goes_wrong_in_a_child_is_told_and_tried_again(children, command, problem):
     children.answer(command)
     async with kept(children) as standing:
-        assert problem in standing.unready
+        assert problem in standing.not_ready_reason
 
 
 async def test_a_child_that_cannot_be_started_does_not_end_the_agent(children):
     children.script.unlink()
     async with kept(children) as standing:
-        assert "cannot be started: No such file" in standing.unready
+        assert "cannot be started: No such file" in standing.not_ready_reason

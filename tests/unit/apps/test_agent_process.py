@@ -49,30 +49,54 @@ def test_an_agent_does_without(modules, library):
     assert library not in modules
 
 
-LOADED = """
-import sys
-from kubelend.apps import {cluster}
-print(*sys.modules)
+KUBERNETES = """
+import asyncio, sys
+from kubelend.apps import agent_environment
+from kubelend.apps.agent_settings import AgentSettings
+from kubelend.kube import config
+
+async def load():
+    config.load_config = lambda path: config.KubeConfig(server="https://127.0.0.1:1")
+    async with agent_environment.open_environment(AgentSettings(source="kubernetes")):
+        print(*sys.modules)
+
+asyncio.run(load())
 """
+
+SIMULATED = """
+import asyncio, sys
+from kubelend.apps import agent_environment
+from kubelend.apps.agent_settings import AgentSettings
+
+async def load(simulation):
+    settings = AgentSettings(source="simulated", simulation=simulation)
+    async with agent_environment.open_environment(settings):
+        print(*sys.modules)
+
+asyncio.run(load(sys.argv[1]))
+"""
+
+KUBERNETES_ONLY = {"kubelend.kube.client", "kubelend.sources.kubernetes"}
+SIMULATED_ONLY = {"kubelend.sources.simulation", "kubelend.sources.file_objects", "yaml"}
 
 
 @pytest.mark.parametrize(
-    "cluster, others",
+    "program, needed, others",
     [
-        ("real_cluster", ["kubelend.sources.simulation", "kubelend.sources.file_objects", "yaml"]),
-        ("simulated_cluster", ["kubelend.kube.client", "kubelend.sources.kubernetes"]),
+        pytest.param(KUBERNETES, KUBERNETES_ONLY, SIMULATED_ONLY, id="kubernetes"),
+        pytest.param(SIMULATED, SIMULATED_ONLY, KUBERNETES_ONLY, id="simulated"),
     ],
 )
-def test_neither_kind_of_cluster_brings_the_other(modules, cluster, others):
-    program = LOADED.format(cluster=cluster)
+def test_neither_kind_of_cluster_loads_the_other(modules, tmp_path, program, needed, others):
+    simulation = tmp_path / "cluster.yaml"
+    simulation.write_text("nodes: [{capacity: {cpu: 4, memory: 8Gi}}]")
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(simulation)], capture_output=True, text=True, check=True
     )
-    loaded = ended.stdout.split()
-    assert f"kubelend.apps.{cluster}" in loaded
-    assert not {*others} & {*loaded, *modules}
-    for library in HEAVY:
-        assert library not in loaded
+    loaded = set(ended.stdout.split())
+    assert needed <= loaded
+    assert not others & (loaded | set(modules))
+    assert not loaded & set(HEAVY)
 
 
 def test_an_agent_has_no_list_in_cpp(modules):

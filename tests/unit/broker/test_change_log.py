@@ -321,8 +321,8 @@ async def test_tokens_and_members_are_logged_from_the_first_to_the_last(broker, 
 
 
 async def test_an_action_without_a_text_is_logged_all_the_same(broker, logs):
-    broker.keep([AuditEntry(make.T0, ALICE, "Invented", "cluster/a")])
-    await broker.settled()
+    broker.persist([AuditEntry(make.T0, ALICE, "Invented", "cluster/a")])
+    await broker.wait_durable()
     (line,) = logs
     assert (line["event"], line["action"], line["subject"]) == (
         "Ledger changed",
@@ -332,6 +332,6 @@ async def test_an_action_without_a_text_is_logged_all_the_same(broker, logs):
 
 
 async def test_an_audited_rejection_is_logged_only_by_who_rejects(broker, logs):
-    broker.tell(AuditEntry(make.T0, ALICE, "reserve", "", code="Forbidden", message="no"))
-    await broker.settled()
+    broker.append_audit(AuditEntry(make.T0, ALICE, "reserve", "", code="Forbidden", message="no"))
+    await broker.wait_durable()
     assert logs == []

@@ -34,7 +34,7 @@ class Scene:
         await self.broker.wait_durable()
 
     async def numbers(self, **search):
-        search = {"wanted": lambda told: True, "before": None, "limit": 10} | search
+        search = {"matches": lambda record: True, "before": None, "limit": 10} | search
         found = await self.journal.search(**search)
         return [told.number for told, _ in found.lines], found.before
 
@@ -61,7 +61,7 @@ async def test_search_gives_the_newest_first_and_says_where_to_go_on(scene):
 async def test_search_looks_through_more_than_one_portion(scene):
     await scene.refuse(1, action="activate")
     await scene.refuse(2 * LINES_PER_READ)
-    assert await scene.numbers(wanted=lambda told: told.action == "activate") == ([1], None)
+    assert await scene.numbers(matches=lambda record: record.action == "activate") == ([1], None)
 
 
 async def test_line_is_shown_once_though_the_journal_is_cut_between_two_portions(scene):
@@ -72,7 +72,7 @@ async def test_line_is_shown_once_though_the_journal_is_cut_between_two_portions
             scene.store.commit([AuditLogTruncated(10)], scene.store.load().revision)
         return True
 
-    numbers, before = await scene.numbers(wanted=cut_now, limit=2 * LINES_PER_READ)
+    numbers, before = await scene.numbers(matches=cut_now, limit=2 * LINES_PER_READ)
     assert (numbers, before) == ([*range(2 * LINES_PER_READ, 10, -1)], None)
 
 

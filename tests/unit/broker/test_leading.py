@@ -57,7 +57,7 @@ class Tail:
     def __init__(self, store=None):
         self.store = store
         self.news: asyncio.Queue[Any] = asyncio.Queue()
-        self.asked = 0
+        self.queries = 0
 
     async def follow(self):
         while True:
@@ -66,9 +66,9 @@ class Tail:
                 raise found
             yield found
 
-    async def ask(self, question):
-        self.asked += 1
-        return question(self.store)
+    async def query(self, query):
+        self.queries += 1
+        return query(self.store)
 
 
 @contextlib.asynccontextmanager
@@ -98,7 +98,7 @@ async def test_a_follower_shows_what_the_leader_has_made_durable(store, tail):
         held = make.reservation("rsv-1", phase="Reserved", target=A, revision=8)
         async with broker.stream(A, None) as opening:
             await tail.news.put(CommittedChanges([held], 8))
-            (pushed,) = await opening.feed.read(5)
+            (pushed,) = await opening.subscription.read(5)
         assert pushed == held == await broker.reservation(held.id)
         assert (await broker.cluster(A)).reserved == held.request.resources
 
@@ -192,8 +192,8 @@ async def test_a_follower_leaves_old_lines_of_the_journal_to_the_leader_and_does
         await until(lambda: broker.unready is None)
         broker.clock.pass_time(2 * make.HOUR)
         await AuditLog(broker, retention=make.HOUR).truncate()
-        assert tail.asked == 0
-    assert store.journal_ends()[0].number == 0
+        assert tail.queries == 0
+    assert store.audit_log_bounds()[0].number == 0
 
 
 async def test_a_follower_that_cannot_look_is_unready_until_it_can(store, tail):
@@ -264,14 +264,14 @@ async def test_who_asks_whether_the_ledger_is_the_newest_is_told(store):
     vote = Vote(is_leader=True)
     async with running(vote, lambda: store) as broker:
         await until(lambda: broker.is_leader)
-        await broker.confirm()
+        await broker.check_fencing()
         store.broken = StoreFailed("another broker has written")
         with pytest.raises(StoreFailed, match="another broker has written"):
-            await broker.confirm()
+            await broker.check_fencing()
         store.broken = None
         vote.turn(leads=False)
         with pytest.raises(NotLeader):
-            await broker.confirm()
+            await broker.check_fencing()
 
 
 async def is_taken(broker):

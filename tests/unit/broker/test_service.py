@@ -25,7 +25,7 @@ pytestmark = pytest.mark.broker("service", rules=RULES, fails=True, offers={"a":
 
 @contextlib.asynccontextmanager
 async def running(broker):
-    task = asyncio.create_task(broker.run(patience=0.01))
+    task = asyncio.create_task(broker.run(retry_after=0.01))
     try:
         yield task
     finally:
@@ -231,7 +231,7 @@ async def test_release_is_idempotent_whenever_it_comes(broker, clock):
 async def test_stream_is_counted_while_it_is_open_and_closed_whatever_happens(broker):
     async def use(fail):
         async with broker.stream(A, None) as opening:
-            assert broker.feeds.count(A) == 1
+            assert broker.streams.count(A) == 1
             assert opening.resumed is False
             if fail:
                 raise ConnectionResetError
@@ -239,7 +239,7 @@ async def test_stream_is_counted_while_it_is_open_and_closed_whatever_happens(br
     await use(fail=False)
     with pytest.raises(ConnectionResetError):
         await use(fail=True)
-    assert len(broker.feeds) == 0
+    assert len(broker.streams) == 0
 
 
 async def test_explanation_changes_nothing(broker, store):

@@ -71,9 +71,9 @@ async def test_both_sides_hear_of_the_move(broker, clock):
     held = await broker.reserve(make.request())
     async with broker.stream(R, None) as requester, broker.stream(B, None) as provider:
         await listen(broker, clock, 2 * make.MINUTE)
-        (told,) = await requester.feed.read(1.0)
+        (told,) = await requester.subscription.read(1.0)
         assert (told.id, told.target, told.left) == (held.id, "b", ("a",))
-        assert await provider.feed.read(1.0) == [told]
+        assert await provider.subscription.read(1.0) == [told]
     async with broker.stream(A, None) as opening:
         assert told in opening.changes, "it hears of it when it comes back"
 

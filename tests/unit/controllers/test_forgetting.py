@@ -36,7 +36,7 @@ async def test_suspicion_goes_with_its_object(broker, client):
     ghost = samples.wish(labels=samples.OWN)
     async with working(kept.queue):
         kept.cache.handle(Listed([ghost], []))
-        suspicions = vars(kept)["_suspicions"]
+        suspicions = vars(kept)["_drift"]
         await until(lambda: "mine" in remembered(suspicions))
         kept.cache.handle(Deleted(ghost))
         await until(lambda: not kept.cache.tombstones("mine"))

@@ -1,4 +1,4 @@
-"""Which events are told of an object, and how they are written."""
+"""Which events are recorded for an object, and how they are written."""
 
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize(
-    "before, after, told",
+    "before, after, expected",
     [
         ("", "Reserved", [("Normal", "Reserved")]),
         ("", "Pending", []),
@@ -36,17 +36,17 @@ PHASES = {
         ("Reserved", "Reserved", []),
     ],
 )
-def test_change_of_phase_is_told_once(before, after, told):
+def test_change_of_phase_is_recorded_once(before, after, expected):
     found = events.reservation_events(PHASES[before], PHASES[after])
-    assert [(one.type, one.reason) for one in found] == told
+    assert [(one.type, one.reason) for one in found] == expected
 
 
-def test_other_provider_is_told():
+def test_other_provider_is_recorded():
     moved = samples.with_status(RESERVED, target_cluster_id="other")
     assert [one.reason for one in events.reservation_events(RESERVED, moved)] == ["Moved"]
 
 
-def test_nothing_is_told_on_objects_of_the_broker():
+def test_nothing_is_recorded_on_objects_of_the_broker():
     own = samples.written(samples.record("Active"), is_own=True)
     assert list(events.reservation_events(RESERVED, own)) == []
     stale = samples.with_status(samples.advertisement(labels=samples.OWN), phase="Stale")
@@ -59,7 +59,7 @@ def advertised(phase, overcommitted="False"):
 
 
 @pytest.mark.parametrize(
-    "before, after, told",
+    "before, after, expected",
     [
         (advertised(""), advertised("Active"), []),
         (advertised("Active"), advertised("Stale"), ["Stale"]),
@@ -69,13 +69,13 @@ def advertised(phase, overcommitted="False"):
         (advertised("Active", "True"), advertised("Active"), []),
     ],
 )
-def test_events_of_advertisements(before, after, told):
-    assert [one.reason for one in events.advertisement_events(before, after)] == told
+def test_events_of_advertisements(before, after, expected):
+    assert [one.reason for one in events.advertisement_events(before, after)] == expected
 
 
 def test_event_names_its_object_and_is_cut_to_what_the_server_takes():
-    happening = events.EventRecord("Warning", "Failed", "x" * 2000, RESERVED)
-    body = events.event_body(happening, make.T0 + make.MOMENT, "abc")
+    event = events.EventRecord("Warning", "Failed", "x" * 2000, RESERVED)
+    body = events.event_body(event, make.T0 + make.MOMENT, "abc")
     assert body["metadata"] == {"name": "mine.abc", "namespace": "hub"}
     assert body["involvedObject"] == {
         "apiVersion": "broker.fluidos.eu/v1alpha1",
@@ -89,23 +89,23 @@ def test_event_names_its_object_and_is_cut_to_what_the_server_takes():
     assert body["lastTimestamp"] == "2026-01-01T12:00:00Z"
 
 
-class Told(list[Any]):
-    """Whom one can tell."""
+class EmittedEvents(list[Any]):
+    """Collects events in place of an `EventRecorder`."""
 
-    def tell(self, happening: Any) -> None:
-        self.append(happening)
+    def emit(self, event: Any) -> None:
+        self.append(event)
 
 
-def test_object_that_cannot_be_read_is_told_of_once_for_each_reason():
-    told = Told()
-    riddles = events.UndecodableReporter(Reservation, cast(events.EventRecorder, told))
+def test_object_that_cannot_be_read_is_reported_once_for_each_reason():
+    emitted = EmittedEvents()
+    reporter = events.UndecodableReporter(Reservation, cast(events.EventRecorder, emitted))
     odd = UndecodableObject("hub", "mine", "u-1", "nonsense")
     for found in (odd, odd, odd._replace(error="worse"), None, odd):
-        riddles.report("mine", found)
-    assert [one.message for one in told] == [
+        reporter.report("mine", found)
+    assert [one.message for one in emitted] == [
         "Skipped: nonsense",
         "Skipped: worse",
         "Skipped: nonsense",
     ]
-    about: Any = events.event_body(told[0], make.T0, "abc")["involvedObject"]
+    about: Any = events.event_body(emitted[0], make.T0, "abc")["involvedObject"]
     assert (about["kind"], about["name"], about["uid"]) == ("Reservation", "mine", "u-1")

@@ -26,17 +26,17 @@ class Lease:
     term = 1
 
     def __init__(self):
-        self.looks_left = 1_000_000
+        self.checks_left = 1_000_000
 
     @property
-    def leads(self):
-        self.looks_left -= 1
-        return self.looks_left >= 0
+    def is_leader(self):
+        self.checks_left -= 1
+        return self.checks_left >= 0
 
-    async def won(self):
+    async def wait_for_leadership(self):
         """It has."""
 
-    async def look(self):
+    async def refresh(self):
         """It is as it was."""
 
 
@@ -62,7 +62,7 @@ async def client():
 async def test_list_in_the_wrong_moment_is_no_end(broker, client, lease):
     teller = EventRecorder(client, broker.clock)
     reservations = ReservationReconciler(broker, client, "hub", TERMS, teller)
-    lease.looks_left = 0
+    lease.checks_left = 0
     with pytest.raises(NotReady):
         broker.current()
     reservations.enqueue_all()
@@ -73,6 +73,6 @@ async def test_tick_in_the_wrong_moment_is_no_end(broker, client, lease):
         broker, client, "hub", EventRecorder(client, broker.clock)
     )
     advertisements.enqueue_all()
-    lease.looks_left = 1
+    lease.checks_left = 1
     advertisements.tick()
-    assert lease.looks_left < 0
+    assert lease.checks_left < 0

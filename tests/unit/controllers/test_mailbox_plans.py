@@ -91,26 +91,41 @@ def steps(cluster, found, own=None, lent=None):
 @pytest.mark.parametrize(
     "cluster, found, own, lent, expected",
     [
-        pytest.param(ROME, record(), None, None, [("Tell", Action.USE)], id="asked elsewhere"),
-        pytest.param(ROME, record(), own(), None, [("Tell", Action.USE)], id="not told yet"),
+        pytest.param(
+            ROME, record(), None, None, [("WriteInstruction", Action.USE)], id="asked elsewhere"
+        ),
+        pytest.param(
+            ROME, record(), own(), None, [("WriteInstruction", Action.USE)], id="not told yet"
+        ),
         pytest.param(ROME, record(), own(record()), None, [], id="told"),
-        pytest.param(ROME, OVER, own(record()), None, [("Tell", Action.STOP)], id="over"),
+        pytest.param(
+            ROME, OVER, own(record()), None, [("WriteInstruction", Action.STOP)], id="over"
+        ),
         pytest.param(ROME, OVER, own(OVER), None, [], id="told that it is over"),
         pytest.param(ROME, OVER, None, None, [], id="over before it was told"),
-        pytest.param(ROME, None, own(OVER), None, [("Remove", None)], id="forgotten"),
+        pytest.param(ROME, None, own(OVER), None, [("DeleteObject", None)], id="forgotten"),
         pytest.param(ROME, None, own(OVER, annotations={}), None, [], id="a person's stays"),
-        pytest.param(BONN, record(), None, None, [("Tell", Action.HOLD)], id="to hold"),
+        pytest.param(BONN, record(), None, None, [("WriteInstruction", Action.HOLD)], id="to hold"),
         pytest.param(BONN, record(), None, lent(record()), [], id="held"),
-        pytest.param(BONN, OVER, None, lent(record()), [("Tell", Action.WITHDRAW)], id="withdrawn"),
+        pytest.param(
+            BONN,
+            OVER,
+            None,
+            lent(record()),
+            [("WriteInstruction", Action.WITHDRAW)],
+            id="withdrawn",
+        ),
         pytest.param(
             BONN,
             record(target=PARIS, left=(BONN,), revision=8),
             None,
             lent(record()),
-            [("Tell", Action.WITHDRAW)],
+            [("WriteInstruction", Action.WITHDRAW)],
             id="moved away",
         ),
-        pytest.param(BONN, None, None, lent(OVER), [("Remove", None)], id="withdrawn long ago"),
+        pytest.param(
+            BONN, None, None, lent(OVER), [("DeleteObject", None)], id="withdrawn long ago"
+        ),
         pytest.param(PARIS, record(), None, None, [], id="a stranger"),
     ],
 )
@@ -164,7 +179,7 @@ def test_what_is_being_deleted_is_not_deleted_again():
 
 def test_spoilt_words_are_said_again():
     assert steps(ROME, record(), own(reply=BrokerResponse(body="nonsense"))) == [
-        ("Tell", Action.USE)
+        ("WriteInstruction", Action.USE)
     ]
 
 

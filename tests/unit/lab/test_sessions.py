@@ -73,5 +73,5 @@ def test_process_elsewhere_is_not_ours_whatever_its_number(start, tmp_path):
     elsewhere.mkdir()
     other = start(elsewhere)
     background.end_session(other.pid, tmp_path)
-    assert other.poll_seconds() is None
+    assert other.poll() is None
     assert len(background.session_processes(other.pid, elsewhere)) == 2
