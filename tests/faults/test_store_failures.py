@@ -73,7 +73,7 @@ async def test_streams_end_and_can_be_resumed_when_it_is_over(broker, store):
         _, seen = await stream.events(2)
         store.broken = StoreFailed("the disk is gone")
         assert (await r.post("reservations", wish())).status == 503
-        assert [event for event in await stream.mark_idle() if not event.comment] == []
+        assert [event for event in await stream.rest() if not event.comment] == []
     assert (await a.get("instructions", "stream")).refusal == (503, "NotReady")
     store.broken = None
     await is_ready_again(broker)

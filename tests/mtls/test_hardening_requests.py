@@ -258,7 +258,7 @@ async def test_one_large_answer_that_is_not_read_is_let_go_of(start, path):
         await brokers.until(lambda: broker.metric("kubelend_open_connections") == 1)
         await others_are_served(broker)
         await brokers.until(lambda: broker.metric("kubelend_open_connections") == 0)
-    assert len(broker.service.feeds) == 0
+    assert len(broker.service.streams) == 0
 
 
 def heavy(amount):

@@ -49,8 +49,8 @@ async def test_streams_through_a_revoked_proxy_end_at_once_and_others_go_on(
     ):
         await past.event()
         await revoke(broker, "proxy", "edge")
-        assert {event.comment for event in await through.mark_idle()} <= {"open", "alive"}
-        assert broker.service.feeds.count("berlin") == 1
+        assert {event.comment for event in await through.rest()} <= {"open", "alive"}
+        assert broker.service.streams.count("berlin") == 1
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ async def test_stream_asks_at_each_turn_whether_it_may_go_on(
         gone = Member(
             role, name, MembershipStatus.REVOKED, broker.clock(), revoked_at=broker.clock()
         )
-        broker.service.registry.apply(MemberChanged(broker.clock(), gone), 1)
+        broker.service.member_index.apply(MemberChanged(broker.clock(), gone), 1)
         async with asyncio.timeout(PATIENCE):
-            await stream.mark_idle()
-        assert broker.service.feeds.count("berlin") == 0
+            await stream.rest()
+        assert broker.service.streams.count("berlin") == 0
 
 
 async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
@@ -80,8 +80,8 @@ async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
     async with streaming(broker.holder(brief, "brief"), certificates, "berlin") as stream:
         broker.clock.pass_time(2 * make.HOUR)
         async with asyncio.timeout(PATIENCE):
-            await stream.mark_idle()
-        assert broker.service.feeds.count("berlin") == 0
+            await stream.rest()
+        assert broker.service.streams.count("berlin") == 0
 
 
 async def test_journal_and_log_name_the_proxy_of_a_call(broker, edge, certificates, log):

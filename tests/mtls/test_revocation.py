@@ -65,9 +65,9 @@ async def test_open_stream_ends_at_once_and_does_not_open_again(broker, tmp_path
         await stream.event()
         await other.event()
         await revoke(broker)
-        assert {event.comment for event in await stream.mark_idle()} <= {"open", "alive"}
-        assert broker.service.feeds.count("berlin") == 0
-        assert broker.service.feeds.count("paris") == 1
+        assert {event.comment for event in await stream.rest()} <= {"open", "alive"}
+        assert broker.service.streams.count("berlin") == 0
+        assert broker.service.streams.count("paris") == 1
     async with berlin.stream() as stream:
         assert stream.response.status == 403
 
@@ -215,7 +215,7 @@ async def test_certificate_of_a_key_that_was_replaced_is_refused_and_its_stream_
         body = {"keepOld": True} if keep else {}
         answer = await broker.admin().post("members", "cluster", "berlin", "accept", body)
         assert answer.json["standing"] == "Accepted"
-        assert broker.service.feeds.count("berlin") == (1 if keep else 0)
+        assert broker.service.streams.count("berlin") == (1 if keep else 0)
     new = broker.holder(await second.join(broker, token, tmp_path / "second"), "berlin")
     await new.advertise()
     assert (await old.get("version")).status == (200 if keep else 403)
@@ -245,7 +245,7 @@ async def test_removed_member_is_refused_until_its_certificate_has_ended(broker,
     assert (await berlin.get("version")).refusal == (403, "Revoked")
     broker.clock.pass_time(timedelta(days=366))
     await broker.expire()
-    assert not broker.service.registry.members
+    assert not broker.service.member_index.members
 
 
 async def test_removed_one_that_was_revoked_is_refused_for_good(broker, certificates, tmp_path):
@@ -304,7 +304,7 @@ async def test_stream_ends_when_its_certificate_ends(certificates, tmp_path, mon
             await stream.event()
             clock.pass_time(lifetime + timedelta(seconds=1))
             async with asyncio.timeout(PATIENCE):
-                rest = await stream.mark_idle()
+                rest = await stream.rest()
             assert {event.comment for event in rest} <= {"open", "alive"}
 
 

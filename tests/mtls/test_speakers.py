@@ -62,7 +62,7 @@ async def is_refused(caller):
 
 async def is_free_after_the_grace(caller, broker):
     """The end of a connection takes a moment to arrive; then it is the clock that counts."""
-    await brokers.until(lambda: not len(broker.service.feeds))
+    await brokers.until(lambda: not len(broker.service.streams))
     broker.clock.pass_time(RECONNECT_GRACE - make.MOMENT)
     assert await is_refused(caller)
     broker.clock.pass_time(make.MOMENT)
@@ -176,7 +176,7 @@ async def test_agent_that_opens_its_stream_again_keeps_its_place(agent, broker):
             await stream.event()
             broker.clock.pass_time(RECONNECT_GRACE)
             assert await is_refused(two)
-        await brokers.until(lambda: not len(broker.service.feeds))
+        await brokers.until(lambda: not len(broker.service.streams))
         assert await is_refused(two)
 
 
@@ -227,7 +227,7 @@ async def test_silent_agent_loses_its_place_and_its_stream(agent, broker):
         assert await is_refused(two)
         broker.clock.pass_time(make.MOMENT)
         assert not await is_refused(two)
-        assert [event for event in await stream.mark_idle() if not event.comment] == []
+        assert [event for event in await stream.rest() if not event.comment] == []
     assert await is_refused(one)
 
 

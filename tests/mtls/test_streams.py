@@ -256,7 +256,7 @@ async def test_client_that_goes_away_is_noticed_and_forgotten(broker, a, r):
     async with asyncio.timeout(PATIENCE):
         while broker.metric("kubelend_open_streams"):
             await r.reserve("1m", "1Mi")
-    assert len(broker.service.feeds) == 0
+    assert len(broker.service.streams) == 0
 
 
 async def test_cluster_has_no_more_streams_than_it_may(broker, a, r):
