@@ -65,6 +65,10 @@ rotation: $(DEV) ## Prove that certificates of a minute rotate for ten under loa
 properties: $(DEV) ## Try every property of the pure parts with fifty times as many examples, others each time
 	$(BIN)/pytest --numprocesses $(WORKERS) --timeout 3600 --hypothesis-profile long -m hypothesis tests/unit $(ARGS)
 
+.PHONY: mutants
+mutants: $(DEV) ## Break 47 things one at a time, and check that the tests notice (an hour)
+	$(BIN)/python hack/mutants $(ARGS)
+
 .PHONY: check
 check: $(DEV) ## Check format, lint, types, layers and generated files
 	$(BIN)/ruff format --check .
@@ -73,6 +77,7 @@ check: $(DEV) ## Check format, lint, types, layers and generated files
 	$(BIN)/lint-imports --no-logo
 	$(GENERATE) --check
 	hack/deploy-manifests --check
+	$(BIN)/python hack/check-sources
 
 .PHONY: bench
 bench: $(RUNTIME) ## Measure, and print the table
