@@ -140,7 +140,7 @@ async def _scripted(request: Request, *, answers: Any = ()) -> AsyncIterator[Any
     from scripted_broker import ScriptedBroker
 
     async with ScriptedBroker(request.getfixturevalue("certificates").server()) as broker:
-        broker.answers.extend(answers)
+        broker.responses.extend(answers)
         yield broker
 
 
