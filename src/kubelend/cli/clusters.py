@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, limit_views, options, output, reservation_views
+from kubelend.cli import calls, limits, options, output, reservation_views
 from kubelend.cli.calls import Backend
 from kubelend.cli.options import Target
 from kubelend.cli.output import Format
@@ -259,7 +259,7 @@ def _wide_cluster_cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]
 def _policy(status: bodies.ClusterStatus) -> Iterator[tuple[str, str]]:
     if status.policy is None:
         return
-    yield from zip(limit_views.NAMES, limit_views.effective_limits(status.policy), strict=True)
+    yield from zip(limits.LIMIT_NAMES, limits.effective_limits(status.policy), strict=True)
 
 
 def _status(status: bodies.ClusterStatus) -> str:

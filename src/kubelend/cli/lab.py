@@ -47,12 +47,12 @@ def up(
     from kubelend.lab import background
 
     home = _lab_directory(directory)
-    with _progress_printer() as teller:
-        started = background.start_lab(home, _on_message(teller), uses_kind=kind)
+    with _progress_printer() as display:
+        started = background.start_lab(home, _on_message(display), uses_kind=kind)
         if started is None:
             print("They are running or starting already.", NEXT_HINT, sep="\n")
             return
-        teller.show_commands("Everything is running. To try:", next_commands(home, started))
+        display.show_commands("Everything is running. To try:", next_commands(home, started))
 
 
 def walkthrough(
@@ -119,11 +119,11 @@ def _running(home: LabDirectory) -> LabState:
 def _progress_printer() -> Iterator[ProgressDisplay]:
     from kubelend.demo import screen
 
-    with screen.open_display() as teller:
-        yield teller
+    with screen.open_display() as display:
+        yield display
 
 
-def _on_message(teller: ProgressDisplay) -> Callable[[Message], None]:
+def _on_message(display: ProgressDisplay) -> Callable[[Message], None]:
     from kubelend.lab.state import StepFinished, StepStarted
 
     number = 0
@@ -132,9 +132,9 @@ def _on_message(teller: ProgressDisplay) -> Callable[[Message], None]:
         nonlocal number
         if isinstance(message, StepStarted):
             number += 1
-            teller.begin(number, message.title)
+            display.begin(number, message.title)
         elif isinstance(message, StepFinished):
-            teller.step(number, message.title, message.seconds, message.lines)
+            display.step(number, message.title, message.seconds, message.lines)
 
     return handle
 
@@ -175,7 +175,8 @@ def health_text(found: LabHealth) -> str:
     return "\n\n".join(
         (
             tables.format_table(
-                ("COMPONENT", "STATE", "LOG"), [_component_cells(one) for one in found.components]
+                ("COMPONENT", "STATE", "LOCATION"),
+                [_component_cells(one) for one in found.components],
             ),
             _table(
                 _ADVERTISEMENT_HEADERS,

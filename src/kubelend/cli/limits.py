@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, limit_views, options, output, request_flags
-from kubelend.cli.output import Format
+from kubelend.cli import calls, options, output, request_flags
+from kubelend.cli.output import Format, format_price
 from kubelend.core.errors import InvalidInput
+from kubelend.kits import tables
+from kubelend.wire import admin_bodies, bodies
 from kubelend.wire.admin_bodies import PolicyRequest, PolicyStatus, QuotaRequest, QuotaStatus
 
 _NAMES: Final = "NAME,..."
@@ -130,7 +133,7 @@ def get_policies(
         kind="Policy",
         noun="policies",
         names=[f"policy/{one.cluster_id}" for one in found],
-        text=lambda: limit_views.policy_table(found, output.width()),
+        text=lambda: policy_table(found, output.width()),
     )
 
 
@@ -138,7 +141,7 @@ def get_policies(
 def describe_policy(name: PolicyOf, *, settings: ClientSettings) -> None:
     """Show a lending policy: as set by admins, as advertised by the cluster, and in effect."""
     found = calls.call_broker(settings, lambda client: client.policies.get(name))
-    output.print_text(limit_views.policy_text(found, output.width()))
+    output.print_text(policy_text(found, output.width()))
 
 
 @options.takes(policy=policy_from_flags, settings=options.client)
@@ -181,7 +184,7 @@ def _show_policy(found: PolicyStatus, format: Format) -> None:
         found,
         format,
         kind="Policy",
-        text=lambda: limit_views.policy_text(found, output.width()),
+        text=lambda: policy_text(found, output.width()),
         names=[f"policy/{found.cluster_id}"],
     )
 
@@ -259,7 +262,7 @@ def get_quotas(
         kind="Quota",
         noun="quotas",
         names=[f"quota/{one.cluster_id}" for one in found],
-        text=lambda: limit_views.quota_table(found),
+        text=lambda: quota_table(found),
     )
 
 
@@ -267,7 +270,7 @@ def get_quotas(
 def describe_quota(name: QuotaOf, *, settings: ClientSettings) -> None:
     """Show the quota of a cluster and its use."""
     found = calls.call_broker(settings, lambda client: client.quotas.get(name))
-    output.print_text(limit_views.quota_text(found))
+    output.print_text(quota_text(found))
 
 
 @options.takes(quota=quota_from_flags, settings=options.client)
@@ -302,7 +305,7 @@ def _show_quota(found: QuotaStatus, format: Format) -> None:
         found,
         format,
         kind="Quota",
-        text=lambda: limit_views.quota_text(found),
+        text=lambda: quota_text(found),
         names=[f"quota/{found.cluster_id}"],
     )
 
@@ -314,3 +317,131 @@ def _parse_budget(text: str) -> tuple[str, str]:
             f"--budget: {text!r} is no amount of money", hint="write for example 50EUR"
         )
     return (match["money"], match["currency"] or "USD") if match else ("", "USD")
+
+
+# -- as text
+
+POLICY_HEADERS = ("LIMIT", "BY ADMIN", "BY CLUSTER", "IN EFFECT")
+POLICY_LIST_HEADERS = ("CLUSTER", "POLICY")
+QUOTA_HEADERS = ("CLUSTER", "RESERVATIONS", "SPENT TODAY", "AMOUNTS")
+
+
+class Limits(NamedTuple):
+    """A policy in words, in the order in which it is printed."""
+
+    lends_to: str
+    not_to: str
+    keeps_back: str
+    lends_at_most: str
+    to_each_at_most: str
+    opening_hours: str
+
+
+LIMIT_NAMES = Limits(
+    "Lends to", "Not to", "Keeps back", "Lends at most", "To each at most", "Opening hours"
+)
+
+
+def policy_text(found: admin_bodies.PolicyStatus, width: int | None) -> str:
+    """What admins have set, what the cluster advertises, and what is in effect."""
+    if found.effective is None:
+        name = tables.sanitize_line(found.cluster_id)
+        return f"{name} has no lending policy: it lends all free resources, to everyone and at any time"
+    given = (
+        _set_limits(found.admin),
+        _set_limits(found.advertised),
+        effective_limits(found.effective),
+    )
+    rows = [row for row in zip(LIMIT_NAMES, *given, strict=True) if row[-1]]
+    return tables.format_table(POLICY_HEADERS, rows, width=width)
+
+
+def policy_table(found: list[admin_bodies.PolicyStatus], width: int | None) -> str:
+    """A line for each policy in effect."""
+    rows = [(one.cluster_id, _policy_line(one)) for one in found]
+    return tables.format_table(POLICY_LIST_HEADERS, rows, width=width)
+
+
+def _policy_line(found: admin_bodies.PolicyStatus) -> str:
+    if found.effective is None:
+        return ""
+    limits = zip(LIMIT_NAMES, effective_limits(found.effective), strict=True)
+    return "; ".join(f"{name.lower()} {text}" for name, text in limits if text)
+
+
+def effective_limits(effective: bodies.EffectivePolicy) -> Limits:
+    """The policy in effect, in words; empty where nothing is limited."""
+    return Limits(
+        " and also ".join(", ".join(names) for names in effective.allow),
+        ", ".join(effective.deny),
+        limit_amounts(effective.keep_back),
+        limit_amounts(effective.max_lent),
+        limit_amounts(effective.max_per_requester),
+        " and also ".join(", ".join(texts) for texts in effective.hours),
+    )
+
+
+def limit_amounts(texts: Mapping[str, str | int]) -> str:
+    """ "4 cpu, 8Gi memory" """
+    return ", ".join(f"{amount} {name}" for name, amount in texts.items())
+
+
+def quota_text(found: admin_bodies.QuotaStatus) -> str:
+    """All of one quota."""
+    limits, used = found.quota, found.used
+    facts = tables.format_pairs(
+        [
+            ("Cluster", found.cluster_id),
+            ("Reservations", _count(found)),
+            ("Spent today", _money(found)),
+        ]
+    )
+    names = dict.fromkeys([*limits.amounts, *used.held, *used.waited_for])
+    rows = [
+        (
+            name,
+            used.held.get(name, "0"),
+            used.waited_for.get(name, "0"),
+            limits.amounts.get(name, ""),
+        )
+        for name in names
+    ]
+    if not rows:
+        return facts
+    return f"{facts}\n\n{tables.format_table(('RESOURCE', 'USED', 'PENDING', 'LIMIT'), rows)}"
+
+
+def quota_table(found: list[admin_bodies.QuotaStatus]) -> str:
+    return tables.format_table(QUOTA_HEADERS, [_cells(one) for one in found])
+
+
+def _cells(found: admin_bodies.QuotaStatus) -> tuple[str, ...]:
+    held, most = found.used.held, found.quota.amounts
+    parts = (f"{held.get(name, '0')} of {cap} {name}" for name, cap in most.items())
+    return found.cluster_id, _count(found), _money(found), ", ".join(parts)
+
+
+def _count(found: admin_bodies.QuotaStatus) -> str:
+    used, most = found.used, found.quota.reservations
+    count = f"{used.reservations + used.waiting}" + ("" if most is None else f" of {most}")
+    return f"{count}, {used.waiting} pending" if used.waiting else count
+
+
+def _money(found: admin_bodies.QuotaStatus) -> str:
+    limits = found.quota
+    if not limits.budget:
+        return ""
+    return f"{format_price(found.used.spent_today)} of {limits.budget} {limits.currency}"
+
+
+def _set_limits(policy: bodies.LendingPolicy | None) -> Limits:
+    if policy is None:
+        return Limits("", "", "", "", "", "")
+    return Limits(
+        ", ".join(policy.allow),
+        ", ".join(policy.deny),
+        limit_amounts(policy.keep_back),
+        limit_amounts(policy.max_lent),
+        limit_amounts(policy.max_per_requester),
+        ", ".join(policy.hours),
+    )

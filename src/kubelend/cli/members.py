@@ -413,7 +413,7 @@ def create_cluster_namespace(
     ],
     namespace: Annotated[
         str,
-        typer.Option(help="Name of the namespace. Defaults to mailbox-ID.", metavar="NAME"),
+        typer.Option(help="Name of the namespace. Defaults to cluster-ID.", metavar="NAME"),
     ] = "",
     user: Annotated[
         str,
@@ -428,7 +428,7 @@ def create_cluster_namespace(
     An agent with --broker-transport=kubernetes reaches the broker through it.
     """
     cluster_namespaces.check_cluster_label(cluster_id)
-    place = namespace or f"mailbox-{cluster_id.lower()}"
+    place = namespace or f"cluster-{cluster_id.lower()}"
     object_semantics.parse_object_key(f"{place}/any")
     documents = cluster_namespaces.cluster_namespace_manifests(cluster_id, place, user=user)
     print("---\n".join(map(output.yaml, documents)), end="")

@@ -9,7 +9,7 @@ import yaml
 
 from kubelend.cli import (
     clusters,
-    limit_views,
+    limits,
     main,
     members,
     output,
@@ -109,7 +109,7 @@ VIEWS = {
     "an explanation": (reservations.explanation_text(EXPLANATION, None), 8),
     "members": (members.member_table([MEMBER], NOW, wide=True), 2),
     "a member": (members.approval_summary(MEMBER, NOW), 1),
-    "a policy": (limit_views.policy_text(admin_bodies.PolicyStatus(HOSTILE), None), 1),
+    "a policy": (limits.policy_text(admin_bodies.PolicyStatus(HOSTILE), None), 1),
 }
 """How bodies of a broker are shown to people, and how many lines that takes."""
 

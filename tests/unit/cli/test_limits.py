@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kubelend.cli import clusters, limit_views, output, reservation_views, reservations
+from kubelend.cli import clusters, limits, output, reservation_views, reservations
 from kubelend.wire import bodies
 from kubelend.wire.admin_bodies import PolicyStatus, Quota, QuotaStatus, QuotaUse
 
@@ -31,7 +31,7 @@ QUOTA = QuotaStatus(
 
 
 def test_policy_shows_who_says_what_and_what_holds():
-    assert limit_views.policy_text(POLICY, None) == (
+    assert limits.policy_text(POLICY, None) == (
         "LIMIT          BY ADMIN           BY CLUSTER      IN EFFECT\n"
         "Lends to       team-*             team-a, team-b  team-* and also team-a, team-b\n"
         "Not to         -                  team-x          team-x\n"
@@ -39,18 +39,18 @@ def test_policy_shows_who_says_what_and_what_holds():
         "Opening hours  -                  -               "
         "Mon-Fri 18:00-08:00 Europe/Rome, Sat,Sun 00:00-24:00"
     )
-    wrapped = limit_views.policy_text(POLICY, 80)
+    wrapped = limits.policy_text(POLICY, 80)
     assert max(map(len, wrapped.splitlines())) <= 80
 
 
 def test_cluster_without_limits_is_one_sentence():
-    assert limit_views.policy_text(PolicyStatus("milan"), 80) == (
+    assert limits.policy_text(PolicyStatus("milan"), 80) == (
         "milan has no lending policy: it lends all free resources, to everyone and at any time"
     )
 
 
 def test_quota_shows_what_is_used_of_what():
-    assert limit_views.quota_text(QUOTA) == (
+    assert limits.quota_text(QUOTA) == (
         "Cluster:       team-a\n"
         "Reservations:  4 of 5, 1 pending\n"
         "Spent today:   12.3457 of 50 EUR\n"
@@ -60,15 +60,13 @@ def test_quota_shows_what_is_used_of_what():
         "gpu       0     0        0\n"
         "memory    9Gi   0        -"
     )
-    assert limit_views.quota_text(QuotaStatus("b", Quota(), QuotaUse())) == (
+    assert limits.quota_text(QuotaStatus("b", Quota(), QuotaUse())) == (
         "Cluster:       b\nReservations:  0"
     )
 
 
 def test_quotas_are_a_line_each():
-    assert limit_views.quota_table(
-        [QUOTA, QuotaStatus("b", Quota(), QuotaUse(reservations=2))]
-    ) == (
+    assert limits.quota_table([QUOTA, QuotaStatus("b", Quota(), QuotaUse(reservations=2))]) == (
         "CLUSTER  RESERVATIONS       SPENT TODAY        AMOUNTS\n"
         "team-a   4 of 5, 1 pending  12.3457 of 50 EUR  30 of 32 cpu, 0 of 0 gpu\n"
         "b        2                  -                  -"
