@@ -301,7 +301,10 @@ class PeeringReconciler:
         """Whether the object, or a deleted one with the same key, is being disconnected from that
         cluster.
         """
-        return any((joint.key, joint.cluster) == (key, cluster) for joint in self._disconnecting)
+        return any(
+            (peering_key.key, peering_key.cluster) == (key, cluster)
+            for peering_key in self._disconnecting
+        )
 
     async def _connect(self, found: ReservationInstruction, wanted: str) -> None:
         """Create what is missing, and report the readiness."""
@@ -391,11 +394,11 @@ class PeeringReconciler:
         clusters = {*self._connected.get(uid, ()), *found.status.peered_cluster_ids} - {
             except_cluster
         }
-        for joint in (PeeringKey(found.key, uid, cluster) for cluster in sorted(clusters)):
-            if joint not in self._disconnecting:
-                self._disconnecting[joint] = found
-                self._disconnect_queue.add(joint)
-                log.info("Peering disconnecting", **_peering_log_keys(found, joint.cluster))
+        for peering_key in (PeeringKey(found.key, uid, cluster) for cluster in sorted(clusters)):
+            if peering_key not in self._disconnecting:
+                self._disconnecting[peering_key] = found
+                self._disconnect_queue.add(peering_key)
+                log.info("Peering disconnecting", **_peering_log_keys(found, peering_key.cluster))
         return bool(clusters)
 
     async def _disconnect(self, key: PeeringKey) -> None:

@@ -119,29 +119,43 @@ async def open_broker(
     _warn_about_file_modes(settings)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        seat = await stack.enter_async_context(broker_kubernetes.open_leadership(settings, now))
+        leadership = await stack.enter_async_context(
+            broker_kubernetes.open_leadership(settings, now)
+        )
         opener = open_store or _store_opener(settings)
-        broker = Broker(opener, now, _rules(settings), metrics, seat.leadership, seat.replica)
-        journal = AuditLog(broker, settings.audit_retention)
-        trust = CertificateManager(settings, broker, metrics) if settings.serves_http else None
+        broker = Broker(
+            opener, now, _rules(settings), metrics, leadership.leadership, leadership.replica
+        )
+        audit_log = AuditLog(broker, settings.audit_retention)
+        certificates = (
+            CertificateManager(settings, broker, metrics) if settings.serves_http else None
+        )
         stack.push_async_callback(broker.close)
-        office = await _open_controllers(stack, settings, broker)
-        visitors = ConnectionMetrics(metrics, journal, trust_proxies=settings.trust_proxies)
-        listen = partial(_listen, stack, limits=_server_limits(settings), visitors=visitors)
-        seeing: list[ControllerManager | ClusterNamespaces] = [] if office is None else [office]
+        controllers = await _open_controllers(stack, settings, broker)
+        connection_metrics = ConnectionMetrics(
+            metrics, audit_log, trust_proxies=settings.trust_proxies
+        )
+        listen = partial(
+            _listen, stack, limits=_server_limits(settings), connection_metrics=connection_metrics
+        )
+        watchers: list[ControllerManager | ClusterNamespaces] = (
+            [] if controllers is None else [controllers]
+        )
         # Probes first, so that the start can be observed.
-        ports = await listen(_probe_listeners(settings, broker, metrics, seeing))
+        ports = await listen(_probe_listeners(settings, broker, metrics, watchers))
         context = None
-        if trust is not None:
-            context = _app_context(settings, broker, metrics, trust, journal)
+        if certificates is not None:
+            context = _app_context(settings, broker, metrics, certificates, audit_log)
             stack.callback(context.grant_signer.close)
-            ports |= await listen(_api_listeners(settings, context, trust))
+            ports |= await listen(_api_listeners(settings, context, certificates))
             context.membership.enrol_port = ports.get("enrol", 0)
             context.membership.api_port = ports["api"]
-        mailboxes = await _open_cluster_namespaces(stack, settings, broker, context)
-        seeing += [] if mailboxes is None else [mailboxes]
+        namespaces = await _open_cluster_namespaces(stack, settings, broker, context)
+        watchers += [] if namespaces is None else [namespaces]
         stack.callback(broker.streams.close_all)
-        yield BrokerApp(broker, journal, metrics, ports, trust, office, seat, mailboxes)
+        yield BrokerApp(
+            broker, audit_log, metrics, ports, certificates, controllers, leadership, namespaces
+        )
 
 
 async def _open_controllers(
@@ -160,14 +174,14 @@ async def _open_cluster_namespaces(
     """Shares agent sessions and grant signing with the REST interface, if that is served."""
     if not settings.cluster_namespaces:
         return None
-    speakers = (
+    sessions = (
         context.agent_sessions if context else AgentSessions(broker.clock, settings.agent_timeout)
     )
-    granting = context.grant_signer.grant if context else None
-    attended = broker_kubernetes.open_cluster_namespaces(
-        settings, broker, _terms(settings), speakers, granting
+    sign_grant = context.grant_signer.grant if context else None
+    opened = broker_kubernetes.open_cluster_namespaces(
+        settings, broker, _terms(settings), sessions, sign_grant
     )
-    return await stack.enter_async_context(attended)
+    return await stack.enter_async_context(opened)
 
 
 def _terms(settings: BrokerSettings) -> RequestLimits:
@@ -250,7 +264,7 @@ async def _listen(
     stack: AsyncExitStack,
     listeners: Iterable[_Listener],
     limits: server.ServerLimits,
-    visitors: ConnectionMetrics,
+    connection_metrics: ConnectionMetrics,
 ) -> dict[str, int]:
     ports = {}
     for name, (host, port), handler, context in listeners:
@@ -262,9 +276,11 @@ async def _listen(
         )
         if name == "enrol":
             own = _enrolment_limits(limits)
-        watch = visitors if context else None
+        observer = connection_metrics if context else None
         ports[name] = await stack.enter_async_context(
-            server.serve_http(handler, host, port, own, context, watch, visitors.caller_key)
+            server.serve_http(
+                handler, host, port, own, context, observer, connection_metrics.caller_key
+            )
         )
         log.info("Listening", component=name, host=host, port=ports[name])
     return ports

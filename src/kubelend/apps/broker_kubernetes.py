@@ -129,19 +129,19 @@ async def open_cluster_namespaces(
     settings: BrokerSettings,
     broker: Broker,
     terms: RequestLimits,
-    speakers: AgentSessions,
-    granting: SignGrant | None,
+    sessions: AgentSessions,
+    sign_grant: SignGrant | None,
 ) -> AsyncIterator[ClusterNamespaces]:
     """Opens the cluster namespaces, with their own connections. The store may be elsewhere."""
-    silence = STREAM_TIMEOUT_FACTOR * settings.agent_timeout
+    stream_timeout = STREAM_TIMEOUT_FACTOR * settings.agent_timeout
     from kubelend.controllers.cluster_namespaces.manager import ClusterNamespaces
     from kubelend.controllers.cluster_namespaces.writer import Dependencies
     from kubelend.kube.client import Client
 
     access, namespace = _kubernetes_target(settings)
     async with Client.open(access) as client:
-        means = Dependencies(client, broker, terms, speakers, granting, silence)
-        yield ClusterNamespaces(means, namespace)
+        dependencies = Dependencies(client, broker, terms, sessions, sign_grant, stream_timeout)
+        yield ClusterNamespaces(dependencies, namespace)
 
 
 def _kubernetes_target(settings: BrokerSettings) -> tuple[KubeConfig, str]:

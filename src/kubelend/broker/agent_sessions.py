@@ -41,47 +41,47 @@ class AgentSessions:
 
     def touch(self, cluster: ClusterId, instance: str) -> None:
         """Updates the last-seen time if this instance is the active agent; ignores others."""
-        speaker = self._sessions.get(cluster)
-        if speaker is not None and speaker.instance == instance[:MAX_INSTANCE_LENGTH]:
-            speaker.last_seen = self._clock()
+        session = self._sessions.get(cluster)
+        if session is not None and session.instance == instance[:MAX_INSTANCE_LENGTH]:
+            session.last_seen = self._clock()
 
     def claim(self, cluster: ClusterId, instance: str, origin: str) -> _AgentSession:
         """Makes this instance the active agent; raises `IdentityInUse` while another one is."""
         now, instance = self._clock(), instance[:MAX_INSTANCE_LENGTH]
-        speaker = self._sessions.get(cluster)
-        if speaker is None or speaker.instance != instance:
-            if speaker is not None:
-                self._take_over(speaker, cluster, now)
-            speaker = self._sessions[cluster] = _AgentSession(instance, now)
-        speaker.last_seen, speaker.origin, speaker.disconnected_at = now, origin, None
-        return speaker
+        session = self._sessions.get(cluster)
+        if session is None or session.instance != instance:
+            if session is not None:
+                self._take_over(session, cluster, now)
+            session = self._sessions[cluster] = _AgentSession(instance, now)
+        session.last_seen, session.origin, session.disconnected_at = now, origin, None
+        return session
 
     @contextmanager
     def hold_open(
         self, cluster: ClusterId, instance: str, origin: str, subscription: Subscription
     ) -> Iterator[None]:
         """Claims the session while a stream is open; it ends shortly after the last stream."""
-        speaker = self.claim(cluster, instance, origin)
-        speaker.subscriptions.add(subscription)
+        session = self.claim(cluster, instance, origin)
+        session.subscriptions.add(subscription)
         try:
             yield
         finally:
-            speaker.subscriptions.discard(subscription)
-            speaker.disconnected_at = None if speaker.subscriptions else self._clock()
+            session.subscriptions.discard(subscription)
+            session.disconnected_at = None if session.subscriptions else self._clock()
 
-    def _take_over(self, speaker: _AgentSession, cluster: ClusterId, now: datetime) -> None:
-        silence = max(now - speaker.last_seen, timedelta())
-        if not speaker.is_gone(now) and silence < self._timeout:
-            since = timestamps.format_time(speaker.since, now)
-            ended = speaker.disconnected_at is not None
+    def _take_over(self, session: _AgentSession, cluster: ClusterId, now: datetime) -> None:
+        idle = max(now - session.last_seen, timedelta())
+        if not session.is_gone(now) and idle < self._timeout:
+            since = timestamps.format_time(session.since, now)
+            ended = session.disconnected_at is not None
             raise IdentityInUse(
                 f"another agent is active for {cluster} since {since}"
-                f" ({speaker.origin}, last seen {int(silence.total_seconds())} s ago)",
+                f" ({session.origin}, last seen {int(idle.total_seconds())} s ago)",
                 hint=_HINT_DISCONNECTED if ended else _HINT_ACTIVE,
             )
         # Its streams are half-open connections that were never closed.
-        for feed in speaker.subscriptions:
-            feed.close()
+        for subscription in session.subscriptions:
+            subscription.close()
 
 
 class _AgentSession:

@@ -255,8 +255,8 @@ class KubernetesCommunicator:
         """The broker's state, also of a reservation that finished too long ago to be in the
         namespace.
         """
-        mailbox = await self._call_session("read", reservation)
-        found = cluster_namespaces.reservation_from_response(mailbox.status.response)
+        session = await self._call_session("read", reservation)
+        found = cluster_namespaces.reservation_from_response(session.status.response)
         # An older broker does not respond for a single reservation: read the namespace.
         found = (
             found
@@ -265,7 +265,7 @@ class KubernetesCommunicator:
         )
         if found is None:
             raise reservation_not_found(reservation)
-        return mailbox, found
+        return session, found
 
     async def _find_own(self, reservation: str) -> bodies.Reservation | None:
         own = await self._requests.list_own()
@@ -298,8 +298,8 @@ class KubernetesCommunicator:
 
     async def _call_archived(self, reservation: str, call: str) -> bodies.Reservation:
         """An archived reservation can be released again, and nothing else."""
-        mailbox, found = await self._read_reservation(reservation)
-        if found.requester_id != mailbox.status.cluster_id:
+        session, found = await self._read_reservation(reservation)
+        if found.requester_id != session.status.cluster_id:
             raise Forbidden(
                 f"{reservation} belongs to {found.requester_id}",
                 hint="only its requester may change it",

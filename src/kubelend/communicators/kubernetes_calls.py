@@ -356,8 +356,8 @@ class ObjectStream(NamedTuple):
                 found += [] if isinstance(event, Deleted) else [event]
                 event = await events.next()
             found += event.objects
-        for mailbox in found:
-            self._handle_event(mailbox)
+        for obj in found:
+            self._handle_event(obj)
         return found
 
     def _handle_event(self, event: WatchEvent) -> bodies.Instruction | None:

@@ -9,12 +9,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from kubelend.agent.health import ActiveAgentGate
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.core.errors import IdentityInUse, KubelendError
 from kubelend.wire import bodies
+
+if TYPE_CHECKING:
+    # Its module loads structlog, which loads rich.
+    from kubelend.agent.health import ActiveAgentGate
 
 Result = TypeVar("Result")
 

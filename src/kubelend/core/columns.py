@@ -234,10 +234,10 @@ class DictionaryColumn(Generic[ColumnValue]):
             self._release_code(before)
         return True
 
-    def mask_where(self, judge: Callable[[ColumnValue], bool], size: int) -> Mask:
+    def mask_where(self, predicate: Callable[[ColumnValue], bool], size: int) -> Mask:
         """Rows whose value satisfies the predicate, and rows without a value."""
-        verdicts = [value is None or judge(value) for value in self._values]
-        mask: Mask = np.array(verdicts, np.bool_)[self.codes[:size]]
+        matches = [value is None or predicate(value) for value in self._values]
+        mask: Mask = np.array(matches, np.bool_)[self.codes[:size]]
         return mask
 
     def _acquire_code(self, value: ColumnValue) -> int:

@@ -78,11 +78,11 @@ class Distance(NamedTuple):
         return np.minimum(self.reduced, self.waiting)
 
 
-def distances(query: PlacementQuery, fleet: Fleet, verdicts: FilterMasks) -> Distance:
+def distances(query: PlacementQuery, fleet: Fleet, masks: FilterMasks) -> Distance:
     """The distance of each cluster to fitting."""
     rest = _obtainable(query, fleet)
     given_up = _missing_share(query, fleet, rest)
-    less = _fixed_costs(query, fleet, verdicts)
+    less = _fixed_costs(query, fleet, masks)
     later = less + _FIXED_COST
     later[(given_up == 0) | ~_fits_empty(query, fleet)] = np.inf
     less += given_up
@@ -99,17 +99,17 @@ def lendable_now(query: PlacementQuery, fleet: Fleet, name: str) -> Ints | None:
     return free if free is None or share is None else np.minimum(free, np.maximum(share, 0))
 
 
-def in_other_currency(purse: BudgetLimit, fleet: Fleet) -> Mask:
+def in_other_currency(budget: BudgetLimit, fleet: Fleet) -> Mask:
     """Clusters with prices in another currency than the budget."""
-    code = currency_code(purse.currency)
+    code = currency_code(budget.currency)
     foreign: Mask = (fleet.currency != code) & (fleet.currency != UNPRICED)
     return foreign
 
 
-def _fixed_costs(query: PlacementQuery, fleet: Fleet, verdicts: FilterMasks) -> Floats:
+def _fixed_costs(query: PlacementQuery, fleet: Fleet, masks: FilterMasks) -> Floats:
     """The distance from changes without an amount."""
     size = np.zeros(len(fleet), np.float64)
-    for rejection, mask in verdicts:
+    for rejection, mask in masks:
         if rejection in _UNFIXABLE:
             size[~mask] = np.inf
         elif rejection in _FIXED_COST_REJECTIONS:
@@ -372,23 +372,23 @@ def no_capacity_error(explanation: Explanation) -> NoCapacity:
 
 def explain_placement(query: PlacementQuery, fleet: Fleet, limit: int) -> Explanation:
     """Counts the rejections of all clusters and details the first `limit` candidates."""
-    verdicts = list(filters.filter_masks(query, fleet))
-    feasible, rejections = _count_rejections(verdicts, len(fleet))
-    near = distances(query, fleet, verdicts)
+    masks = list(filters.filter_masks(query, fleet))
+    feasible, rejections = _count_rejections(masks, len(fleet))
+    near = distances(query, fleet, masks)
     pinned = query.request.constraints.pinned
     return Explanation(
         total=len(fleet),
         fitting=int(feasible.sum()),
         rejections=rejections,
-        candidates=_candidates(query, fleet, verdicts, feasible, near, limit),
-        suggestion=None if feasible.any() else _nearest_suggestion(query, fleet, verdicts, near),
+        candidates=_candidates(query, fleet, masks, feasible, near, limit),
+        suggestion=None if feasible.any() else _nearest_suggestion(query, fleet, masks, near),
         unknown=pinned if pinned is not None and fleet.find_row(pinned) is None else None,
     )
 
 
-def _count_rejections(verdicts: FilterMasks, total: int) -> tuple[Mask, dict[Rejection, int]]:
+def _count_rejections(masks: FilterMasks, total: int) -> tuple[Mask, dict[Rejection, int]]:
     remaining, counts = np.ones(total, np.bool_), {}
-    for rejection, mask in verdicts:
+    for rejection, mask in masks:
         refused = int((remaining & ~mask).sum())
         if refused:
             counts[rejection] = refused
@@ -399,7 +399,7 @@ def _count_rejections(verdicts: FilterMasks, total: int) -> tuple[Mask, dict[Rej
 def _candidates(
     query: PlacementQuery,
     fleet: Fleet,
-    verdicts: FilterMasks,
+    masks: FilterMasks,
     feasible: Mask,
     near: Distance,
     limit: int,
@@ -413,7 +413,7 @@ def _candidates(
     merit = np.where(feasible, -scores, near.nearest)
     order = np.lexsort((_tie_break_order(request, fleet, feasible), merit, ~feasible))[:limit]
     return tuple(
-        _candidate(query, fleet, verdicts, near, int(row), float(scores[row]), float(hourly[row]))
+        _candidate(query, fleet, masks, near, int(row), float(scores[row]), float(hourly[row]))
         for row in order
     )
 
@@ -429,13 +429,13 @@ def _tie_break_order(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
 def _candidate(
     query: PlacementQuery,
     fleet: Fleet,
-    verdicts: FilterMasks,
+    masks: FilterMasks,
     near: Distance,
     row: int,
     score: float,
     hourly: float,
 ) -> Candidate:
-    rejections = tuple(rejection for rejection, mask in verdicts if not mask[row])
+    rejections = tuple(rejection for rejection, mask in masks if not mask[row])
     currency = currency_of(fleet, row)
     return Candidate(
         fleet.ids[row],
@@ -448,14 +448,14 @@ def _candidate(
 
 
 def _nearest_suggestion(
-    query: PlacementQuery, fleet: Fleet, verdicts: FilterMasks, near: Distance
+    query: PlacementQuery, fleet: Fleet, masks: FilterMasks, near: Distance
 ) -> Suggestion | None:
     distance = near.nearest
     for _ in range(min(_MAX_SUGGESTION_ATTEMPTS, len(fleet))):
         row = int(distance.argmin())
         if not np.isfinite(distance[row]):
             return None
-        rejections = tuple(rejection for rejection, mask in verdicts if not mask[row])
+        rejections = tuple(rejection for rejection, mask in masks if not mask[row])
         found = suggest_change(query, fleet, row, rejections, near)
         if found is not None:
             return found

@@ -50,68 +50,68 @@ FINAL_STEPS = (
 )
 
 
-def run_demo(trial: TemporaryDeployment, broker: BrokerProcess, *, stay: bool) -> None:
+def run_demo(deployment: TemporaryDeployment, broker: BrokerProcess, *, stay: bool) -> None:
     """Runs all steps; raises at the first that has not the expected result."""
     # Log messages would disturb the output; failures arrive as exceptions.
     logs.setup("critical")
-    with screen.open_display() as teller:
-        teller.heading("Kubelend demo: one broker, four clusters, the lifecycle of a reservation")
+    with screen.open_display() as display:
+        display.heading("Kubelend demo: one broker, four clusters, the lifecycle of a reservation")
         seconds = broker.wait_until_ready()
-        teller.step(
+        display.step(
             1,
             "Start the broker",
             seconds,
             [f"{broker.url}, with a SQLite store and new certificates"],
         )
-        with steps.open_context(trial, broker) as stage:
-            asyncio.run(_run_with_display(stage, teller, stay))
-        teller.heading("\nDemo finished.")
+        with steps.open_context(deployment, broker) as context:
+            asyncio.run(_run_with_display(context, display, stay))
+        display.heading("\nDemo finished.")
 
 
-async def _run_with_display(stage: DemoContext, teller: ProgressDisplay, stay: bool) -> None:
+async def _run_with_display(context: DemoContext, display: ProgressDisplay, stay: bool) -> None:
     await tasks.run_all(
-        {"fleet": _refresh_clusters(stage, teller), "story": _run_all(stage, teller, stay)}
+        {"fleet": _refresh_clusters(context, display), "story": _run_all(context, display, stay)}
     )
 
 
-async def _refresh_clusters(stage: DemoContext, teller: ProgressDisplay) -> None:
+async def _refresh_clusters(context: DemoContext, display: ProgressDisplay) -> None:
     """Updates the table of clusters while the broker runs."""
-    async with stage.client(steps.ADMIN_NAME) as admin:
+    async with context.client(steps.ADMIN_NAME) as admin:
         while True:
             try:
-                teller.show_clusters(await admin.all_clusters())
+                display.show_clusters(await admin.all_clusters())
             except KubelendError:
-                teller.show_clusters(())
+                display.show_clusters(())
             await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _run_all(stage: DemoContext, teller: ProgressDisplay, stay: bool) -> None:
-    number = await _run_steps(LIFECYCLE_STEPS, stage, teller, 2)
+async def _run_all(context: DemoContext, display: ProgressDisplay, stay: bool) -> None:
+    number = await _run_steps(LIFECYCLE_STEPS, context, display, 2)
     if stay:
-        await _wait_for_ctrl_c(stage, teller)
-    await _run_steps(FINAL_STEPS, stage, teller, number)
+        await _wait_for_ctrl_c(context, display)
+    await _run_steps(FINAL_STEPS, context, display, number)
 
 
 async def _run_steps(
-    steps_to_run: tuple[Step, ...], stage: DemoContext, teller: ProgressDisplay, number: int
+    steps_to_run: tuple[Step, ...], context: DemoContext, display: ProgressDisplay, number: int
 ) -> int:
     for step in steps_to_run:
         began = time.perf_counter()
-        teller.begin(number, step.title)
+        display.begin(number, step.title)
         try:
-            lines = await step.run(stage)
-        except KubelendError as problem:
-            raise KubelendError(f"step {number}, {step.title!r}: {problem}") from problem
-        teller.step(number, step.title, time.perf_counter() - began, lines)
+            lines = await step.run(context)
+        except KubelendError as error:
+            raise KubelendError(f"step {number}, {step.title!r}: {error}") from error
+        display.step(number, step.title, time.perf_counter() - began, lines)
         number += 1
     return number
 
 
-async def _wait_for_ctrl_c(stage: DemoContext, teller: ProgressDisplay) -> None:
+async def _wait_for_ctrl_c(context: DemoContext, display: ProgressDisplay) -> None:
     """Keeps everything running until Ctrl-C."""
     with _handle_ctrl_c() as pressed:
-        teller.show_commands(
-            "Running until Ctrl-C. Try in another terminal:", _example_commands(stage)
+        display.show_commands(
+            "Running until Ctrl-C. Try in another terminal:", _example_commands(context)
         )
         await pressed.wait()
 
@@ -132,13 +132,13 @@ def _handle_ctrl_c() -> Iterator[asyncio.Event]:
             signal.signal(number, handler)
 
 
-def _example_commands(stage: DemoContext) -> list[str]:
+def _example_commands(context: DemoContext) -> list[str]:
     called = sys.argv[0] if Path(sys.argv[0]).name == "kubelend" else "kubelend"
-    admin = stage.deployment.certificate(steps.ADMIN_NAME, Role.ADMIN)
-    requests = stage.agents[steps.BERLIN].objects / "resourcerequests"
+    admin = context.deployment.certificate(steps.ADMIN_NAME, Role.ADMIN)
+    requests = context.agents[steps.BERLIN].objects / "resourcerequests"
     return [
-        f"export KUBELEND_BROKER_URL={stage.broker.url}",
-        f"export KUBELEND_CERT_PATH={stage.deployment.certificate(steps.BERLIN)}",
+        f"export KUBELEND_BROKER_URL={context.broker.url}",
+        f"export KUBELEND_CERT_PATH={context.deployment.certificate(steps.BERLIN)}",
         f"cat > {requests}/default.mine.yaml <<'EOF'",
         *steps.request_manifest("mine", steps.REQUEST_SPEC).splitlines(),
         "EOF",
@@ -147,7 +147,7 @@ def _example_commands(stage: DemoContext) -> list[str]:
         f"{called} explain --cpu 4 --memory 16Gi --gpu 1",
         f"rm {requests}/default.mine.yaml",
         f"{called} get clusters --cert-path {admin}",
-        f"{called} audit check --store {stage.deployment.store}",
+        f"{called} audit check --store {context.deployment.store}",
     ]
 
 

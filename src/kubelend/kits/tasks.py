@@ -95,7 +95,7 @@ async def gather_limited(
     results: dict[int, Result] = {}
     left = list(enumerate(items))[::-1]
 
-    async def one_after_another() -> None:
+    async def work_off() -> None:
         try:
             while left:
                 number, item = left.pop()
@@ -104,8 +104,8 @@ async def gather_limited(
             left.clear()
             raise
 
-    crew = [one_after_another() for _ in range(min(MAX_CONCURRENCY, len(items)))]
-    for outcome in await asyncio.gather(*crew, return_exceptions=True):
+    workers = [work_off() for _ in range(min(MAX_CONCURRENCY, len(items)))]
+    for outcome in await asyncio.gather(*workers, return_exceptions=True):
         if outcome is not None:
             raise outcome
     return [results[number] for number in range(len(items))]

@@ -266,25 +266,28 @@ class ObjectDirectory:
         Another process may have last read it with finalizers, and would restore a file that was simply
         removed.
         """
-        name, graveyard = _file_name(found.key), self._directory / DELETED_DIRECTORY / found.plural
-        kits_files.move_file(self._path(type(found), name), graveyard / name)
+        name, deleted_directory = (
+            _file_name(found.key),
+            self._directory / DELETED_DIRECTORY / found.plural,
+        )
+        kits_files.move_file(self._path(type(found), name), deleted_directory / name)
         self._drop_entry(type(found), name)
         self._changes.append(Deleted(found))
-        for old, seen in kits_files.file_states(graveyard, (_FILE_SUFFIX,)).items():
+        for old, seen in kits_files.file_states(deleted_directory, (_FILE_SUFFIX,)).items():
             if seen.age() > DELETED_RETENTION_SECONDS:
-                kits_files.unlink_file(graveyard / old)
+                kits_files.unlink_file(deleted_directory / old)
 
     def _is_in_deleted(self, found: Object) -> bool:
-        grave = self._directory / DELETED_DIRECTORY / found.plural / _file_name(found.key)
-        if kits_files.file_state(grave) is None:
+        path = self._directory / DELETED_DIRECTORY / found.plural / _file_name(found.key)
+        if kits_files.file_state(path) is None:
             return False
         try:
-            buried = yaml_documents.parse_object(
-                kits_files.read_limited(grave, yaml_documents.MAX_BYTES), type(found)
+            deleted = yaml_documents.parse_object(
+                kits_files.read_limited(path, yaml_documents.MAX_BYTES), type(found)
             )
         except InvalidInput:
             return False
-        return buried.metadata.uid == found.metadata.uid
+        return deleted.metadata.uid == found.metadata.uid
 
     def _drop_entry(self, kind: type[Object], name: str) -> None:
         self._entries[kind].pop(name, None)

@@ -260,13 +260,15 @@ class NodeProjection(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         with _as_decode_error():
-            kept = pod_requests.project_node(KubernetesNode(self.metadata, self.spec, self.status))
+            projected = pod_requests.project_node(
+                KubernetesNode(self.metadata, self.spec, self.status)
+            )
         _replace_fields(
             self,
             metadata=_EMPTY_NODE_METADATA,
             spec=_EMPTY_NODE_SPEC,
             status=_EMPTY_NODE_STATUS,
-            kept=kept,
+            projected=projected,
         )
 
     @property
@@ -284,13 +286,15 @@ class PodProjection(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         with _as_decode_error():
-            kept = pod_requests.project_pod(KubernetesPod(self.metadata, self.spec, self.status))
+            projected = pod_requests.project_pod(
+                KubernetesPod(self.metadata, self.spec, self.status)
+            )
         _replace_fields(
             self,
             metadata=_EMPTY_POD_METADATA,
             spec=_EMPTY_POD_SPEC,
             status=_EMPTY_POD_STATUS,
-            kept=kept,
+            projected=projected,
         )
 
     @property
@@ -331,6 +335,6 @@ def _as_decode_error() -> Iterator[None]:
         raise ValueError(str(problem)) from problem
 
 
-def _replace_fields(seen: msgspec.Struct, **parts: object) -> None:
-    for name, value in parts.items():
-        force_setattr(seen, name, value)
+def _replace_fields(decoded: msgspec.Struct, **fields: object) -> None:
+    for name, value in fields.items():
+        force_setattr(decoded, name, value)

@@ -40,15 +40,15 @@ def audit_store(store: str) -> StoreAudit:
 
 
 def _audit_opened(opened: AnyStore, *, may_delete: bool) -> StoreAudit:
-    settled = opened.audit_log_bounds()[1].number
+    last_durable = opened.audit_log_bounds()[1].number
     ledger = Ledger.restore(opened.load())
-    witness = AuditLogReplay(ledger, settled)
+    replay = AuditLogReplay(ledger, last_durable)
     start, end = opened.audit_log_bounds()
     for line in _audit_lines(opened, start.number, end.number):
-        witness.feed(line)
+        replay.feed(line)
     # Read again: the broker may have truncated the log meanwhile.
-    found = witness.violations(opened.audit_log_bounds()[0].number, end.number)
-    lost = witness.missing()
+    found = replay.violations(opened.audit_log_bounds()[0].number, end.number)
+    lost = replay.missing()
     promises = [] if may_delete else list(lost.values())
     return StoreAudit(
         ledger,
