@@ -23,7 +23,7 @@ SMALL = {
 
 
 def bench(tmp_path, name, *more):
-    started = processes.kubelend("bench", name, *SMALL[name], *more, temporary=tmp_path)
+    started = processes.kubelend("dev", "bench", name, *SMALL[name], *more, temporary=tmp_path)
     code, out, err = processes.finished(started)
     assert code == 0, err
     assert err == ""
@@ -101,7 +101,7 @@ def test_without_json_a_table_is_printed(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_an_interrupted_benchmark_leaves_nothing_behind(tmp_path, number):
-    started = processes.kubelend("bench", "reserve", "--seconds", "60", temporary=tmp_path)
+    started = processes.kubelend("dev", "bench", "reserve", "--seconds", "60", temporary=tmp_path)
     wait_until(lambda: len(processes.naming(tmp_path)) > 0)
     started.send_signal(number)
     code, out, _ = processes.finished(started)

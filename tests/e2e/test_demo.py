@@ -23,9 +23,9 @@ def clean(tmp_path):
 def played(tmp_path_factory):
     """A demo from its beginning to its end: exit code, output, errors, and what it left."""
     directory = tmp_path_factory.mktemp("demo")
-    return *processes.finished(processes.kubelend("demo", temporary=directory), LONGEST), clean(
-        directory
-    )
+    return *processes.finished(
+        processes.kubelend("dev", "demo", temporary=directory), LONGEST
+    ), clean(directory)
 
 
 def test_the_demo_ends_well_and_leaves_nothing_behind(played):
@@ -57,7 +57,7 @@ def test_the_demo_fits_a_terminal_and_has_no_colour_in_a_pipe(played):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path, number):
-    started = processes.kubelend("demo", temporary=tmp_path)
+    started = processes.kubelend("dev", "demo", temporary=tmp_path)
     wait_until(lambda: len(processes.naming(tmp_path)) > 0)
     started.send_signal(number)
     code, _, _ = processes.finished(started, LONGEST)

@@ -117,7 +117,11 @@ def test_contexts_are_read_with_paths_relative_to_the_file(file):
         ("contexts:\n- a\n", 2, "a context has to be a mapping"),
         ("- a\n", 1, "the file has to be a mapping"),
         ("contexts:\n- name: a\n  certPath: [x]\n", 3, "certPath has to be a text"),
-        ("contexts:\n- name: a\n  brokerURL: http://x\n", 3, "brokerURL: 'http://x' is no address"),
+        (
+            "contexts:\n- name: a\n  brokerURL: http://x\n",
+            3,
+            "brokerURL: 'http://x' is not a broker URL",
+        ),
         ("contexts:\n- name: a\n  timeout: soon\n", 3, "timeout: "),
         ("contexts: []\n\ncurrentContext: b\n", 3, "currentContext: there is no context 'b'"),
     ],
@@ -176,7 +180,7 @@ def test_every_setting_of_a_context_is_used(file, kubelend, certificates):
     )
     assert "timeout: " in kubelend("get", "clusters", "--context", "a")[2]
     file.write_text(file.read_text().replace("1x", "2s"))
-    assert "nothing listens at https://127.0.0.1:1" in kubelend("version", "--context", "a")[2]
+    assert "connection refused by https://127.0.0.1:1" in kubelend("version", "--context", "a")[2]
 
 
 def test_the_address_by_its_old_flag_and_variable_still_counts(
@@ -282,7 +286,7 @@ def test_a_link_stays_a_link(file, kubelend, tmp_path):
         (["set-context", "--current"], "there is no current context"),
         (
             ["set-context", "a", "--broker-url", "http://x"],
-            "--broker-url: 'http://x' is no address",
+            "--broker-url: 'http://x' is not a broker URL",
         ),
         (["set-context", "a", "--timeout", "soon"], "--timeout: "),
         (["use-context", "a"], "no context 'a' in "),
