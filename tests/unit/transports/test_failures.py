@@ -54,7 +54,7 @@ def free_port():
 async def test_nothing_listens_there(certificates):
     told = await failure(f"https://localhost:{free_port()}", certificates.cluster("a"))
     assert "connection refused by https://localhost:" in told
-    assert "; start the broker, or check its address" in told
+    assert "; start the broker, or give its address with --broker-url" in told
 
 
 async def test_the_broker_is_signed_by_another_authority(broker, tmp_path):

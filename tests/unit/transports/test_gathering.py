@@ -65,7 +65,7 @@ async def is_silent(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_one_that_comes_alone_is_answered_at_once():
-    async with listening(HOUR) as listener, listener.is_connected() as (reader, writer):
+    async with listening(HOUR) as listener, listener.connected() as (reader, writer):
         writer.write(say(b"one"))
         assert await body(reader) == b"<one>"
 
@@ -73,9 +73,9 @@ async def test_one_that_comes_alone_is_answered_at_once():
 async def test_one_that_comes_soon_after_waits_and_others_do_not():
     async with (
         listening(HOUR) as listener,
-        listener.is_connected() as (first, to_first),
-        listener.is_connected() as (second, to_second),
-        listener.is_connected() as (other, to_other),
+        listener.connected() as (first, to_first),
+        listener.connected() as (second, to_second),
+        listener.connected() as (other, to_other),
     ):
         to_first.write(say(b"one"))
         assert await body(first) == b"<one>"
@@ -97,7 +97,7 @@ async def test_what_waits_is_answered_before_the_listener_closes():
 
 
 async def test_what_comes_in_pieces_is_read_whole():
-    async with listening(SOON) as listener, listener.is_connected() as (reader, writer):
+    async with listening(SOON) as listener, listener.connected() as (reader, writer):
         for text in (b"one", b"two", b"three"):
             for piece in (say(text)[:20], say(text)[20:-2], say(text)[-2:]):
                 writer.write(piece)
@@ -107,7 +107,7 @@ async def test_what_comes_in_pieces_is_read_whole():
 
 
 async def test_who_sends_much_is_read_at_once():
-    async with listening(HOUR) as listener, listener.is_connected() as (reader, writer):
+    async with listening(HOUR) as listener, listener.connected() as (reader, writer):
         writer.write(say(b"one"))
         assert await body(reader) == b"<one>"
         much = b"x" * (2 * MAX_BUFFERED_BYTES)
@@ -116,10 +116,10 @@ async def test_who_sends_much_is_read_at_once():
 
 
 async def test_who_leaves_takes_nobody_along():
-    async with listening(SOON) as listener, listener.is_connected() as (reader, writer):
+    async with listening(SOON) as listener, listener.connected() as (reader, writer):
         writer.write(say(b"one"))
         assert await body(reader) == b"<one>"
-        async with listener.is_connected() as (_, leaving):
+        async with listener.connected() as (_, leaving):
             leaving.write(say(b"gone"))
         writer.write(say(b"two"))
         assert await body(reader) == b"<two>"
@@ -127,7 +127,7 @@ async def test_who_leaves_takes_nobody_along():
 
 @pytest.mark.parametrize("count", [2, 5])
 async def test_several_at_once_on_one_connection_are_all_answered_in_order(count):
-    async with listening(SOON) as listener, listener.is_connected() as (reader, writer):
+    async with listening(SOON) as listener, listener.connected() as (reader, writer):
         texts = [b"%d" % number for number in range(count)]
         writer.write(b"".join(map(say, texts)))
         assert [await body(reader) for _ in texts] == [b"<" + text + b">" for text in texts]

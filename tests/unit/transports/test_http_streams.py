@@ -116,7 +116,7 @@ async def test_a_refusal_is_final(broker, client):
 
 async def test_a_silent_stream_is_dead(broker, client):
     broker.responses += [events(event(1), stay=True), events(event(2), stay=True)]
-    assert await read(client.stream(silence=timedelta(milliseconds=100)), 2) == [1, 2]
+    assert await read(client.stream(read_timeout=timedelta(milliseconds=100)), 2) == [1, 2]
 
 
 async def test_what_is_no_instruction_is_unexpected(broker, client):
