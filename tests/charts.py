@@ -44,7 +44,8 @@ def template(helm: Path, name: str, values: Json, *flags: str, release: str = ""
 
 def run(helm: Path, *arguments: str | Path, given: str = "") -> str:
     """One command; without the plugins and repositories of whoever runs the tests."""
-    nowhere = dict.fromkeys(("HELM_PLUGINS", "HELM_REPOSITORY_CONFIG"), os.devnull)
+    settings = ("HELM_PLUGINS", "HELM_REPOSITORY_CONFIG", "HELM_REGISTRY_CONFIG")
+    nowhere = dict.fromkeys(settings, os.devnull)
     done = subprocess.run(
         [helm, *arguments],
         check=False,

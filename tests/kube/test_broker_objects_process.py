@@ -34,7 +34,7 @@ class Broker:
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def readiness(self):
-        ports = [line["port"] for line in self.log() if line.get("what") == "probes"]
+        ports = [line["port"] for line in self.log() if line.get("component") == "probes"]
         if not ports:
             return 0, ""
         try:

@@ -319,6 +319,6 @@ def test_one_word_lists_all_that_people_work_with(kube, namespace):
 
 def test_explain_says_what_the_source_says(kube):
     said = kube.kubectl("explain", "reservation.spec.targetClusterID")
-    assert "The provider. Set by the user: this one or none." in " ".join(said.split())
+    assert "If set by the user, only this provider is considered" in " ".join(said.split())
     said = kube.kubectl("explain", "cadv.spec.resources")
-    assert "the capacity, if it is not said" in " ".join(said.split())
+    assert "Defaults to capacity." in " ".join(said.split())

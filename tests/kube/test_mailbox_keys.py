@@ -161,7 +161,7 @@ class OutdatedStore(TroubledStore):
 
     is_outdated = False
 
-    def check(self):
+    def check_fencing(self):
         if self.is_outdated:
             raise StoreFailed("another broker has written")
 

@@ -128,7 +128,7 @@ async def open_questions(kube, office):
             for name in office.names
             for found in (await client.list(slot.resource, name)).objects
         ]
-    asked = [(slot, found) for slot, found in listed if slot.question(found) is not None]
+    asked = [(slot, found) for slot, found in listed if slot.request(found) is not None]
     return sum(not slot.has_response(found) for slot, found in asked)
 
 

@@ -151,7 +151,7 @@ async def listening(agent):
 
 async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, account, monkeypatch):
     monkeypatch.setattr(reconciler, "SESSION_CHECK_SECONDS", 0.05)
-    rome, feeds = office.create("rome"), broker.service.feeds
+    rome, feeds = office.create("rome"), broker.service.streams
     client = await account(rome)
 
     async def session():
@@ -180,7 +180,7 @@ async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, acco
 
 async def test_session_of_an_agent_that_says_something_goes_on(office, broker, monkeypatch):
     monkeypatch.setattr(reconciler, "SESSION_CHECK_SECONDS", 0.05)
-    rome, feeds = office.create("rome"), broker.service.feeds
+    rome, feeds = office.create("rome"), broker.service.streams
     async with office.attended(broker.service):
         agent = await office.open(rome)
         async with listening(agent) as task:
@@ -202,7 +202,7 @@ async def test_session_of_an_agent_that_says_something_goes_on(office, broker, m
 def readiness(directory):
     lines = (directory / "broker.log").read_text().splitlines()
     said = [json.loads(line) for line in lines if line.endswith("}")]
-    port = next(line["port"] for line in said if line.get("what") == "probes")
+    port = next(line["port"] for line in said if line.get("component") == "probes")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as found:
             return found.status, found.read().decode()

@@ -188,10 +188,10 @@ async def test_place_is_free_soon_after_an_agent_that_listened_has_left(office, 
     with contextlib.suppress(TimeoutError, BrokerUnreachable):
         async with contextlib.aclosing(stream):
             listening = asyncio.ensure_future(anext(stream))
-            await until(lambda: attended.service.feeds.count(ClusterId("bonn")) == 1)
+            await until(lambda: attended.service.streams.count(ClusterId("bonn")) == 1)
             await first.close()
             await listening
-    await until(lambda: attended.service.feeds.count(ClusterId("bonn")) == 0)
+    await until(lambda: attended.service.streams.count(ClusterId("bonn")) == 0)
     attended.clock.pass_time(make.SECOND)
     await second.publish(offer("bonn"))
 

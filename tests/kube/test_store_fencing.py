@@ -73,7 +73,7 @@ def test_reader_takes_nothing_over_and_writes_nothing(place):
         before = versions(place)
         with closing(place.look()) as reader:
             assert [found.id for found in reader.load().reservations] == ["rsv-1"]
-            assert len(reader.lines(0, 9)) == 1
+            assert len(reader.audit_lines(0, 9)) == 1
             assert reader.archived(ReservationId("rsv-1")) is None
         assert versions(place) == before
         store.commit([OVER], 2)

@@ -99,7 +99,7 @@ def expected(*commits):
 
 def interrupted(place, fate, after, changes):
     """Commit, and be cut off so many writes later; whether the store has said that it was kept."""
-    with closing(place.open(kube_stores.connecting(fate.wrap_call))) as store:
+    with closing(place.open(kube_stores.connecting(fate.around))) as store:
         store.load()
         fate.left = after
         try:

@@ -190,20 +190,20 @@ def cut(store: KubernetesStore) -> None:
 
 def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalled):
     with closing(place.look()) as reader:
-        start, end = reader.journal_ends()
-        first = reader.lines(start.number, 100)
+        start, end = reader.audit_log_bounds()
+        first = reader.audit_lines(start.number, 100)
         cut(journalled)
-        rest = reader.lines(first[-1].number, LINES)
+        rest = reader.audit_lines(first[-1].number, LINES)
         assert list(audit_log.verify_chain([*first, *rest], start, end)) == []
     with closing(place.look()) as reader:
-        assert reader.lines(0, 1)[0].number == 1101
+        assert reader.audit_lines(0, 1)[0].number == 1101
 
 
 def test_journal_of_which_a_part_was_deleted_is_damaged_for_readers_too(place, journalled):
     place.run(lambda client: client.delete(LEDGER_RECORDS, "audit-log-513", place.namespace))
     told_so = pytest.raises(StoreFailed, match="audit-log-513 is missing")
     with closing(place.look()) as reader, told_so:
-        reader.lines(0, LINES)
+        reader.audit_lines(0, LINES)
 
 
 def test_journal_that_was_cut_so_long_ago_that_the_server_has_forgotten_is_no_damage(
@@ -224,7 +224,7 @@ def test_broker_whose_successor_cuts_the_journal_is_told_of_it_and_of_no_damage(
     with closing(place.open()) as newer:
         cut(newer)
         with pytest.raises(StoreFailed, match="another broker has written"):
-            journalled.lines(0, LINES)
+            journalled.audit_lines(0, LINES)
         with pytest.raises(StoreFailed, match="another broker has written"):
-            journalled.check()
-        newer.check()
+            journalled.check_fencing()
+        newer.check_fencing()
