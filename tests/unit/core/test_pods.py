@@ -86,6 +86,6 @@ def test_equal_pods_share_what_they_have_in_common():
 
 
 def test_measuring_needs_no_numpy():
-    modules = "kubelend.core.pod_requests, kubelend.core.inventory, kubelend.core.pod_requests"
+    modules = "kubelend.core.pod_requests, kubelend.core.inventory"
     check = f"import sys, {modules}; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -89,7 +89,7 @@ def test_a_file_that_somebody_wrote_over_is_taken_up_again(directory):
 _CRASH = """
 import os, sys
 from pathlib import Path
-from kubelend.kits.files import Generations
+from kubelend.kits.files import AtomicDirectory
 
 directory, fatal, changes = Path(sys.argv[1]), int(sys.argv[2]), 0
 names = ("tls.crt", "tls.key", "ca.crt")
@@ -103,10 +103,10 @@ def count(event, arguments):
         if changes == fatal:
             os._exit(9)
 
-generations = Generations(directory, names)
+files = AtomicDirectory(directory, names)
 content = b"new " if b"old" in (directory / "tls.crt").read_bytes() else b"old "
 sys.addaudithook(count)
-generations.take(generations.stage({name: content + name.encode() for name in names}))
+files.switch_to(files.stage({name: content + name.encode() for name in names}))
 print(changes)
 """
 

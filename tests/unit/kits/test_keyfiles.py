@@ -87,10 +87,10 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_other(tmp_path):
     script = """
 import pathlib, resource, sys
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import keyfiles
+from kubelend.kits import files
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    keyfiles.write(pathlib.Path(sys.argv[1]), b"x" * 5000, mode=0o600, overwrite=True)
+    files.write_atomic(pathlib.Path(sys.argv[1]), b"x" * 5000, mode=0o600, overwrite=True)
 except InvalidSettings as error:
     print(error)
 """

@@ -272,8 +272,7 @@ OVERTAKEN = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from kubelend.pki import rotation
-from kubelend.pki.authority import Authority
+from kubelend.pki.authority import Authority, rotate_authority
 
 directory, left = Path(sys.argv[1]), int(sys.argv[2])
 
@@ -282,7 +281,7 @@ def overtake(event, arguments):
     if event == "open" and str(arguments[0]).startswith(str(directory)):
         left -= 1
         if left == 0:
-            rotation.rotate(directory, now=datetime.now(UTC))
+            rotate_authority(directory, now=datetime.now(UTC))
 
 sys.addaudithook(overtake)
 print(Authority.load(directory).certificate.subject.rfc4514_string(), left <= 0)

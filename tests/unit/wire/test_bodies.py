@@ -52,8 +52,7 @@ FIELDS = {
 
 
 def kinds():
-    both = (*vars(bodies).values(), *vars(bodies).values())
-    found = [kind for kind in both if isinstance(kind, type)]
+    found = [kind for kind in vars(bodies).values() if isinstance(kind, type)]
     return {kind for kind in found if issubclass(kind, bodies.Body)} - {bodies.Body}
 
 

@@ -28,7 +28,7 @@ def test_route_says_what_it_needs_and_gives(route):
     assert route.responses
     assert isinstance(route.access, Access)
     # A body or a value in the query can be wrong: then 400 has to be documented.
-    if route.body is not None or any(found.place == "query" for found in route.parameters):
+    if route.body is not None or any(each.location == "query" for each in route.parameters):
         statuses = {int(problems.http_status(kind(""))) for kind in route.errors}
         assert 400 in statuses
 
