@@ -55,8 +55,7 @@ async def test_http_says_what_is_missing(certificates, tmp_path):
     "module, absent",
     [
         ("communicators.factory", "aiohttp numpy rich cryptography uvloop"),
-        ("communicators.measured", "aiohttp numpy rich cryptography uvloop"),
-        ("communicators.delayed", "aiohttp numpy rich cryptography uvloop"),
+        ("communicators.middleware", "aiohttp numpy rich cryptography uvloop"),
         ("communicators.http", "numpy rich cryptography uvloop typer"),
         ("peerings.none", "aiohttp numpy rich cryptography uvloop"),
         ("peerings.liqoctl", "aiohttp numpy rich cryptography uvloop"),
