@@ -29,7 +29,7 @@ from kubelend.wire import bodies, conversion
 from troubled import outage
 from waiting import PATIENCE, until
 
-WISH = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
+REQUEST = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
 SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
 
 pytestmark = pytest.mark.broker(fails=True)
@@ -133,7 +133,7 @@ async def listening(communicator, resets=None):
 
 async def test_an_advertisement_is_answered_with_what_is_to_be_held(borrower, lender):
     assert (await lender.publish(offer("lender"))).provider_instructions == []
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     answer = await lender.publish(offer("lender"))
     assert answer.provider_instructions == [found]
     assert answer.advertisement.resources.reserved == bodies.Amounts("2", "2Gi")
@@ -141,7 +141,10 @@ async def test_an_advertisement_is_answered_with_what_is_to_be_held(borrower, le
 
 
 async def test_a_cluster_advertises_only_itself(lender):
-    with pytest.raises(Forbidden, match=r"clusterID 'another' is not the [a-z]+'s 'lender'"):
+    with pytest.raises(
+        Forbidden,
+        match=r"clusterID 'another' is not the (certificate's|namespace's cluster) 'lender'",
+    ):
         await lender.publish(offer("another"))
 
 
@@ -149,7 +152,7 @@ async def test_a_cluster_advertises_only_itself(lender):
 
 
 async def test_a_reservation_is_asked_for_used_renewed_and_given_back(broker, borrower, lender):
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     assert (found.target_cluster_id, found.status.phase) == ("lender", "Reserved")
     assert await borrower.find(found.id) == found
     assert (await borrower.activate(found.id)).status.phase == "Active"
@@ -163,17 +166,17 @@ async def test_a_reservation_is_asked_for_used_renewed_and_given_back(broker, bo
 
 
 async def test_the_same_key_takes_once_also_at_once(borrower, lender):
-    found = await asyncio.gather(*(borrower.request(WISH, "k") for _ in range(10)))
-    assert await borrower.request(WISH, "k") == found[0]
+    found = await asyncio.gather(*(borrower.request(REQUEST, "k") for _ in range(10)))
+    assert await borrower.request(REQUEST, "k") == found[0]
     assert len({one.id for one in found}) == 1
     answer = await lender.publish(offer("lender"))
     assert answer.advertisement.resources.reserved == bodies.Amounts("2", "2Gi")
-    assert (await borrower.request(WISH, "other")).id != found[0].id
+    assert (await borrower.request(REQUEST, "other")).id != found[0].id
 
 
 @pytest.mark.parametrize("call", ["activate", "release", "acknowledge"])
 async def test_saying_it_twice_changes_nothing(borrower, lender, call):
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     who = lender if call == "acknowledge" else borrower
     assert await getattr(who, call)(found.id) == await getattr(who, call)(found.id)
 
@@ -250,9 +253,9 @@ async def test_no_capacity_comes_with_its_explanation(borrower, lender):
     [
         (InvalidQuantity, bodies.ReservationRequest(bodies.Quantities("0", "1Gi"))),
         (InvalidQuantity, bodies.ReservationRequest(bodies.Quantities("four", "1Gi"))),
-        (InvalidDuration, bodies.ReservationRequest(WISH.requested_resources, duration="-1h")),
-        (InvalidInput, bodies.ReservationRequest(WISH.requested_resources, policy="no-such")),
-        (InvalidInput, bodies.ReservationRequest(WISH.requested_resources, priority=2**40)),
+        (InvalidDuration, bodies.ReservationRequest(REQUEST.requested_resources, duration="-1h")),
+        (InvalidInput, bodies.ReservationRequest(REQUEST.requested_resources, policy="no-such")),
+        (InvalidInput, bodies.ReservationRequest(REQUEST.requested_resources, priority=2**40)),
     ],
     ids=["zero", "text", "duration", "policy", "range"],
 )
@@ -264,17 +267,17 @@ async def test_a_mistaken_request_is_refused(borrower, lender, error, wish):
 @pytest.mark.parametrize("key", ["é", "a\nb", "k" * 256])
 async def test_what_cannot_be_a_key_is_refused(borrower, key):
     with pytest.raises(InvalidInput):
-        await borrower.request(WISH, key)
+        await borrower.request(REQUEST, key)
 
 
 async def test_a_key_is_not_for_two_requests(borrower, lender):
-    await borrower.request(WISH, "k")
+    await borrower.request(REQUEST, "k")
     with pytest.raises(KeyReused):
         await borrower.request(SMALL, "k")
 
 
 async def test_what_is_over_cannot_be_used_any_more(borrower, lender):
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     await borrower.release(found.id)
     for call in (borrower.activate, borrower.renew, lender.acknowledge):
         with pytest.raises(WrongPhase):
@@ -283,7 +286,7 @@ async def test_what_is_over_cannot_be_used_any_more(borrower, lender):
 
 async def test_strangers_do_not_hear_that_a_reservation_exists(talk, borrower, lender):
     stranger = await talk("stranger")
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     words = set()
     for name in (found.id, "rsv-none-1"):
         with pytest.raises(NotFound) as hidden:
@@ -298,7 +301,7 @@ async def test_strangers_do_not_hear_that_a_reservation_exists(talk, borrower, l
 
 
 async def test_a_provider_sees_what_it_lends_and_may_not_use_it(borrower, lender):
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     assert await lender.find(found.id) == found
     for call in (lender.activate, lender.renew, lender.release):
         with pytest.raises(Forbidden):
@@ -316,7 +319,7 @@ async def test_what_is_in_the_archive_is_found_and_nothing_more_can_be_done(star
 
         lender, borrower = await talk("lender"), await talk("borrower")
         await lender.publish(offer("lender"))
-        found = await borrower.request(WISH, "k")
+        found = await borrower.request(REQUEST, "k")
         over = await borrower.release(found.id)
         broker.clock.pass_time(2 * make.MINUTE)
         await broker.expire()
@@ -363,7 +366,7 @@ async def test_all_instructions_come_however_many(borrower, lender):
 async def test_the_stream_tells_both_sides(borrower, lender):
     async with listening(borrower) as requester, listening(lender) as provider:
         first = asyncio.gather(requester(), provider())
-        found = await borrower.request(WISH, "k")
+        found = await borrower.request(REQUEST, "k")
         assert list(await first) == [
             ("requester", "Use", found.id),
             ("provider", "Hold", found.id),
@@ -374,7 +377,7 @@ async def test_the_stream_tells_both_sides(borrower, lender):
 
 
 async def test_a_stream_begins_with_a_reset_and_all_that_is_open(borrower, lender):
-    found, over = await borrower.request(WISH, "k"), await borrower.request(SMALL, "over")
+    found, over = await borrower.request(REQUEST, "k"), await borrower.request(SMALL, "over")
     await borrower.release(over.id)
     resets: list[str] = []
     async with listening(lender, resets) as provider:
@@ -418,10 +421,10 @@ async def test_a_stream_that_may_have_missed_something_is_reset(start, kind):
 async def test_a_stream_that_the_broker_ends_fails_and_can_be_asked_for_again(
     broker, borrower, lender
 ):
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     async with listening(lender) as provider:
         await provider()
-        broker.service.feeds.close_all()
+        broker.service.streams.close_all()
         with pytest.raises(BrokerUnreachable):
             await provider()
     await borrower.release(found.id)
@@ -433,7 +436,7 @@ async def test_a_stream_that_the_broker_ends_fails_and_can_be_asked_for_again(
 
 
 async def test_an_acknowledgement_is_seen_by_the_requester(borrower, lender):
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     assert (await lender.acknowledge(found.id)).status.acknowledged_at is not None
     assert (await borrower.find(found.id)).status.acknowledged_at is not None
 
@@ -445,7 +448,7 @@ async def test_a_refusal_moves_on_to_the_next_and_the_requester_hears_of_it(talk
         await providers[name].publish(offer(name))
     async with listening(borrower) as requester:
         first = asyncio.ensure_future(requester())
-        found = await borrower.request(WISH, "k")
+        found = await borrower.request(REQUEST, "k")
         await first
         refused, other = found.target_cluster_id, {"one": "two", "two": "one"}
         moved = await providers[refused].refuse(found.id, "busy")
@@ -485,11 +488,11 @@ async def test_close_ends_streams(broker, lender):
             await provider()
 
     task = asyncio.create_task(listen())
-    await until(lambda: broker.service.feeds.count("lender") == 1)
+    await until(lambda: broker.service.streams.count("lender") == 1)
     await lender.close()
     with pytest.raises(BrokerUnreachable):
         await task
-    await until(lambda: broker.service.feeds.count("lender") == 0)
+    await until(lambda: broker.service.streams.count("lender") == 0)
 
 
 async def test_calls_after_close_fail_clearly(lender):
@@ -497,7 +500,7 @@ async def test_calls_after_close_fail_clearly(lender):
     await lender.close()
     calls = [
         lambda: lender.publish(offer("lender")),
-        lambda: lender.request(WISH, "k"),
+        lambda: lender.request(REQUEST, "k"),
         lender.instructions,
         lender.ping,
         lambda: anext(lender.stream(lambda: None)),

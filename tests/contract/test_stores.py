@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -78,7 +78,7 @@ FULL_RESERVATION = make.reservation(
     message="Resources in use in cluster full",
     target=ClusterId("full"),
     left=(ClusterId("a"), ClusterId("b")),
-    earmark=ClusterId("c"),
+    nominated_cluster=ClusterId("c"),
     ticket=17,
     wait_until=make.T0 + make.SECOND,
     reserved_at=make.T0 + 2 * make.SECOND,
@@ -336,7 +336,7 @@ def test_ledger_restored_from_a_store_equals_the_live_one(kind, orders):
 
 @pytest.mark.timeout(180)
 @given(orders=st.lists(ORDERS, min_size=20, max_size=60))
-@settings(max_examples=20)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ledger_restored_from_kubernetes_equals_the_live_one(kube, orders):
     check_restored(Shelf(in_kubernetes(kube)), orders)
 

@@ -218,7 +218,7 @@ async def test_one_that_somebody_deletes_or_spoils_is_made_anew():
 
 @in_virtual_time
 async def test_when_it_is_over_it_is_finished_and_goes_after_a_while():
-    async with running(finished_for=A_WHILE) as rig:
+    async with running(finished_ttl=A_WHILE) as rig:
         await rig.wish()
         await passed(3600)
         found = await rig.instruction("default/rsv-1")
@@ -232,10 +232,10 @@ async def test_when_it_is_over_it_is_finished_and_goes_after_a_while():
 
 @in_virtual_time
 async def test_the_while_is_counted_on_over_a_restart():
-    async with running(finished_for=A_WHILE) as first:
+    async with running(finished_ttl=A_WHILE) as first:
         await first.wish()
         await passed(3600 + 1200)
-    async with running(objects=first.objects, broker=first.broker, finished_for=A_WHILE) as rig:
+    async with running(objects=first.objects, broker=first.broker, finished_ttl=A_WHILE) as rig:
         finished_at = (await rig.instruction("default/rsv-1")).status.finished_at
         assert finished_at == make.T0 + make.HOUR
         await passed(601)
@@ -302,7 +302,7 @@ async def test_objects_that_cannot_be_written_are_written_later():
 
 @in_virtual_time
 async def test_what_is_over_for_long_is_not_remembered():
-    async with running(finished_for=A_WHILE) as rig:
+    async with running(finished_ttl=A_WHILE) as rig:
         await rig.wish()
         await rig.wish("big", cpu="7", wait="1s", requested_gpu="2")
         rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me", wait=make.MINUTE)
@@ -314,7 +314,7 @@ async def test_what_is_over_for_long_is_not_remembered():
 
 @in_virtual_time
 async def test_an_old_word_that_comes_late_revives_nothing():
-    async with running(finished_for=A_WHILE) as rig:
+    async with running(finished_ttl=A_WHILE) as rig:
         key = await rig.wish()
         old = rig.broker.body("rsv-1")
         await rig.delete(key)

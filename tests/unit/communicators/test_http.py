@@ -24,7 +24,7 @@ RESERVATION = bodies.Reservation(
     bodies.ReservationStatus("Reserved", "Locked"),
     datetime(2026, 1, 1, tzinfo=UTC),
 )
-WISH = bodies.ReservationRequest(RESERVATION.requested_resources)
+REQUEST = bodies.ReservationRequest(RESERVATION.requested_resources)
 RESET = b"event: reset\ndata: {}\n\n"
 
 pytestmark = pytest.mark.broker("scripted")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.broker("scripted")
 
 @pytest.fixture
 async def communicator(broker, certificates):
-    opened = await opening(broker, certificates, silence=MOMENT)
+    opened = await opening(broker, certificates, idle_timeout=MOMENT)
     yield opened
     await opened.close()
 
@@ -72,14 +72,14 @@ def resumed(broker):
 
 async def test_a_request_whose_answer_was_lost_is_repeated_with_its_key(broker, communicator):
     broker.responses += [hang_up, body(RESERVATION, 201)]
-    assert await communicator.request(WISH, "the key") == RESERVATION
+    assert await communicator.request(REQUEST, "the key") == RESERVATION
     assert [seen.headers[route.IDEMPOTENCY_KEY] for seen in broker.seen] == ["the key"] * 2
 
 
 async def test_a_broker_that_is_down_is_given_up_after_a_few_tries(broker, communicator):
     broker.responses.append(problem(NotReady("starting")))
     with pytest.raises(NotReady):
-        await communicator.request(WISH, "k")
+        await communicator.request(REQUEST, "k")
     assert len(broker.seen) == 3
 
 
@@ -113,7 +113,7 @@ async def test_connections_are_used_again(broker, communicator):
 
 async def test_every_call_says_which_agent_it_is(broker, certificates):
     broker.responses += [body(RESERVATION), events(event(1))]
-    named = await opening(broker, certificates, instance="agent-7", silence=MOMENT)
+    named = await opening(broker, certificates, instance="agent-7", idle_timeout=MOMENT)
     await named.find("rsv-a-1")
     await revisions(named)
     assert [seen.headers[route.AGENT_HEADER] for seen in broker.seen] == ["agent-7"] * 2
