@@ -1,4 +1,4 @@
-"""Nodes and pods as they are decoded: reduced to what is kept, and refused if that makes no sense."""
+"""Nodes and pods as they are decoded: reduced to a projection, and rejected if that is impossible."""
 
 import msgspec
 import pytest
@@ -23,16 +23,16 @@ def decoded(found, kind):
     return msgspec.json.decode(msgspec.json.encode(found), type=kind)
 
 
-def test_pod_is_reduced_to_what_is_kept():
+def test_pod_is_reduced_to_its_projection():
     found = decoded(pod("2"), PodProjection)
-    assert found.kept == Pod("u-1", "n", Resources(cpu=2000))
+    assert found.projected == Pod("u-1", "n", Resources(cpu=2000))
     assert found.key == "u-1"
     assert (found.spec, found.status, found.metadata.labels) == (PodSpec(), PodStatus(), {})
 
 
-def test_node_is_reduced_to_what_is_kept():
+def test_node_is_reduced_to_its_projection():
     found = decoded(node("4"), NodeProjection)
-    assert found.kept == Node("n", capacity=Resources(cpu=4000))
+    assert found.projected == Node("n", capacity=Resources(cpu=4000))
     assert found.key == "n"
     assert (found.spec, found.status, found.metadata.labels) == (NodeSpec(), NodeStatus(), {})
 
@@ -45,6 +45,6 @@ def test_node_is_reduced_to_what_is_kept():
     ],
     ids=["pod", "node"],
 )
-def test_quantity_that_cannot_be_read_is_told_by_the_decoder(found, kind, problem):
+def test_quantity_that_cannot_be_parsed_is_a_decode_error(found, kind, problem):
     with pytest.raises(msgspec.ValidationError, match=problem):
         decoded(found, kind)
