@@ -2,7 +2,7 @@
 
     async with agents.scene(certificates, tmp_path) as (broker, start, _):
         rome, bonn = await start("rome", broker.port), await start("bonn", broker.port)
-        await rome.wish("w", cpu="2")
+        await rome.create_request("w", cpu="2")
         await rome.becomes("w", "Active")
         await agents.until_agreed(broker, rome, bonn)
 
@@ -80,15 +80,17 @@ class Cluster:
         self.name = name
         self.objects = objects
 
-    async def wish(self, name: str, cpu: str = "1", memory: str = "1Gi", **spec: Any) -> None:
+    async def create_request(
+        self, name: str, cpu: str = "1", memory: str = "1Gi", **spec: Any
+    ) -> None:
         """Ask for something by a ResourceRequest."""
         wanted = ResourceRequestSpec(requested_cpu=cpu, requested_memory=memory, **spec)
         await self.objects.apply(ResourceRequest(Metadata(name), wanted))
 
-    async def unwish(self, name: str) -> None:
+    async def delete_request(self, name: str) -> None:
         await self.objects.delete(ResourceRequest, f"default/{name}")
 
-    async def unwish_all(self) -> None:
+    async def delete_all_requests(self) -> None:
         for found in await self.objects.list(ResourceRequest):
             await self.objects.delete(ResourceRequest, found.key)
 
@@ -115,7 +117,7 @@ class Cluster:
         assert found is not None
         return found
 
-    async def misses(self, name: str, patience: float = PATIENCE) -> None:
+    async def wait_deleted(self, name: str, patience: float = PATIENCE) -> None:
         """Wait for a request to be gone."""
 
         async def look() -> str:
@@ -317,7 +319,7 @@ async def until_over(
 ) -> None:
     """Delete all requests, and wait until nothing lives any more, at either side or at the broker."""
     for agent in members:
-        await agent.unwish_all()
+        await agent.delete_all_requests()
 
     async def look() -> str:
         left = [one for agent in members for one in await agent.objects.list(ResourceRequest)]

@@ -33,9 +33,9 @@ class Users:
             there = await self.agent.objects.list(ResourceRequest)
             if len(there) < MOST and self._dice.random() < 0.6:
                 self.made += 1
-                await self.agent.wish(f"w{self.made}", cpu="100m", memory="64Mi")
+                await self.agent.create_request(f"w{self.made}", cpu="100m", memory="64Mi")
             elif there:
-                await self.agent.unwish(self._dice.choice(there).metadata.name)
+                await self.agent.delete_request(self._dice.choice(there).metadata.name)
             await asyncio.sleep(self._dice.uniform(0, 0.05))
 
     async def get_something(self):
@@ -83,7 +83,7 @@ async def test_broker_that_is_killed_again_and_again_takes_nothing_twice(certifi
                 async with brokers.child(certificates, tmp_path, http_port=port) as broker:
                     await killed_in_the_middle(broker, users)
         for agent in members:
-            await agent.wish("last")
+            await agent.create_request("last")
         async with brokers.child(certificates, tmp_path, http_port=port) as broker:
             for agent in members:
                 await agent.becomes("last", "Active")

@@ -48,7 +48,7 @@ async def at_once(act, members):
 async def test_reservations_last_exactly_as_long_as_the_broker_says(scene, members):
     async def live(lender, borrower):
         for name, renew in (("short", False), ("renewed", True)):
-            await borrower.wish(
+            await borrower.create_request(
                 name, duration=f"{SHORT}s", renew=renew, target_cluster_id=lender.name
             )
         for name in ("short", "renewed"):
@@ -95,7 +95,7 @@ async def renewed(borrower, first):
 
 async def test_end_is_seen_at_once_when_the_broker_says_so(scene, members):
     async def begin(lender, borrower):
-        await borrower.wish("w", duration="4h", target_cluster_id=lender.name)
+        await borrower.create_request("w", duration="4h", target_cluster_id=lender.name)
         await borrower.becomes("w", "Active")
 
     async def see(lender, borrower):

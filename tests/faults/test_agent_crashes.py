@@ -97,7 +97,7 @@ async def test_requester_that_dies_while_it_asks_has_one_lock(
 ):
     fate = fate_of["borrower"]
     fate.comes(*place)
-    await borrower.wish("w")
+    await borrower.create_request("w")
     await reborn(borrower, fate)
     await borrower.becomes("w", "Active")
     await one_lock_is_taken(scene, lender, borrower)
@@ -110,10 +110,10 @@ async def test_request_that_is_deleted_while_nobody_lives_leaves_nothing(
 ):
     fate = fate_of["borrower"]
     fate.comes(*place)
-    await borrower.wish("w")
+    await borrower.create_request("w")
     await fate.has_come()
     await borrower.kill()
-    await borrower.unwish("w")
+    await borrower.delete_request("w")
     fates.bind(borrower)
     await borrower.start()
     await agents.until_over(scene.broker, lender, borrower)
@@ -124,11 +124,11 @@ async def test_requester_that_dies_while_it_gives_back_gives_back(
     scene, lender, borrower, fate_of, place
 ):
     fate = fate_of["borrower"]
-    await borrower.wish("w")
+    await borrower.create_request("w")
     await borrower.becomes("w", "Active")
     await one_lock_is_taken(scene, lender, borrower)
     fate.comes(*place)
-    await borrower.unwish("w")
+    await borrower.delete_request("w")
     await reborn(borrower, fate)
     await agents.until_over(scene.broker, lender, borrower)
 
@@ -139,7 +139,7 @@ async def test_provider_that_dies_while_it_promises_holds_it_once(
 ):
     fate = fate_of["lender"]
     fate.comes(*place)
-    await borrower.wish("w")
+    await borrower.create_request("w")
     await reborn(lender, fate)
     await borrower.becomes("w", "Active")
     await one_lock_is_taken(scene, lender, borrower)
@@ -157,10 +157,10 @@ async def test_provider_that_dies_while_it_lets_go_holds_nothing(
     scene, lender, borrower, fate_of, place
 ):
     fate = fate_of["lender"]
-    await borrower.wish("w")
+    await borrower.create_request("w")
     await borrower.becomes("w", "Active")
     await one_lock_is_taken(scene, lender, borrower)
     fate.comes(*place)
-    await borrower.unwish("w")
+    await borrower.delete_request("w")
     await reborn(lender, fate)
     await agents.until_over(scene.broker, lender, borrower)

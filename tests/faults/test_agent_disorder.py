@@ -95,14 +95,14 @@ async def test_duplicates_and_old_words_in_any_order_change_nothing(certificates
         members = [await start(name, broker.port, prepare=disturb) for name in NAMES]
         for number in range(ROUNDS):
             for agent in members:
-                await agent.wish(f"w{number}", cpu="100m", memory="64Mi")
+                await agent.create_request(f"w{number}", cpu="100m", memory="64Mi")
             for agent in members if number % 3 else ():
                 await agent.becomes(f"w{number}", "Active")
             for agent in members if number % 2 else ():
-                await agent.unwish(f"w{number}")
+                await agent.delete_request(f"w{number}")
         for agent in members:
             await agent.becomes(f"w{ROUNDS - 2}", "Active")
-            await agent.misses(f"w{ROUNDS - 1}")
+            await agent.wait_deleted(f"w{ROUNDS - 1}")
         left = await agents.until_agreed(broker, *members)
         assert len(left) == ROUNDS // 2 * len(members)
         await agents.until_over(broker, *members)

@@ -70,9 +70,11 @@ async def test_whoever_is_killed_there_is_one_lock_for_each_request(broker, star
     borrower, lender = cluster("borrower"), cluster("lender")
     for victim in ("borrower", "lender"):
         for number in range(AT_A_TIME):
-            await borrower.wish(f"w{number}-{victim}", cpu="100m", target_cluster_id="lender")
+            await borrower.create_request(
+                f"w{number}-{victim}", cpu="100m", target_cluster_id="lender"
+            )
             if victim == "lender":
-                await borrower.unwish(f"w{number}-borrower")
+                await borrower.delete_request(f"w{number}-borrower")
         await killed_soon(running[victim])
         running[victim] = await start(victim)
         await ready(running[victim])
@@ -100,7 +102,7 @@ async def test_second_process_of_one_name_says_why_it_waits_and_takes_over_from_
     assert await asyncio.to_thread(one.end, signal.SIGKILL) == -signal.SIGKILL
     await asyncio.to_thread(two.wait_for, lambda: two.get("/readyz")[0] == 200, QUICKLY)
     users = cluster("two")
-    await users.wish("w")
+    await users.create_request("w")
     await users.becomes("w", "Active")
     assert await asyncio.to_thread(two.end) == 0
 

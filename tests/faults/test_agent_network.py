@@ -64,12 +64,12 @@ async def test_cut_off_requester_keeps_what_it_has_and_gets_the_rest_afterwards(
 
     async def settle(way, line, agent):
         for name in ("kept", "dropped"):
-            await agent.wish(name)
+            await agent.create_request(name)
             found = await agent.becomes(name, "Active")
             kept[way, name] = found.status.reservation_name
         line.cut(**CUTS[way])
-        await agent.wish("late")
-        await agent.unwish("dropped")
+        await agent.create_request("late")
+        await agent.delete_request("dropped")
 
     async def suffer(way, line, agent):
         late = await agent.shows("late", is_unheard)
@@ -118,17 +118,17 @@ async def test_cut_off_provider_keeps_its_promises_and_hears_of_the_rest_afterwa
 
     async def settle(way, line, agent):
         for what in ("kept", "dropped"):
-            await borrower.wish(f"{what}-{agent.name}", target_cluster_id=agent.name)
+            await borrower.create_request(f"{what}-{agent.name}", target_cluster_id=agent.name)
             await borrower.becomes(f"{what}-{agent.name}", "Active")
         await until_resolved(lambda: held(agent, 2))
         line.cut(**CUTS[way])
         await until_resolved(lambda: missing(agent, {"publisher"}))
 
     async def suffer(way, line, agent):
-        await borrower.wish(f"late-{agent.name}", target_cluster_id=agent.name)
+        await borrower.create_request(f"late-{agent.name}", target_cluster_id=agent.name)
         found = await borrower.becomes(f"late-{agent.name}", "Reserved")
         name = found.status.reservation_name
-        await borrower.unwish(f"dropped-{agent.name}")
+        await borrower.delete_request(f"dropped-{agent.name}")
         if way == "upwards":
             await until_resolved(lambda: knows(agent, name))
         else:
@@ -170,7 +170,7 @@ async def test_broker_that_is_slow_but_in_time_is_only_slow(scene, behind):
     lender = await scene.start("lender", scene.broker.port)
     line, agent = await behind("r")
     line.slow(up=0.1, down=0.1)
-    await agent.wish("w")
+    await agent.create_request("w")
     await agent.becomes("w", "Active")
     await agents.until_agreed(scene.broker, lender, agent)
     assert agent.problems == {}
@@ -188,13 +188,13 @@ async def test_what_arrives_too_late_takes_nothing_twice(scene, behind, way):
     lender = await scene.start("lender", scene.broker.port)
     line, agent = await behind("r")
     line.slow(**{way: LATE})
-    await agent.wish("kept")
-    await agent.wish("dropped")
+    await agent.create_request("kept")
+    await agent.create_request("dropped")
     await agent.shows("kept", is_unheard)
     await agent.shows("dropped", is_unheard)
     await until_resolved(lambda: untaken(scene.broker, 2))
     taken = await agents.open_reservations(scene.broker)
-    await agent.unwish("dropped")
+    await agent.delete_request("dropped")
     line.mend()
     found = await agent.becomes("kept", "Active")
     await agent.wait_deleted("dropped")

@@ -65,7 +65,7 @@ async def test_a_dead_part_ends_the_agent_with_its_reason(certificates, tmp_path
         await agent.kill()
         agent.wrap = lambda inner: BrokenCalls(inner, call)
         agent.spoil = lambda inner: BrokenObjects(inner, kind)
-        await agent.wish("w")
+        await agent.create_request("w")
         with structlog.testing.capture_logs() as log:
             await agent.start()
             with pytest.raises(Unexpected) as reason:

@@ -20,7 +20,7 @@ async def test_agents_follow_a_broker_that_was_restored_from_a_backup(certificat
         async with brokers.child(certificates, tmp_path) as broker:
             members = [await start(name, broker.port) for name in ("a", "b")]
             borrower, port = members[0], str(broker.port)
-            await borrower.wish("kept")
+            await borrower.create_request("kept")
             await borrower.becomes("kept", "Active")
             (reservation,) = await agents.until_agreed(broker, *members)
             assert await broker.stop() == 0
@@ -40,7 +40,7 @@ async def test_agents_follow_a_broker_that_was_restored_from_a_backup(certificat
         async with brokers.child(certificates, tmp_path, http_port=port) as broker:
             assert list(await agents.until_agreed(broker, *members)) == [reservation]
             await agents.until_over(broker, *members)
-            await borrower.wish("new")
+            await borrower.create_request("new")
             await borrower.becomes("new", "Active")
             assert await broker.stop() == 0
     brokers.audited(store)

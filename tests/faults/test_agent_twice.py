@@ -67,8 +67,8 @@ async def scene(certificates, tmp_path):
 
 async def lent_and_borrowed(first, other):
     """Each has something of the other."""
-    await first.wish("w", target_cluster_id=other.name)
-    await other.wish("w", target_cluster_id=first.name)
+    await first.create_request("w", target_cluster_id=other.name)
+    await other.create_request("w", target_cluster_id=first.name)
     await first.becomes("w", "Active")
     await other.becomes("w", "Active")
 
@@ -77,7 +77,7 @@ async def refused(agent, times):
     """Wait until it has tried so often, and says why it does nothing."""
 
     async def look():
-        unready = agent.process.standing.unready
+        unready = agent.process.health.not_ready_reason
         if unready.count("another agent is active for one since") < 2:
             return f"it says {unready!r}"
         return "" if agent.calls["publish"] >= times else f"calls are {agent.calls}"
@@ -96,7 +96,7 @@ async def test_second_agent_says_why_it_cannot_and_does_nothing(scene, monkeypat
     one = await scene.start("one", scene.broker.port, **OFTEN)
     await lent_and_borrowed(one, other)
     async with second(one) as two:
-        await two.wish("mine")
+        await two.create_request("mine")
         await refused(two, times=3)
         assert two.calls["instructions"] > 2
         assert await two.objects.list(ReservationInstruction) == []
@@ -119,14 +119,14 @@ async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, 
     async with second(one, objects=one.objects) as two:
         await refused(two, times=1)
         for number in range(10):
-            await one.wish(f"w{number}")
+            await one.create_request(f"w{number}")
         await refused(two, times=3)
         for number in range(10):
             await one.becomes(f"w{number}", "Active")
         assert len(await agents.until_agreed(scene.broker, one, other)) == 10
         await one.kill()
         await two.wait_until_ready()
-        await one.wish("more")
+        await one.create_request("more")
         await one.becomes("more", "Active")
         assert len(await agents.until_agreed(scene.broker, two, other)) == 11
         await agents.until_over(scene.broker, two, other)
@@ -147,14 +147,14 @@ async def test_second_agent_takes_over_quickly_when_the_first_ends(certificates,
             await refused(two, times=3)
             await one.kill()
             await until_resolved(lambda: unready(two))
-            await two.wish("more")
+            await two.create_request("more")
             await two.becomes("more", "Active")
             assert len(await agents.until_agreed(broker, two, other)) == 3
             await agents.until_over(broker, two, other)
 
 
 async def unready(agent):
-    return agent.process.standing.unready
+    return agent.process.health.not_ready_reason
 
 
 async def test_agent_that_was_cut_off_for_too_long_leaves_the_place_to_the_other(
@@ -176,7 +176,7 @@ async def test_agent_that_was_cut_off_for_too_long_leaves_the_place_to_the_other
             line.mend()
             with pytest.raises(IdentityInUse, match="another agent is active for one since"):
                 await one.ends()
-            await two.wish("more")
+            await two.create_request("more")
             await two.becomes("more", "Active")
             assert len(await agents.until_agreed(broker, two, other)) == 3
             await agents.until_over(broker, two, other)
