@@ -65,7 +65,7 @@ async def test_stream_asks_at_each_turn_whether_it_may_go_on(
         gone = Member(
             role, name, MembershipStatus.REVOKED, broker.clock(), revoked_at=broker.clock()
         )
-        broker.service.member_index.apply(MemberChanged(broker.clock(), gone), 1)
+        broker.service.members.apply(MemberChanged(broker.clock(), gone), 1)
         async with asyncio.timeout(PATIENCE):
             await stream.rest()
         assert broker.service.streams.count("berlin") == 0

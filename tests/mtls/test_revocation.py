@@ -245,7 +245,7 @@ async def test_removed_member_is_refused_until_its_certificate_has_ended(broker,
     assert (await berlin.get("version")).refusal == (403, "Revoked")
     broker.clock.pass_time(timedelta(days=366))
     await broker.expire()
-    assert not broker.service.member_index.members
+    assert not broker.service.members.members
 
 
 async def test_removed_one_that_was_revoked_is_refused_for_good(broker, certificates, tmp_path):
