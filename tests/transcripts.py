@@ -35,7 +35,7 @@ class Step(NamedTuple):
     """What is handed to it."""
 
     @property
-    def looks(self) -> bool:
+    def is_read_only(self) -> bool:
         """Whether it changes nothing, and so can be repeated."""
         return self.command.split()[1] in {"get", "describe", "explain", "api-resources"}
 

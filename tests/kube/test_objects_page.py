@@ -38,13 +38,13 @@ def kubectl(cluster, step):
 
 
 def outcome(cluster, step):
-    """What it prints; what is only looked at is looked at until it is as the page says, or for a while."""
+    """What it prints; a read-only command is repeated until it prints what the page shows, or for a while."""
     printed = ""
 
     def is_right():
         nonlocal printed
         printed = kubectl(cluster, step)
-        return not step.queue or transcripts.same(step.printed, printed)
+        return not step.is_read_only or transcripts.same(step.printed, printed)
 
     with contextlib.suppress(AssertionError):  # the caller says how they differ
         wait_until(is_right, poll=0.2)
