@@ -129,7 +129,7 @@ def pod_namespace() -> str:
 def offer_settings(
     settings: AgentSettings, default: OfferSettings = NO_OFFER_SETTINGS
 ) -> OfferSettings:
-    """Returns the offer from the flags, with values from `otherwise` where flags are not set."""
+    """Returns the offer from the flags, with values of `default` where flags are not set."""
     pairs = (pair.partition("=") for pair in settings.labels.split(",") if pair)
     labels = {key.strip(): value.strip() for key, _, value in pairs}
     costs = (settings.cpu_cost, settings.memory_cost, settings.gpu_cost, settings.storage_cost)

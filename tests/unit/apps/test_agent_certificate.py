@@ -1,4 +1,4 @@
-"""The agent's certificate: children are started when it is time, and what goes wrong with one is told."""
+"""The agent's certificate: children are started when it is time, and errors of a child are reported."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ class Reported(ComponentHealth):
 
 
 class Children:
-    """Stands for the interpreter: notes what it is started with, and answers as told."""
+    """Stands for the interpreter: notes what it is started with, and answers as set."""
 
     def __init__(self, directory, monkeypatch):
         self.directory = directory
@@ -56,36 +56,36 @@ def children(tmp_path, monkeypatch):
 
 
 @asynccontextmanager
-async def kept(children, renew_at=None, now=make.T0):
-    standing = Reported()
-    keeper = AgentCertificateRenewer(
-        children.directory, "https://localhost:1", standing, lambda: now, renew_at
+async def renewing(children, renew_at=None, now=make.T0):
+    health = Reported()
+    renewer = AgentCertificateRenewer(
+        children.directory, "https://localhost:1", health, lambda: now, renew_at
     )
-    task = asyncio.create_task(keeper.run())
+    task = asyncio.create_task(renewer.run())
     try:
         async with asyncio.timeout(PATIENCE):
-            await standing.reported.wait()
-        yield standing
+            await health.reported.wait()
+        yield health
         assert not task.done()
     finally:
         task.cancel()
 
 
 async def test_a_certificate_whose_time_is_known_and_far_starts_nothing(children):
-    async with kept(children, renew_at=LATER) as standing:
-        assert standing.not_ready_reason == ""
+    async with renewing(children, renew_at=LATER) as health:
+        assert health.not_ready_reason == ""
     assert children.started == []
 
 
 async def test_a_certificate_of_which_nothing_is_known_is_looked_at_once(children):
-    async with kept(children) as standing:
-        assert standing.not_ready_reason == ""
+    async with renewing(children) as health:
+        assert health.not_ready_reason == ""
     assert children.started == ["show"]
 
 
 async def test_a_certificate_that_is_due_is_renewed_and_looked_at(children):
-    async with kept(children, renew_at=make.T0) as standing:
-        assert standing.not_ready_reason == ""
+    async with renewing(children, renew_at=make.T0) as health:
+        assert health.not_ready_reason == ""
     assert children.started == ["renew", "show"]
 
 
@@ -97,13 +97,13 @@ async def test_a_certificate_that_is_due_is_renewed_and_looked_at(children):
     ],
     ids=["failed", "unreadable"],
 )
-async def test_what_goes_wrong_in_a_child_is_told_and_tried_again(children, command, problem):
+async def test_what_goes_wrong_in_a_child_is_reported_and_tried_again(children, command, problem):
     children.answer(command)
-    async with kept(children) as standing:
-        assert problem in standing.not_ready_reason
+    async with renewing(children) as health:
+        assert problem in health.not_ready_reason
 
 
 async def test_a_child_that_cannot_be_started_does_not_end_the_agent(children):
     children.script.unlink()
-    async with kept(children) as standing:
-        assert "cannot be started: No such file" in standing.not_ready_reason
+    async with renewing(children) as health:
+        assert "cannot be started: No such file" in health.not_ready_reason

@@ -59,7 +59,7 @@ def test_an_agent_without_a_broker_needs_no_certificate():
     assert flags.parse_settings(AgentSettings, texts).broker_transport == ""
 
 
-def test_an_agent_with_a_mailbox_needs_no_certificate():
+def test_an_agent_over_kubernetes_needs_no_certificate():
     texts = LEAST | {"broker_transport": "kubernetes", "broker_cert_path": "", "broker_url": "x"}
     assert flags.parse_settings(AgentSettings, texts).problems() == []
 

@@ -1,4 +1,4 @@
-"""A file that has lost what its journal tells of does not pass, and an honest one does, also in use."""
+"""A file that has lost what its audit log contains does not pass, and an honest one does, also in use."""
 
 import sqlite3
 from contextlib import closing
@@ -87,7 +87,7 @@ def test_file_whose_lines_went_with_the_rows_does_not_pass(shop):
     assert shop.audit() == ["lines of the audit log are missing: see `kubelend audit verify`"]
 
 
-def test_journal_whose_beginning_was_cut_off_tells_what_is_left(shop):
+def test_audit_log_that_was_truncated_still_shows_the_rest(shop):
     with closing(SqliteStore.open_readonly(shop.path)) as store:
         last = store.audit_lines(0, 100)[-1]
     shop.desk.pass_time(make.MINUTE)

@@ -183,7 +183,7 @@ async def test_a_follower_ends_nothing_by_itself(store, tail):
     assert store.load().revision == 1
 
 
-async def test_a_follower_leaves_old_lines_of_the_journal_to_the_leader_and_does_not_look_for_them(
+async def test_a_follower_leaves_old_lines_of_the_audit_log_to_the_leader_and_does_not_look_for_them(
     store, tail
 ):
     store.commit([AuditEntry(make.T0, BROKER_ACTOR, "Advertised", "cluster/a")], 1)
@@ -260,7 +260,7 @@ async def test_who_finds_that_another_has_written_looks_who_leads_before_it_take
     assert len(opened) == 1
 
 
-async def test_who_asks_whether_the_ledger_is_the_newest_is_told(store):
+async def test_fencing_check_raises_once_another_broker_has_written(store):
     vote = Vote(is_leader=True)
     async with running(vote, lambda: store) as broker:
         await until(lambda: broker.is_leader)

@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_not_heard():
     "found, known, action",
     [
         pytest.param(samples.shown(record()), record(), None, id="as it should be"),
-        pytest.param(samples.shown(record()), None, advertisement_plan.DeleteOrphan(), id="ghost"),
+        pytest.param(samples.shown(record()), None, advertisement_plan.DeleteOrphan(), id="orphan"),
         pytest.param(
             samples.with_spec(samples.shown(record()), cluster_name="x"),
             record(),

@@ -31,16 +31,16 @@ def remembered(whose):
     return {key for kept in vars(whose).values() if isinstance(kept, dict) for key in kept}
 
 
-async def test_suspicion_goes_with_its_object(broker, client):
+async def test_drift_is_forgotten_with_its_object(broker, client):
     kept = ReservationReconciler(broker, client, "hub", TERMS, EventRecorder(client, broker.clock))
-    ghost = samples.wish(labels=samples.OWN)
+    orphan = samples.wish(labels=samples.OWN)
     async with working(kept.queue):
-        kept.cache.handle(Listed([ghost], []))
-        suspicions = vars(kept)["_drift"]
-        await until(lambda: "mine" in remembered(suspicions))
-        kept.cache.handle(Deleted(ghost))
+        kept.cache.handle(Listed([orphan], []))
+        drift = vars(kept)["_drift"]
+        await until(lambda: "mine" in remembered(drift))
+        kept.cache.handle(Deleted(orphan))
         await until(lambda: not kept.cache.tombstones("mine"))
-    assert remembered(suspicions) == set()
+    assert remembered(drift) == set()
 
 
 async def test_name_of_an_advertisement_goes_with_it(broker, client):

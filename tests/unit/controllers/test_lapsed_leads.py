@@ -60,8 +60,8 @@ async def client():
 
 
 async def test_list_in_the_wrong_moment_is_no_end(broker, client, lease):
-    teller = EventRecorder(client, broker.clock)
-    reservations = ReservationReconciler(broker, client, "hub", TERMS, teller)
+    recorder = EventRecorder(client, broker.clock)
+    reservations = ReservationReconciler(broker, client, "hub", TERMS, recorder)
     lease.checks_left = 0
     with pytest.raises(NotReady):
         broker.current()

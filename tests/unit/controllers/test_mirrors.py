@@ -92,7 +92,7 @@ def test_what_cannot_be_read_is_told_once_and_looked_at(mirror, looks):
 
 
 @pytest.mark.parametrize("change", [A, Listed([], []), ODD._replace(is_deleted=True)])
-def test_what_is_mended_or_gone_is_no_riddle_any_more(mirror, change):
+def test_what_is_mended_or_gone_is_not_undecodable_any_more(mirror, change):
     mirror.handle(ODD)
     mirror.handle(change)
     assert mirror.undecodable("a") is None

@@ -61,11 +61,11 @@ async def client(certificates, server):
 
 
 def leaving():
-    wish = samples.wish()
+    found = samples.wish()
     known = replace(
-        wish.metadata, deletion_timestamp=make.T0, finalizers=(RESERVATION_FINALIZER, "other/one")
+        found.metadata, deletion_timestamp=make.T0, finalizers=(RESERVATION_FINALIZER, "other/one")
     )
-    return replace(wish, metadata=known)
+    return replace(found, metadata=known)
 
 
 def refused():
@@ -78,7 +78,7 @@ def claiming():
 
 
 UNKNOWN = [
-    pytest.param(lambda: samples.wish(labels=samples.OWN), "DELETE", id="ghost"),
+    pytest.param(lambda: samples.wish(labels=samples.OWN), "DELETE", id="orphan"),
     pytest.param(claiming, "PATCH", id="claims a record"),
     pytest.param(samples.wish, "PATCH", id="to be refused"),
     pytest.param(refused, "DELETE", id="refused long ago"),

@@ -30,7 +30,7 @@ def asked(found, question):
         pytest.param(samples.written(samples.record("Failed")), None, id="has a record"),
     ],
 )
-def test_refused_wish_may_go_after_the_retention(found, since):
+def test_refused_object_may_go_after_the_retention(found, since):
     assert labels.rejected_until(found, RETENTION) == (since and since + RETENTION)
 
 

@@ -36,7 +36,9 @@ def plan(found, record=None):
         ),
         pytest.param(samples.with_status(samples.wish(), phase="Failed"), None, id="failed"),
         pytest.param(samples.with_status(samples.wish(), phase="Released"), None, id="released"),
-        pytest.param(samples.wish(labels=samples.OWN), reservation_plan.DeleteOrphan(), id="ghost"),
+        pytest.param(
+            samples.wish(labels=samples.OWN), reservation_plan.DeleteOrphan(), id="orphan"
+        ),
         pytest.param(
             samples.written(samples.record()), reservation_plan.Reset(), id="claims a record"
         ),
@@ -193,7 +195,7 @@ def test_request_is_in_the_name_of_whom_the_object_says():
         ),
     ],
 )
-def test_wish_that_makes_no_sense_is_refused_in_words(found, error, words):
+def test_invalid_request_is_rejected_with_a_message(found, error, words):
     with pytest.raises(error) as raised:
         reservation_plan.request_from_object(found, TERMS)
     assert words in str(raised.value)

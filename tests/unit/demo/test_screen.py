@@ -65,11 +65,11 @@ def test_finished_steps_and_advice_are_printed_to_stay():
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system=None)
     long = "kubelend get clusters --cert-path " + "x" * 100
-    with screen.open_live_display(console) as teller:
-        teller.begin(2, "Something happens")
-        teller.show_clusters([cluster()])
-        teller.step(2, "Something happened", 0.0124, ["and this is seen"])
-        teller.show_commands("To try:", [long])
+    with screen.open_live_display(console) as display:
+        display.begin(2, "Something happens")
+        display.show_clusters([cluster()])
+        display.step(2, "Something happened", 0.0124, ["and this is seen"])
+        display.show_commands("To try:", [long])
     shown = out.getvalue()
     assert "✓  2  Something happened" in shown
     assert "12 ms" in shown

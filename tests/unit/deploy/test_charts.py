@@ -26,7 +26,7 @@ def test_rendered_image_is_that_of_the_program(name):
 
 
 def test_each_definition_is_in_the_chart_of_its_group():
-    """And what a broker writes into mailboxes in its own too."""
+    """And what a broker writes into cluster namespaces in its own too."""
     copies = {name: sorted(CHARTS.glob(f"kubelend-{name}/files/crds/*.yaml")) for name in NAMES}
     agents = {name for name in crds.crd_documents() if name.startswith("rear.")}
     brokers = crds.crd_documents().keys() - agents | {"rear.fluidos.eu_providerinstructions.yaml"}
@@ -36,7 +36,7 @@ def test_each_definition_is_in_the_chart_of_its_group():
         assert path.read_text() == (DEPLOY / "crds" / path.name).read_text()
 
 
-def test_broker_may_do_in_mailboxes_what_it_has_to():
+def test_broker_may_do_in_cluster_namespaces_what_it_has_to():
     [role] = of_kind(rendered("broker", "components/cluster-namespaces"), "ClusterRole")
     needed = cluster_namespaces.policy_rules(cluster_namespaces.BROKER_RULES)
     assert granted([role]) == granted([{"metadata": {}, "rules": needed}])

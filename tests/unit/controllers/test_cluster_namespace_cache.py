@@ -1,4 +1,4 @@
-"""What a clerk knows of a mailbox's objects, and what is new of it."""
+"""The cache of a cluster namespace's objects, and which of them are pending."""
 
 import pytest
 from msgspec.structs import replace
@@ -49,37 +49,37 @@ def leaving(found):
     return replace(found, metadata=replace(found.metadata, deletion_timestamp=make.T0))
 
 
-def test_what_is_seen_is_looked_at_once():
-    shelf = NamespaceCache()
-    assert shelf.handle(asked())
-    assert shelf.pop_pending().objects == [asked()]
-    assert shelf.pop_pending() == ([], [])
+def test_what_is_seen_is_pending_once():
+    cache = NamespaceCache()
+    assert cache.handle(asked())
+    assert cache.pop_pending().objects == [asked()]
+    assert cache.pop_pending() == ([], [])
 
 
 def test_older_than_what_is_known_changes_nothing():
-    shelf = NamespaceCache()
-    shelf.handle(asked("10"))
-    shelf.pop_pending()
-    assert not shelf.handle(asked("9"))
-    assert not shelf.handle(asked("10"))
-    assert shelf.pop_pending().objects == []
+    cache = NamespaceCache()
+    cache.handle(asked("10"))
+    cache.pop_pending()
+    assert not cache.handle(asked("9"))
+    assert not cache.handle(asked("10"))
+    assert cache.pop_pending().objects == []
 
 
-def test_object_is_found_by_key_and_then_by_what_it_tells():
-    shelf = NamespaceCache()
-    assert shelf.requester_object(ID, RECORD) is None
-    shelf.handle(asked())
-    assert shelf.requester_object(ID, RECORD) == asked()
-    assert not shelf.shows(ID)
-    shelf.handle(asked("2", told=True))
-    assert shelf.requester_object(ID, None) == asked("2", told=True)
-    assert shelf.shows(ID)
+def test_object_is_found_by_key_and_then_by_its_response():
+    cache = NamespaceCache()
+    assert cache.requester_object(ID, RECORD) is None
+    cache.handle(asked())
+    assert cache.requester_object(ID, RECORD) == asked()
+    assert not cache.shows(ID)
+    cache.handle(asked("2", told=True))
+    assert cache.requester_object(ID, None) == asked("2", told=True)
+    assert cache.shows(ID)
 
 
 def test_question_that_is_being_deleted_is_not_told_of_what_comes_now():
-    shelf = NamespaceCache()
-    shelf.handle(leaving(asked()))
-    assert shelf.requester_object(ID, RECORD) is None
+    cache = NamespaceCache()
+    cache.handle(leaving(asked()))
+    assert cache.requester_object(ID, RECORD) is None
 
 
 @pytest.mark.parametrize(
@@ -94,70 +94,70 @@ def test_question_that_is_being_deleted_is_not_told_of_what_comes_now():
     ],
 )
 def test_reservation_has_other_objects(others, has_other):
-    shelf = NamespaceCache()
+    cache = NamespaceCache()
     for one in (asked(), *others):
-        shelf.handle(one)
-    assert shelf.has_other_object(RECORD, asked()) is has_other
+        cache.handle(one)
+    assert cache.has_other_object(RECORD, asked()) is has_other
 
 
 def test_object_of_another_reservation_is_not_taken_for_it():
-    shelf = NamespaceCache()
-    shelf.handle(asked())
+    cache = NamespaceCache()
+    cache.handle(asked())
     other = replace(RECORD, request=make.request(requester="rome", key="other"))
-    assert shelf.requester_object(ReservationId("rsv-2"), other) is None
+    assert cache.requester_object(ReservationId("rsv-2"), other) is None
 
 
 def test_end_of_an_object_is_news_of_its_reservation():
-    shelf = NamespaceCache()
-    shelf.handle(asked(told=True))
-    shelf.pop_pending()
-    shelf.on_delete(asked(told=True))
-    assert shelf.pop_pending() == ([], [ID])
-    assert shelf.requester_object(ID, RECORD) is None
+    cache = NamespaceCache()
+    cache.handle(asked(told=True))
+    cache.pop_pending()
+    cache.on_delete(asked(told=True))
+    assert cache.pop_pending() == ([], [ID])
+    assert cache.requester_object(ID, RECORD) is None
 
 
 def test_end_of_a_former_object_leaves_the_new_one():
-    shelf = NamespaceCache()
-    shelf.handle(asked("5", uid="new"))
-    shelf.on_delete(asked("4", uid="old"))
-    assert shelf.all() == [asked("5", uid="new")]
-    shelf.on_list("Reservation", {"new"})
-    assert shelf.all() == [asked("5", uid="new")]
-    shelf.on_list("Reservation", set())
-    assert shelf.all() == []
+    cache = NamespaceCache()
+    cache.handle(asked("5", uid="new"))
+    cache.on_delete(asked("4", uid="old"))
+    assert cache.all() == [asked("5", uid="new")]
+    cache.on_list("Reservation", {"new"})
+    assert cache.all() == [asked("5", uid="new")]
+    cache.on_list("Reservation", set())
+    assert cache.all() == []
 
 
 # -- lists beside the watch
 
 
-def test_list_adds_to_what_the_watch_has_told():
-    shelf = NamespaceCache()
-    shelf.handle(asked("5"))
-    shelf.add_list(
+def test_list_adds_to_what_the_watch_has_delivered():
+    cache = NamespaceCache()
+    cache.handle(asked("5"))
+    cache.add_list(
         "Reservation", [asked("4"), replace(asked("3"), metadata=Metadata("b", uid="b"))]
     )
-    assert [one.metadata.resource_version for one in shelf.all()] == ["5", ""]
-    assert not shelf.awaits_list("Reservation")
-    assert shelf.awaits_list("ClusterSession")
+    assert [one.metadata.resource_version for one in cache.all()] == ["5", ""]
+    assert not cache.awaits_list("Reservation")
+    assert cache.awaits_list("ClusterSession")
 
 
 def test_what_went_while_a_list_was_on_its_way_is_not_taken_from_it():
-    shelf = NamespaceCache()
-    shelf.on_delete(asked("5"))
-    shelf.add_list("Reservation", [asked("4")])
-    assert shelf.all() == []
+    cache = NamespaceCache()
+    cache.on_delete(asked("5"))
+    cache.add_list("Reservation", [asked("4")])
+    assert cache.all() == []
 
 
 def test_list_that_the_watch_has_overtaken_counts_for_nothing():
-    shelf = NamespaceCache()
-    shelf.on_list("Reservation", set())
-    shelf.add_list("Reservation", [asked("4")])
-    assert shelf.all() == []
+    cache = NamespaceCache()
+    cache.on_list("Reservation", set())
+    cache.add_list("Reservation", [asked("4")])
+    assert cache.all() == []
 
 
-def test_after_a_doubt_everything_is_looked_at():
-    shelf = NamespaceCache()
-    shelf.handle(asked(told=True))
-    shelf.pop_pending()
-    shelf.enqueue_all()
-    assert shelf.pop_pending() == ([asked(told=True)], [ID])
+def test_enqueue_all_makes_everything_pending():
+    cache = NamespaceCache()
+    cache.handle(asked(told=True))
+    cache.pop_pending()
+    cache.enqueue_all()
+    assert cache.pop_pending() == ([asked(told=True)], [ID])

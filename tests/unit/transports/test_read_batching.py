@@ -44,8 +44,8 @@ async def listening(seconds: float):
     async def echo(request: BaseRequest) -> Response:
         return Response(body=b"<" + await request.read() + b">")
 
-    gathering = ReadBatching(b"POST /said ", CoalescingTimer(seconds))
-    limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=gathering)
+    batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds))
+    limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=batching)
     async with server.serve_http(echo, "127.0.0.1", 0, limits) as port:
         yield Listener(port)
 

@@ -1,4 +1,4 @@
-"""What is written into a mailbox, for each way that its objects and the ledger can stand to each other."""
+"""What is written into the namespace of a cluster, for each relation between its objects and the ledger."""
 
 import msgspec
 import pytest
@@ -129,7 +129,7 @@ def steps(cluster, found, own=None, lent=None):
         pytest.param(PARIS, record(), None, None, [], id="a stranger"),
     ],
 )
-def test_mailbox_tells_what_the_ledger_has(cluster, found, own, lent, expected):
+def test_objects_show_what_the_ledger_has(cluster, found, own, lent, expected):
     assert steps(cluster, found, own, lent) == expected
 
 
@@ -177,7 +177,7 @@ def test_what_is_being_deleted_is_not_deleted_again():
     assert steps(ROME, None, msgspec.structs.replace(leaving, metadata=metadata)) == []
 
 
-def test_spoilt_words_are_said_again():
+def test_undecodable_response_is_written_again():
     assert steps(ROME, record(), own(reply=BrokerResponse(body="nonsense"))) == [
         ("WriteInstruction", Action.USE)
     ]
@@ -193,8 +193,8 @@ def test_reservation_that_is_shown_is_what_was_asked_for():
 
 def test_reservation_with_more_labels_than_a_spec_takes_is_shown_all_the_same():
     labels = {f"label-{number}": "yes" for number in range(65)}
-    wish = make.request(requester="rome", key="k", labels=labels)
-    found = msgspec.structs.replace(record(), request=wish)
+    request = make.request(requester="rome", key="k", labels=labels)
+    found = msgspec.structs.replace(record(), request=request)
     assert plan.reservation_object(found, "mail").spec["constraints"] == {"labels": labels}
     assert "constraints" not in plan.reservation_object(found, "mail", in_full=False).spec
 
@@ -217,7 +217,7 @@ ASKED = AgentRequest("q-2", "activate")
 @pytest.mark.parametrize(
     "seen, expected",
     [
-        pytest.param(own(), AgentRequest("", "reserve"), id="a person's wish"),
+        pytest.param(own(), AgentRequest("", "reserve"), id="a person's request"),
         pytest.param(own(record()), None, id="answered"),
         pytest.param(
             Reservation(
@@ -240,7 +240,7 @@ ASKED = AgentRequest("q-2", "activate")
             ASKED,
             id="published again",
         ),
-        pytest.param(ClusterSession(Metadata("session")), None, id="an empty mailbox"),
+        pytest.param(ClusterSession(Metadata("session")), None, id="an empty namespace"),
         pytest.param(
             ClusterSession(Metadata("session"), ClusterSessionSpec(AgentRequest("q", "ping"))),
             AgentRequest("q", "ping"),
@@ -284,7 +284,7 @@ def test_conditions_ask_in_every_live_phase_and_only_then(found, conditions, cal
         pytest.param(record(), ROME, (RESERVATION_FINALIZER,), False, id="held"),
         pytest.param(OVER, ROME, (), False, id="over"),
         pytest.param(None, ROME, (), False, id="not told"),
-        pytest.param(record(), PARIS, (), False, id="of whose mailbox it was before"),
+        pytest.param(record(), PARIS, (), False, id="of whose namespace it was before"),
     ],
 )
 def test_what_is_live_is_held_on_to(found, cluster, finalizers, expected):

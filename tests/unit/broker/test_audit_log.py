@@ -1,4 +1,4 @@
-"""The broker's journal: searched newest first, page by page, and shortened without a gap."""
+"""The broker's audit log: searched newest first, page by page, and shortened without a gap."""
 
 import asyncio
 import contextlib
@@ -24,19 +24,19 @@ class Scene:
         self.store = MemoryStore()
         self.clock = Clock()
         self.broker = Broker(lambda: self.store, self.clock, BrokerRules(), Metrics())
-        self.journal = AuditLog(self.broker, retention=make.HOUR)
+        self.audit_log = AuditLog(self.broker, retention=make.HOUR)
 
     async def refuse(self, count=1, action="renew"):
         """Each from a name of its own, so that none is only counted."""
         for number in range(count):
             actor = Actor(f"mallory-{number}", "cluster")
-            self.journal.append_rejection(actor, action, "reservation/rsv-1", Forbidden("no"))
+            self.audit_log.append_rejection(actor, action, "reservation/rsv-1", Forbidden("no"))
         await self.broker.wait_durable()
 
     async def numbers(self, **search):
         search = {"matches": lambda record: True, "before": None, "limit": 10} | search
-        found = await self.journal.search(**search)
-        return [told.number for told, _ in found.lines], found.before
+        found = await self.audit_log.search(**search)
+        return [record.number for record, _ in found.lines], found.before
 
     def is_whole(self):
         start, end = self.store.audit_log_bounds()
@@ -64,11 +64,11 @@ async def test_search_looks_through_more_than_one_portion(scene):
     assert await scene.numbers(matches=lambda record: record.action == "activate") == ([1], None)
 
 
-async def test_line_is_shown_once_though_the_journal_is_cut_between_two_portions(scene):
+async def test_line_is_shown_once_though_the_audit_log_is_cut_between_two_portions(scene):
     await scene.refuse(2 * LINES_PER_READ)
 
-    def cut_now(told):
-        if told.number == 2 * LINES_PER_READ:
+    def cut_now(record):
+        if record.number == 2 * LINES_PER_READ:
             scene.store.commit([AuditLogTruncated(10)], scene.store.load().revision)
         return True
 
@@ -76,7 +76,7 @@ async def test_line_is_shown_once_though_the_journal_is_cut_between_two_portions
     assert (numbers, before) == ([*range(2 * LINES_PER_READ, 10, -1)], None)
 
 
-async def test_empty_journal_has_nothing_to_show(scene):
+async def test_empty_audit_log_has_nothing_to_show(scene):
     assert await scene.numbers() == ([], None)
 
 
@@ -85,10 +85,10 @@ async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
     scene.clock.pass_time(make.HOUR)
     await scene.refuse(5)
     scene.clock.pass_time(make.SECOND)
-    await scene.journal.truncate()
+    await scene.audit_log.truncate()
     start, end = scene.store.audit_log_bounds()
     assert (start.number, end.number) == (30, 36)
-    newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
+    newest, _ = (await scene.audit_log.search(lambda record: True, None, 1)).lines[0]
     assert (newest.action, newest.subject.partition(":")[0]) == (
         "AuditLogTruncated",
         "audit-log/30",
@@ -100,37 +100,37 @@ async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
 async def test_nothing_is_cut_before_its_time(scene):
     await scene.refuse(3)
     scene.clock.pass_time(make.HOUR)
-    await scene.journal.truncate()
+    await scene.audit_log.truncate()
     assert scene.store.audit_log_bounds()[0].number == 0
 
 
-async def test_flood_is_told_in_full_at_first_and_then_as_a_count(scene):
+async def test_flood_is_logged_in_full_at_first_and_then_as_a_count(scene):
     for _ in range(MAX_FULL_ENTRIES + 7):
-        scene.journal.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
+        scene.audit_log.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
     scene.clock.pass_time(THROTTLE_WINDOW)
-    await scene.journal.truncate()
+    await scene.audit_log.truncate()
     await scene.broker.wait_durable()
-    found = await scene.journal.search(lambda told: True, None, 100)
+    found = await scene.audit_log.search(lambda record: True, None, 100)
     assert len(found.lines) == MAX_FULL_ENTRIES + 1
     assert found.lines[0][0].message.startswith("7 more within 60 s")
 
 
-async def test_what_was_only_counted_is_told_before_the_end(scene):
-    running = asyncio.create_task(scene.journal.run())
+async def test_what_was_only_counted_is_logged_before_the_end(scene):
+    running = asyncio.create_task(scene.audit_log.run())
     await asyncio.sleep(0)
     for _ in range(MAX_FULL_ENTRIES + 7):
-        scene.journal.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
+        scene.audit_log.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
     await scene.broker.wait_durable()
-    newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
+    newest, _ = (await scene.audit_log.search(lambda record: True, None, 1)).lines[0]
     assert newest.message.startswith("7 more within 60 s")
 
 
 async def test_refusal_while_the_store_is_away_is_no_error(scene):
     scene.broker.unready = "without its store"
-    scene.journal.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
-    await scene.journal.truncate()
+    scene.audit_log.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
+    await scene.audit_log.truncate()
     await scene.broker.wait_durable()
     assert scene.store.audit_log_bounds()[1].number == 0
