@@ -98,7 +98,7 @@ class Rig:
     def __init__(self) -> None:
         self.objects = MemoryObjects(now)
         self.reservations = ReservationCache()
-        self.standing = ComponentHealth()
+        self.health = ComponentHealth()
         self.peering = SteeredPeering()
         self.broker = Activating(self)
         self.keeper = self.new_keeper()
@@ -106,7 +106,7 @@ class Rig:
     def new_keeper(self) -> PeeringReconciler:
         """As after a restart, with the same objects."""
         return PeeringReconciler(
-            self.objects, self.broker, self.reservations, self.peering, self.standing, now
+            self.objects, self.broker, self.reservations, self.peering, self.health, now
         )
 
     def known(self, name: str) -> bodies.Reservation:
@@ -117,7 +117,7 @@ class Rig:
 
     @property
     def problem(self) -> str:
-        return self.standing.errors.get("peering", "")
+        return self.health.errors.get("peering", "")
 
     async def instruct(
         self, name: str, target: str, phase: str = "Reserved", *, is_acknowledged: bool = True

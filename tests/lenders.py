@@ -89,7 +89,7 @@ class House:
 
     def start_anew(self) -> None:
         """Another process of the agent: only the objects stay."""
-        self.reservations, self.standing, self.inventory = (
+        self.reservations, self.health, self.inventory = (
             ReservationCache(),
             ComponentHealth(),
             Inventory(),
@@ -108,7 +108,7 @@ class House:
             self.broker,
             self.reservations,
             promises,
-            self.standing,
+            self.health,
             self.now,
         )
 

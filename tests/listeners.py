@@ -24,7 +24,7 @@ class Rig:
         self, *, poll_every: timedelta = stream.POLL_INTERVAL, chance: float = 0.0
     ) -> None:
         self.broker = DeskBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
-        self.reservations, self.standing = (
+        self.reservations, self.health = (
             ReservationCache(),
             ComponentHealth(lambda: now().timestamp()),
         )
@@ -33,7 +33,7 @@ class Rig:
         self.listener = InstructionListener(
             self.broker,
             self.reservations,
-            self.standing,
+            self.health,
             poll_interval=poll_every,
             chance=lambda: chance,
         )

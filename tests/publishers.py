@@ -35,7 +35,7 @@ class Rig:
         objects: LocalObjects | None = None,
         **settings: Any,
     ) -> None:
-        self.inventory, self.standing = Inventory(), ComponentHealth()
+        self.inventory, self.health = Inventory(), ComponentHealth()
         self.broker, self.objects = ScriptedCommunicator(now), objects or MemoryObjects(now)
         self.reservations, self.measured = ReservationCache(), asyncio.Event()
         self.publisher = Publisher(
@@ -44,7 +44,7 @@ class Rig:
             communicator=self.broker,
             reservations=self.reservations,
             objects=self.objects,
-            health=self.standing,
+            health=self.health,
             clock=clock,
             chance=lambda: chance,
         )

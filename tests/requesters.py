@@ -1,7 +1,7 @@
 """A requester and all that it works with, in virtual time: real objects, and a broker that really decides.
 
 async with requesters.running() as rig:
-    key = await rig.wish(cpu="2")
+    key = await rig.create_request(cpu="2")
     await rig.passed(60)
     assert (await rig.status(key)).phase == "Reserved"
 """
@@ -143,19 +143,19 @@ class Rig:
     ) -> None:
         self.objects = objects or MemoryObjects(now)
         self.broker = broker or LendingBroker()
-        self.reservations, self.standing = reservations or ReservationCache(), ComponentHealth()
+        self.reservations, self.health = reservations or ReservationCache(), ComponentHealth()
         self.requester = ResourceRequestReconciler(
             self.objects,
             self.broker,
             self.reservations,
-            self.standing,
+            self.health,
             clock,
             cluster_id="me",
             chance=lambda: chance,
             **settings,
         )
 
-    async def wish(
+    async def create_request(
         self, name: str = "w", namespace: str = "default", cpu: str = "1", **spec: Any
     ) -> str:
         """Make a request; gives its key."""

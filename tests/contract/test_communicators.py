@@ -63,26 +63,26 @@ async def kind(request):
     if request.param in KINDS:
         yield KINDS[request.param]
         return
-    async with in_mailboxes(request.getfixturevalue("kube")) as kind:
+    async with in_cluster_namespaces(request.getfixturevalue("kube")) as kind:
         yield kind
 
 
 @contextlib.asynccontextmanager
-async def in_mailboxes(kube):
+async def in_cluster_namespaces(kube):
     from post_offices import PostOffice
 
-    office, boxes = PostOffice(kube), {}
+    deployment, namespaces = PostOffice(kube), {}
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(office.close)
+        stack.callback(deployment.close)
 
-        async def in_a_mailbox(broker, cluster):
-            if office.controller is None:
-                await stack.enter_async_context(office.attended(broker.service))
-            if cluster not in boxes:
-                boxes[cluster] = office.create(cluster)
-            return await office.open(boxes[cluster])
+        async def in_a_cluster_namespace(broker, cluster):
+            if deployment.controller is None:
+                await stack.enter_async_context(deployment.attended(broker.service))
+            if cluster not in namespaces:
+                namespaces[cluster] = deployment.create(cluster)
+            return await deployment.open(namespaces[cluster])
 
-        yield in_a_mailbox
+        yield in_a_cluster_namespace
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ async def test_no_capacity_comes_with_its_explanation(borrower, lender):
 
 
 @pytest.mark.parametrize(
-    "error, wish",
+    "error, mistaken",
     [
         (InvalidQuantity, bodies.ReservationRequest(bodies.Quantities("0", "1Gi"))),
         (InvalidQuantity, bodies.ReservationRequest(bodies.Quantities("four", "1Gi"))),
@@ -259,9 +259,9 @@ async def test_no_capacity_comes_with_its_explanation(borrower, lender):
     ],
     ids=["zero", "text", "duration", "policy", "range"],
 )
-async def test_a_mistaken_request_is_refused(borrower, lender, error, wish):
+async def test_a_mistaken_request_is_refused(borrower, lender, error, mistaken):
     with pytest.raises(error):
-        await borrower.request(wish, "k")
+        await borrower.request(mistaken, "k")
 
 
 @pytest.mark.parametrize("key", ["é", "a\nb", "k" * 256])

@@ -1,4 +1,4 @@
-"""The journal and the few records beside the ledger, as every store has to keep them."""
+"""The audit log and the few records beside the ledger, as every store has to keep them."""
 
 import pytest
 

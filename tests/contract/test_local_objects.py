@@ -38,7 +38,7 @@ def hands(keeping):
     return keeping.clock
 
 
-def wish(name="wish", cpu="1", namespace="default", **metadata):
+def resource_request(name="sample", cpu="1", namespace="default", **metadata):
     return ResourceRequest(
         Metadata(name, namespace, **metadata), ResourceRequestSpec(cpu, "1Gi", duration="1h")
     )
@@ -48,7 +48,7 @@ def pending(found, message="no room yet"):
     return replace(found, status=ResourceRequestStatus(phase="Pending", message=message))
 
 
-async def heard(watch):
+async def next_event(watch):
     async with asyncio.timeout(PATIENCE):
         return await anext(watch)
 
@@ -57,26 +57,26 @@ async def heard(watch):
 
 
 async def test_made_object_gets_what_its_keeper_knows(objects, hands):
-    made = await objects.apply(wish(labels={"team": "a"}, annotations={"why": "tests"}))
+    made = await objects.apply(resource_request(labels={"team": "a"}, annotations={"why": "tests"}))
     assert made.metadata.uid
     assert made.metadata.resource_version
     assert made.metadata.generation == 1
     assert hands.says(made.metadata.creation_timestamp)
     assert made.metadata.labels == {"team": "a"}
     assert made.metadata.annotations == {"why": "tests"}
-    assert made.spec == wish().spec
-    assert await objects.find(ResourceRequest, "default/wish") == made
+    assert made.spec == resource_request().spec
+    assert await objects.find(ResourceRequest, "default/sample") == made
     assert await objects.list(ResourceRequest) == [made]
 
 
 async def test_made_object_has_no_status_yet(objects):
-    made = await objects.apply(pending(wish()))
+    made = await objects.apply(pending(resource_request()))
     assert made.status == ResourceRequestStatus()
 
 
 async def test_kinds_and_namespaces_are_kept_apart(objects):
-    first = await objects.apply(wish("a", namespace="one"))
-    second = await objects.apply(wish("a", namespace="two"))
+    first = await objects.apply(resource_request("a", namespace="one"))
+    second = await objects.apply(resource_request("a", namespace="two"))
     other = await objects.apply(
         ProviderInstruction(
             Metadata("a", "one"),
@@ -89,18 +89,18 @@ async def test_kinds_and_namespaces_are_kept_apart(objects):
 
 
 async def test_what_is_not_there_is_not_found(objects):
-    assert await objects.find(ResourceRequest, "default/wish") is None
+    assert await objects.find(ResourceRequest, "default/sample") is None
     assert await objects.list(ResourceRequest) == []
 
 
 async def test_changed_spec_counts_a_generation(objects):
-    made = await objects.apply(wish(cpu="1"))
-    changed = await objects.apply(wish(cpu="2"))
+    made = await objects.apply(resource_request(cpu="1"))
+    changed = await objects.apply(resource_request(cpu="2"))
     assert changed.spec.requested_cpu == "2"
     assert changed.metadata.generation == 2
     assert changed.metadata.resource_version != made.metadata.resource_version
     assert changed.metadata.uid == made.metadata.uid
-    assert await objects.find(ResourceRequest, "default/wish") == changed
+    assert await objects.find(ResourceRequest, "default/sample") == changed
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ async def test_changed_spec_counts_a_generation(objects):
     ],
 )
 async def test_changed_metadata_is_written_and_counts_no_generation(objects, metadata):
-    made = await objects.apply(wish())
-    changed = await objects.apply(wish(**metadata))
+    made = await objects.apply(resource_request())
+    changed = await objects.apply(resource_request(**metadata))
     assert changed.metadata.generation == 1
     assert changed.metadata.resource_version != made.metadata.resource_version
     for name, value in metadata.items():
@@ -121,28 +121,28 @@ async def test_changed_metadata_is_written_and_counts_no_generation(objects, met
 
 
 async def test_apply_leaves_the_status_as_it_is(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     await objects.set_status(pending(made))
-    changed = await objects.apply(wish(cpu="2"))
+    changed = await objects.apply(resource_request(cpu="2"))
     assert changed.status == pending(made).status
 
 
 async def test_status_leaves_everything_else_as_it_is(objects):
-    made = await objects.apply(wish(cpu="1"))
-    changed = await objects.set_status(pending(replace(made, spec=wish(cpu="9").spec)))
+    made = await objects.apply(resource_request(cpu="1"))
+    changed = await objects.set_status(pending(replace(made, spec=resource_request(cpu="9").spec)))
     assert changed.spec == made.spec
     assert changed.metadata.generation == 1
     assert changed.metadata.resource_version != made.metadata.resource_version
-    assert await objects.find(ResourceRequest, "default/wish") == changed
+    assert await objects.find(ResourceRequest, "default/sample") == changed
 
 
 async def test_what_is_equal_is_not_written(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     stated = await objects.set_status(pending(made))
-    assert await objects.apply(wish()) == stated
+    assert await objects.apply(resource_request()) == stated
     assert await objects.set_status(pending(stated)) == stated
-    assert await objects.set_status(pending(wish())) == stated
-    assert await objects.find(ResourceRequest, "default/wish") == stated
+    assert await objects.set_status(pending(resource_request())) == stated
+    assert await objects.find(ResourceRequest, "default/sample") == stated
 
 
 async def test_status_keeps_its_times(objects):
@@ -168,18 +168,18 @@ async def test_status_keeps_its_times(objects):
 
 
 async def test_other_uid_than_the_kept_one_is_a_conflict(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     await objects.delete(ResourceRequest, made.key)
-    again = await objects.apply(wish())
+    again = await objects.apply(resource_request())
     assert again.metadata.uid != made.metadata.uid
     with pytest.raises(Conflict):
-        await objects.apply(replace(made, spec=wish(cpu="2").spec))
+        await objects.apply(replace(made, spec=resource_request(cpu="2").spec))
     assert await objects.find(ResourceRequest, made.key) == again
 
 
 async def test_change_of_an_old_version_is_a_conflict(objects):
-    made = await objects.apply(wish())
-    newer = await objects.apply(replace(made, spec=wish(cpu="2").spec))
+    made = await objects.apply(resource_request())
+    newer = await objects.apply(replace(made, spec=resource_request(cpu="2").spec))
     finalizers = replace(made.metadata, finalizers=("example.org/one",))
     with pytest.raises(Conflict, match="was modified"):
         await objects.apply(replace(made, metadata=finalizers))
@@ -187,8 +187,8 @@ async def test_change_of_an_old_version_is_a_conflict(objects):
 
 
 async def test_status_of_an_old_version_is_a_conflict(objects):
-    made = await objects.apply(wish())
-    newer = await objects.apply(replace(made, spec=wish(cpu="2").spec))
+    made = await objects.apply(resource_request())
+    newer = await objects.apply(replace(made, spec=resource_request(cpu="2").spec))
     with pytest.raises(Conflict, match="was modified"):
         await objects.set_status(pending(made))
     stated = await objects.set_status(pending(newer))
@@ -198,21 +198,21 @@ async def test_status_of_an_old_version_is_a_conflict(objects):
 
 
 async def test_status_by_who_read_nothing_is_taken(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     await objects.set_status(pending(made))
-    stated = await objects.set_status(pending(wish(), "another word"))
+    stated = await objects.set_status(pending(resource_request(), "another word"))
     assert (stated.metadata.uid, stated.status.message) == (made.metadata.uid, "another word")
 
 
 async def test_change_by_who_read_nothing_is_taken(objects):
-    made = await objects.apply(wish())
-    changed = await objects.apply(wish(cpu="2"))
+    made = await objects.apply(resource_request())
+    changed = await objects.apply(resource_request(cpu="2"))
     assert changed.metadata.uid == made.metadata.uid
     assert changed.spec.requested_cpu == "2"
 
 
 async def test_deleted_object_is_not_made_anew_by_who_still_has_it(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     await objects.delete(ResourceRequest, made.key)
     with pytest.raises(Conflict):
         await objects.apply(made)
@@ -220,10 +220,10 @@ async def test_deleted_object_is_not_made_anew_by_who_still_has_it(objects):
 
 
 async def test_status_of_a_gone_or_other_object_is_none(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     await objects.delete(ResourceRequest, made.key)
     assert await objects.set_status(pending(made)) is None
-    again = await objects.apply(wish())
+    again = await objects.apply(resource_request())
     assert await objects.set_status(pending(made)) is None
     assert await objects.find(ResourceRequest, made.key) == again
 
@@ -232,15 +232,15 @@ async def test_status_of_a_gone_or_other_object_is_none(objects):
 
 
 async def test_deleted_object_is_gone_and_deleting_again_is_harmless(objects):
-    await objects.apply(wish())
-    await objects.delete(ResourceRequest, "default/wish")
-    await objects.delete(ResourceRequest, "default/wish")
-    assert await objects.find(ResourceRequest, "default/wish") is None
+    await objects.apply(resource_request())
+    await objects.delete(ResourceRequest, "default/sample")
+    await objects.delete(ResourceRequest, "default/sample")
+    assert await objects.find(ResourceRequest, "default/sample") is None
     assert await objects.list(ResourceRequest) == []
 
 
 async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, hands):
-    made = await objects.apply(wish(finalizers=("kubelend/release", "other")))
+    made = await objects.apply(resource_request(finalizers=("kubelend/release", "other")))
     hands.now += make.MINUTE
     await objects.delete(ResourceRequest, made.key)
     going = await objects.find(ResourceRequest, made.key)
@@ -256,7 +256,7 @@ async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, 
 
 
 async def test_no_finalizer_is_added_to_what_is_going(objects):
-    made = await objects.apply(wish(finalizers=("first",)))
+    made = await objects.apply(resource_request(finalizers=("first",)))
     await objects.delete(ResourceRequest, made.key)
     found = await objects.find(ResourceRequest, made.key)
     going = await objects.apply(without_finalizers(found, keep=("first", "late")))
@@ -277,42 +277,42 @@ def without_finalizers(found, keep=()):
 
 
 async def test_watch_begins_with_all_that_is_there(objects):
-    made = [await objects.apply(wish("a")), await objects.apply(wish("b"))]
+    made = [await objects.apply(resource_request("a")), await objects.apply(resource_request("b"))]
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        assert await heard(watch) == Listed(made)
+        assert await next_event(watch) == Listed(made)
 
 
 async def test_watch_tells_what_is_new_otherwise_and_gone(objects):
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        assert await heard(watch) == Listed([])
-        made = await objects.apply(wish())
-        assert await heard(watch) == made
-        changed = await objects.apply(wish(cpu="2"))
-        assert await heard(watch) == changed
+        assert await next_event(watch) == Listed([])
+        made = await objects.apply(resource_request())
+        assert await next_event(watch) == made
+        changed = await objects.apply(resource_request(cpu="2"))
+        assert await next_event(watch) == changed
         stated = await objects.set_status(pending(changed))
-        assert await heard(watch) == stated
+        assert await next_event(watch) == stated
         await objects.delete(ResourceRequest, made.key)
-        gone = deleted(await heard(watch))
+        gone = deleted(await next_event(watch))
         assert gone.metadata.uid == made.metadata.uid
         assert gone.status == stated.status
 
 
 async def test_watch_tells_of_a_deletion_that_waits_for_finalizers(objects, hands):
-    made = await objects.apply(wish(finalizers=("x",)))
+    made = await objects.apply(resource_request(finalizers=("x",)))
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        await heard(watch)
+        await next_event(watch)
         await objects.delete(ResourceRequest, made.key)
-        going = await heard(watch)
+        going = await next_event(watch)
         assert hands.says(going.metadata.deletion_timestamp)
         await objects.apply(without_finalizers(going))
-        assert isinstance(await heard(watch), Deleted)
+        assert isinstance(await next_event(watch), Deleted)
 
 
 async def test_watch_is_silent_about_what_was_not_written_and_about_other_kinds(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        await heard(watch)
-        await objects.apply(wish())
+        await next_event(watch)
+        await objects.apply(resource_request())
         await objects.set_status(made)
         await objects.apply(
             ProviderInstruction(
@@ -322,18 +322,18 @@ async def test_watch_is_silent_about_what_was_not_written_and_about_other_kinds(
                 ),
             )
         )
-        changed = await objects.apply(wish(cpu="2"))
-        assert await heard(watch) == changed
+        changed = await objects.apply(resource_request(cpu="2"))
+        assert await next_event(watch) == changed
 
 
 async def test_object_that_was_made_anew_is_told_as_gone_and_new(objects):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        await heard(watch)
+        await next_event(watch)
         await objects.delete(ResourceRequest, made.key)
-        again = await objects.apply(wish())
-        assert deleted(await heard(watch)).metadata.uid == made.metadata.uid
-        assert await heard(watch) == again
+        again = await objects.apply(resource_request())
+        assert deleted(await next_event(watch)).metadata.uid == made.metadata.uid
+        assert await next_event(watch) == again
 
 
 async def test_all_watches_hear_of_a_change(objects):
@@ -341,25 +341,26 @@ async def test_all_watches_hear_of_a_change(objects):
         aclosing(objects.watch(ResourceRequest)) as one,
         aclosing(objects.watch(ResourceRequest)) as two,
     ):
-        await heard(one)
-        await heard(two)
-        made = await objects.apply(wish())
-        assert [await heard(one), await heard(two)] == [made, made]
+        await next_event(one)
+        await next_event(two)
+        made = await objects.apply(resource_request())
+        assert [await next_event(one), await next_event(two)] == [made, made]
 
 
 async def test_slow_watch_ends_up_with_the_newest(objects):
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        await heard(watch)
-        made = [await objects.apply(wish(cpu=str(cpu))) for cpu in range(1, 21)]
-        while (seen := await heard(watch)) != made[-1]:
+        await next_event(watch)
+        made = [await objects.apply(resource_request(cpu=str(cpu))) for cpu in range(1, 21)]
+        while (seen := await next_event(watch)) != made[-1]:
             assert seen in made
 
 
 async def test_changes_made_at_once_are_all_kept(objects):
-    await asyncio.gather(*(objects.apply(wish(f"w{number}")) for number in range(20)))
+    await asyncio.gather(*(objects.apply(resource_request(f"w{number}")) for number in range(20)))
     assert len(await objects.list(ResourceRequest)) == 20
     await asyncio.gather(
-        objects.apply(wish("w1", cpu="2")), objects.set_status(pending(wish("w1"), "at once"))
+        objects.apply(resource_request("w1", cpu="2")),
+        objects.set_status(pending(resource_request("w1"), "at once")),
     )
     found = await objects.find(ResourceRequest, "default/w1")
     assert (found.spec.requested_cpu, found.status.message) == ("2", "at once")
@@ -391,9 +392,9 @@ async def test_changes_made_at_once_are_all_kept(objects):
 async def test_names_that_kubernetes_refuses_are_refused(objects, key):
     namespace, _, name = key.partition("/")
     with pytest.raises(InvalidInput):
-        await objects.apply(wish(name, namespace=namespace))
+        await objects.apply(resource_request(name, namespace=namespace))
     with pytest.raises(InvalidInput):
-        await objects.set_status(wish(name, namespace=namespace))
+        await objects.set_status(resource_request(name, namespace=namespace))
     with pytest.raises(InvalidInput):
         await objects.find(ResourceRequest, key)
     with pytest.raises(InvalidInput):
@@ -404,5 +405,5 @@ async def test_names_with_dots_are_kept_apart(objects):
     keys = ["a/b.c", "a/b", "a/b.c.d", "b/c"]
     for key in keys:
         namespace, _, name = key.partition("/")
-        await objects.apply(wish(name, namespace=namespace))
+        await objects.apply(resource_request(name, namespace=namespace))
     assert {found.key for found in await objects.list(ResourceRequest)} == set(keys)

@@ -48,7 +48,7 @@ class ScriptedSource:
 
 class Rig:
     def __init__(self):
-        self.source, self.inventory, self.standing = (
+        self.source, self.inventory, self.health = (
             ScriptedSource(),
             Inventory(),
             ComponentHealth(),
@@ -57,7 +57,7 @@ class Rig:
         self.collector = Collector(
             self.source,
             self.inventory,
-            self.standing,
+            self.health,
             lambda: self.seen.append(self.inventory.totals().allocated.cpu),
         )
 
@@ -104,15 +104,15 @@ async def test_a_change_is_taken_in(change, expected):
 @in_virtual_time
 async def test_it_has_measured_once_all_was_seen():
     rig = Rig()
-    rig.standing.require("collector")
+    rig.health.require("collector")
     async with rig.running():
         await asyncio.sleep(60)
         assert not rig.collector.measured.is_set()
-        assert rig.standing.not_ready_reason == "collector: starting"
+        assert rig.health.not_ready_reason == "collector: starting"
         rig.source.say(WHOLE)
         await settled()
         assert rig.collector.measured.is_set()
-        assert rig.standing.not_ready_reason == ""
+        assert rig.health.not_ready_reason == ""
 
 
 @in_virtual_time
@@ -134,26 +134,26 @@ async def test_why_nothing_is_seen_is_told_once_and_so_is_its_end():
             await asyncio.sleep(10)
             rig.source.problem = "no route to the API server"
             await asyncio.sleep(1)
-            assert rig.standing.errors == {"collector": "no route to the API server"}
+            assert rig.health.errors == {"collector": "no route to the API server"}
             await asyncio.sleep(3600)
             rig.source.problem = ""
             await asyncio.sleep(1)
-            assert rig.standing.errors == {}
+            assert rig.health.errors == {}
     assert [line["event"] for line in logged] == ["Component unhealthy", "Component healthy"]
 
 
 @in_virtual_time
 async def test_trouble_before_the_first_look_is_told():
     rig = Rig()
-    rig.standing.require("collector")
+    rig.health.require("collector")
     rig.source.problem = "no route to the API server"
     async with rig.running():
         await settled()
-        assert rig.standing.not_ready_reason == "collector: no route to the API server"
+        assert rig.health.not_ready_reason == "collector: no route to the API server"
         rig.source.problem = ""
         rig.source.say(WHOLE)
         await settled()
-        assert rig.standing.not_ready_reason == ""
+        assert rig.health.not_ready_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ async def test_a_source_that_breaks_is_reported_and_opened_anew(end, expected):
     async with rig.running():
         rig.source.say(WHOLE, end)
         await settled()
-        assert expected in rig.standing.errors["collector"]
+        assert expected in rig.health.errors["collector"]
         assert rig.cpus == (10_000, 1000)
         rig.source.say(Snapshot([Node("m", ONE, ONE)], []))
         await asyncio.sleep(2)
-        assert rig.standing.errors == {}
+        assert rig.health.errors == {}
         assert rig.cpus == (1000, 0)
     assert rig.source.closed == len(rig.source.opened) == 2
 

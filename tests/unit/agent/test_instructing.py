@@ -34,7 +34,7 @@ A_WHILE = timedelta(minutes=30)
 async def test_it_says_what_to_use_and_where():
     async with running() as rig:
         rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
-        await rig.wish(
+        await rig.create_request(
             cpu="500m",
             requested_memory="256Mi",
             requested_gpu="1",
@@ -56,7 +56,7 @@ async def test_it_says_what_to_use_and_where():
 @in_virtual_time
 async def test_the_message_is_the_one_of_the_contract():
     async with running() as rig:
-        await rig.wish(cpu="500m", requested_memory="256Mi")
+        await rig.create_request(cpu="500m", requested_memory="256Mi")
         spec = (await rig.instruction("default/rsv-1")).spec
         assert spec.message == "Use p1 for 500m CPU / 256Mi Memory"
 
@@ -94,10 +94,10 @@ async def test_what_this_cluster_lends_has_none():
 @in_virtual_time
 async def test_it_is_where_the_request_is_unless_a_namespace_is_set():
     async with running() as rig:
-        await rig.wish(namespace="team-a")
+        await rig.create_request(namespace="team-a")
         assert await rig.instructions() == ["team-a/rsv-1"]
     async with running(namespace="kubelend") as rig:
-        await rig.wish(namespace="team-a")
+        await rig.create_request(namespace="team-a")
         assert await rig.instructions() == ["kubelend/rsv-1"]
 
 
@@ -105,7 +105,7 @@ async def test_it_is_where_the_request_is_unless_a_namespace_is_set():
 async def test_a_stream_that_is_quicker_than_the_answer_puts_it_nowhere_else():
     async with running() as rig:
         rig.broker.takes_after = 5
-        await rig.wish(namespace="team-a")
+        await rig.create_request(namespace="team-a")
         await rig.hear("rsv-1")
         await passed(4)
         assert await rig.instructions() == []
@@ -124,7 +124,7 @@ async def test_requests_that_are_not_seen_yet_may_want_it_elsewhere():
 
     async with running(objects=Slow(now)) as first:
         await passed(5)
-        await first.wish(namespace="team-a")
+        await first.create_request(namespace="team-a")
     await first.objects.delete(ReservationInstruction, "team-a/rsv-1")
     async with running(objects=first.objects, broker=first.broker) as rig:
         await rig.hear("rsv-1")
@@ -137,7 +137,7 @@ async def test_requests_that_are_not_seen_yet_may_want_it_elsewhere():
 async def test_one_that_was_reserved_otherwise_waits_until_it_is_clear_whose_it_is():
     async with running() as rig:
         rig.broker.takes_after = 5
-        await rig.wish(namespace="team-a")
+        await rig.create_request(namespace="team-a")
         rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
         await rig.hear("rsv-2")
         assert await rig.instructions() == []
@@ -148,7 +148,7 @@ async def test_one_that_was_reserved_otherwise_waits_until_it_is_clear_whose_it_
 @in_virtual_time
 async def test_one_whose_request_is_gone_stays_where_it_is():
     async with running() as first:
-        await first.wish(namespace="team-a")
+        await first.create_request(namespace="team-a")
     found = await first.found("team-a/w")
     await first.objects.apply(replace(found, metadata=replace(found.metadata, finalizers=())))
     await first.delete("team-a/w")
@@ -161,7 +161,7 @@ async def test_one_whose_request_is_gone_stays_where_it_is():
 @in_virtual_time
 async def test_one_in_the_wrong_namespace_moves():
     async with running() as first:
-        await first.wish(namespace="team-a")
+        await first.create_request(namespace="team-a")
     async with running(objects=first.objects, broker=first.broker, namespace="kubelend") as rig:
         await passed(1)
         assert await rig.instructions() == ["kubelend/rsv-1"]
@@ -170,7 +170,7 @@ async def test_one_in_the_wrong_namespace_moves():
 @in_virtual_time
 async def test_it_follows_a_reservation_that_moves():
     async with running() as rig:
-        await rig.wish()
+        await rig.create_request()
         rig.broker.desk.refuse(ReservationId("rsv-1"), "p1")
         await rig.hear("rsv-1")
         found = await rig.instruction("default/rsv-1")
@@ -182,7 +182,7 @@ async def test_it_follows_a_reservation_that_moves():
 @in_virtual_time
 async def test_a_renewal_shows():
     async with running() as rig:
-        await rig.wish(renew=True)
+        await rig.create_request(renew=True)
         await passed(2401)
         spec = (await rig.instruction("default/rsv-1")).spec
         assert spec.expires_at == make.T0 + timedelta(seconds=2400) + make.HOUR
@@ -191,7 +191,7 @@ async def test_a_renewal_shows():
 @in_virtual_time
 async def test_what_others_write_at_it_stays():
     async with running() as rig:
-        await rig.wish()
+        await rig.create_request()
         found = await rig.instruction("default/rsv-1")
         metadata = replace(found.metadata, finalizers=("theirs",), labels={"a": "b"})
         found = await rig.objects.apply(replace(found, metadata=metadata))
@@ -207,7 +207,7 @@ async def test_what_others_write_at_it_stays():
 @in_virtual_time
 async def test_one_that_somebody_deletes_or_spoils_is_made_anew():
     async with running() as rig:
-        await rig.wish()
+        await rig.create_request()
         await rig.objects.delete(ReservationInstruction, "default/rsv-1")
         await settled()
         found = await rig.instruction("default/rsv-1")
@@ -219,7 +219,7 @@ async def test_one_that_somebody_deletes_or_spoils_is_made_anew():
 @in_virtual_time
 async def test_when_it_is_over_it_is_finished_and_goes_after_a_while():
     async with running(finished_ttl=A_WHILE) as rig:
-        await rig.wish()
+        await rig.create_request()
         await passed(3600)
         found = await rig.instruction("default/rsv-1")
         assert (found.status.phase, found.status.message) == ("Finished", "Duration elapsed")
@@ -233,7 +233,7 @@ async def test_when_it_is_over_it_is_finished_and_goes_after_a_while():
 @in_virtual_time
 async def test_the_while_is_counted_on_over_a_restart():
     async with running(finished_ttl=A_WHILE) as first:
-        await first.wish()
+        await first.create_request()
         await passed(3600 + 1200)
     async with running(objects=first.objects, broker=first.broker, finished_ttl=A_WHILE) as rig:
         finished_at = (await rig.instruction("default/rsv-1")).status.finished_at
@@ -245,9 +245,9 @@ async def test_the_while_is_counted_on_over_a_restart():
 @in_virtual_time
 async def test_one_that_ended_while_the_agent_was_dead_is_finished():
     async with running() as first:
-        await first.wish()
+        await first.create_request()
         await first.delete("default/w")
-        key = await first.wish("forced")
+        key = await first.create_request("forced")
     first.broker.desk.release(ReservationId("rsv-2"))
     async with running(objects=first.objects, broker=first.broker) as rig:
         assert (await rig.instruction("default/rsv-2")).status.phase == "Finished"
@@ -257,7 +257,7 @@ async def test_one_that_ended_while_the_agent_was_dead_is_finished():
 @in_virtual_time
 async def test_one_that_the_broker_has_forgotten_is_finished():
     async with running() as first:
-        await first.wish()
+        await first.create_request()
     first.broker.forget("rsv-1")
     async with running(objects=first.objects, broker=first.broker) as rig:
         status = (await rig.instruction("default/rsv-1")).status
@@ -270,7 +270,7 @@ async def test_one_that_the_broker_has_forgotten_is_finished():
 @in_virtual_time
 async def test_one_that_the_broker_does_not_know_at_its_end_is_finished():
     async with running() as rig:
-        await rig.wish()
+        await rig.create_request()
         rig.broker.forget("rsv-1")
         await passed(3600)
         assert (await rig.instruction("default/rsv-1")).status.phase == "Finished"
@@ -279,7 +279,7 @@ async def test_one_that_the_broker_does_not_know_at_its_end_is_finished():
 @in_virtual_time
 async def test_while_the_broker_is_away_nothing_is_finished():
     async with running() as first:
-        await first.wish()
+        await first.create_request()
     first.broker.trouble = GONE
     async with running(objects=first.objects, broker=first.broker) as rig:
         await passed(7200)
@@ -303,8 +303,8 @@ async def test_objects_that_cannot_be_written_are_written_later():
 @in_virtual_time
 async def test_what_is_over_for_long_is_not_remembered():
     async with running(finished_ttl=A_WHILE) as rig:
-        await rig.wish()
-        await rig.wish("big", cpu="7", wait="1s", requested_gpu="2")
+        await rig.create_request()
+        await rig.create_request("big", cpu="7", wait="1s", requested_gpu="2")
         rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me", wait=make.MINUTE)
         await passed(3 * 3600)
         assert await rig.instructions() == []
@@ -315,7 +315,7 @@ async def test_what_is_over_for_long_is_not_remembered():
 @in_virtual_time
 async def test_an_old_word_that_comes_late_revives_nothing():
     async with running(finished_ttl=A_WHILE) as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         old = rig.broker.body("rsv-1")
         await rig.delete(key)
         await passed(1700)
@@ -327,8 +327,8 @@ async def test_an_old_word_that_comes_late_revives_nothing():
 @in_virtual_time
 async def test_an_old_word_on_one_that_never_had_an_object_revives_nothing():
     async with running() as rig:
-        await rig.wish("big", cpu="8", requested_gpu="2")
-        key = await rig.wish("waits", cpu="5", wait="10m")
+        await rig.create_request("big", cpu="8", requested_gpu="2")
+        key = await rig.create_request("waits", cpu="5", wait="10m")
         old = rig.broker.body("rsv-2")
         await rig.delete(key)
         await passed(60)
@@ -339,7 +339,7 @@ async def test_an_old_word_on_one_that_never_had_an_object_revives_nothing():
 @in_virtual_time
 async def test_nothing_is_written_when_nothing_changes():
     async with running() as rig:
-        await rig.wish()
+        await rig.create_request()
         found = await rig.instruction("default/rsv-1")
         await passed(600)
         labelled = replace(found, metadata=replace(found.metadata, labels={"looked": "at"}))
@@ -396,7 +396,7 @@ async def test_the_end_keeps_what_the_peering_writes_in_the_same_moment():
 
     peered: list[str] = []
     async with running(objects=Crowded(now)) as rig:
-        await rig.wish()
+        await rig.create_request()
         rig.broker.desk.release(ReservationId("rsv-1"))
         await rig.hear("rsv-1")
         status = (await rig.instruction("default/rsv-1")).status

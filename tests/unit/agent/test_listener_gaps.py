@@ -177,14 +177,14 @@ async def test_a_list_that_cannot_be_read_beside_an_open_stream_is_a_partial_pro
             rig.broker.trouble = NotReady("replaying still")
             rig.broker.tell(rig.reserve())
             await sleep(10)
-            assert rig.standing.errors == {
+            assert rig.health.errors == {
                 "stream": "cannot list instructions after a gap: replaying"
             }
-            assert rig.standing.not_ready_reason == ""
+            assert rig.health.not_ready_reason == ""
             assert rig.listener.is_connected
             rig.broker.trouble = None
             await sleep(60)
-            assert rig.standing.errors == {}
+            assert rig.health.errors == {}
     assert [line["event"] for line in lines if "component" in line] == [
         "Component unhealthy",
         "Component healthy",
@@ -200,4 +200,4 @@ async def test_a_stream_that_breaks_while_the_list_cannot_be_read_is_told_as_suc
         rig.broker.stream_trouble = GONE
         rig.broker.cut(GONE)
         await sleep(20)
-        assert rig.standing.not_ready_reason == "stream: gone"
+        assert rig.health.not_ready_reason == "stream: gone"

@@ -31,7 +31,7 @@ async def test_one_line_says_that_it_is_down_and_one_that_it_is_up():
                 if number == 0:
                     rig.broker.cut(rig.broker.stream_trouble)
                 await sleep(36)
-            assert rig.standing.errors == {"stream": "try 0"}
+            assert rig.health.errors == {"stream": "try 0"}
             rig.broker.stream_trouble = rig.broker.trouble = None
             await sleep(40)
         assert rig.listener.is_connected
@@ -47,7 +47,7 @@ async def test_a_stream_that_goes_on_where_it_was_counts_as_open_once_the_broker
     async with rig.running():
         rig.broker.cut(GONE)
         await sleep(4)
-        assert rig.standing.errors  # it said nothing yet
+        assert rig.health.errors  # it said nothing yet
         await sleep(100)
         assert rig.listener.is_connected
         assert rig.times("instructions") == [0, 5]
@@ -59,11 +59,11 @@ async def test_a_stream_that_goes_on_and_says_something_is_open_without_a_poll()
     async with rig.running():
         rig.broker.cut(GONE)
         await sleep(1)
-        assert rig.standing.errors
+        assert rig.health.errors
         rig.broker.tell(rig.reserve())
         await settled()
         assert rig.listener.is_connected
-        assert not rig.standing.errors
+        assert not rig.health.errors
         await sleep(60)
         assert rig.times("instructions") == [0]
 
@@ -75,7 +75,7 @@ async def test_a_stream_that_is_silent_while_no_poll_is_answered_is_not_called_o
         rig.broker.cut(GONE)
         rig.broker.trouble = GONE
         await sleep(600)
-        assert rig.standing.errors == {"stream": "gone"}
+        assert rig.health.errors == {"stream": "gone"}
 
 
 @in_virtual_time
@@ -84,10 +84,10 @@ async def test_without_polls_a_stream_that_stays_counts_as_open():
     async with rig.running():
         rig.broker.cut(GONE)
         await sleep(29)
-        assert rig.standing.errors
+        assert rig.health.errors
         await sleep(2)
         assert rig.listener.is_connected
-        assert not rig.standing.errors
+        assert not rig.health.errors
 
 
 @in_virtual_time
@@ -110,7 +110,7 @@ async def test_what_will_not_be_better_by_itself_is_reported_and_tried_slowly(re
     rig = Rig()
     rig.broker.stream_trouble = rig.broker.trouble = refusal
     async with rig.running():
-        assert rig.standing.errors == {"stream": f"{refusal}"}
+        assert rig.health.errors == {"stream": f"{refusal}"}
         await sleep(91)
         assert rig.times("stream") == [0, 30, 60, 90]
         assert rig.times("instructions") == [30, 60, 90]
@@ -133,13 +133,13 @@ async def test_a_refusal_after_mere_absence_is_reported_too():
     async with rig.running():
         rig.broker.stream_trouble = Revoked("not believed")
         await sleep(SECOND.total_seconds())
-        assert rig.standing.errors == {"stream": "not believed"}
+        assert rig.health.errors == {"stream": "not believed"}
 
 
 @in_virtual_time
 async def test_it_counts_as_begun_only_once_the_broker_was_heard():
     rig = Rig()
-    rig.standing.require("stream")
-    assert rig.standing.not_ready_reason == "stream: starting"
+    rig.health.require("stream")
+    assert rig.health.not_ready_reason == "stream: starting"
     async with rig.running():
-        assert rig.standing.not_ready_reason == ""
+        assert rig.health.not_ready_reason == ""

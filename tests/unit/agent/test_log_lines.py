@@ -35,7 +35,7 @@ def logged(lines, prefix):
 @in_virtual_time
 async def test_request_that_is_received_reserved_and_expires(lines):
     async with requesters.running() as rig:
-        await rig.wish(cpu="2")
+        await rig.create_request(cpu="2")
         await requesters.passed(3700)
     assert logged(lines, "ResourceRequest ") == [
         ("ResourceRequest received", REQUEST | AMOUNTS),
@@ -47,7 +47,7 @@ async def test_request_that_is_received_reserved_and_expires(lines):
 @in_virtual_time
 async def test_request_that_is_active_and_released_by_the_broker(lines):
     async with requesters.running() as rig:
-        await rig.wish(cpu="2")
+        await rig.create_request(cpu="2")
         rig.broker.desk.activate(ReservationId("rsv-1"))
         await rig.hear("rsv-1")
         rig.broker.desk.release(ReservationId("rsv-1"))
@@ -61,7 +61,7 @@ async def test_request_that_is_active_and_released_by_the_broker(lines):
 @in_virtual_time
 async def test_request_that_is_deleted_is_released(lines):
     async with requesters.running() as rig:
-        key = await rig.wish(cpu="2")
+        key = await rig.create_request(cpu="2")
         await rig.delete(key)
         await requesters.passed(60)
     assert logged(lines, "ResourceRequest ")[2:] == [
@@ -76,7 +76,7 @@ async def test_request_that_is_deleted_is_released(lines):
 @in_virtual_time
 async def test_request_that_is_rejected_has_its_reason(lines, cpu, reason, steps):
     async with requesters.running() as rig:
-        key = await rig.wish(cpu=cpu)
+        key = await rig.create_request(cpu=cpu)
         await requesters.passed(60)
         message = (await rig.status(key)).message
     found = logged(lines, "ResourceRequest ")
@@ -87,8 +87,8 @@ async def test_request_that_is_rejected_has_its_reason(lines, cpu, reason, steps
 @in_virtual_time
 async def test_request_that_is_queued(lines):
     async with requesters.running() as rig:
-        await rig.wish("first", cpu="8")
-        await rig.wish(cpu="8", wait="10m")
+        await rig.create_request("first", cpu="8")
+        await rig.create_request(cpu="8", wait="10m")
     ((_, keys),) = logged(lines, "ResourceRequest queued")
     assert keys.items() >= (REQUEST | {"reservation": "rsv-2"}).items()
 
@@ -96,7 +96,7 @@ async def test_request_that_is_queued(lines):
 @in_virtual_time
 async def test_renewal_has_its_new_expiry(lines):
     async with requesters.running() as rig:
-        await rig.wish(renew=True)
+        await rig.create_request(renew=True)
         await requesters.passed(2500)
     expiry = (make.T0 + make.HOUR + 40 * make.MINUTE).isoformat()
     assert logged(lines, "Reservation renewed") == [
@@ -107,7 +107,7 @@ async def test_renewal_has_its_new_expiry(lines):
 @in_virtual_time
 async def test_reservation_instruction_that_is_delivered_and_finishes(lines):
     async with requesters.running() as rig:
-        key = await rig.wish(cpu="2")
+        key = await rig.create_request(cpu="2")
         await rig.delete(key)
         await requesters.passed(60)
     found = logged(lines, "ReservationInstruction ")

@@ -214,16 +214,16 @@ async def test_objects_that_cannot_be_read_are_reported_and_waited_for():
     async with house.lending():
         found = await house.lend()
     house.start_anew()
-    house.standing.require("provider")
+    house.health.require("provider")
     house.objects.trouble = Unavailable("no API server")
     async with house.lending():
         await sleep(10)
-        assert house.standing.errors == {
+        assert house.health.errors == {
             "provider": "cannot read ProviderInstructions: no API server"
         }
         house.objects.trouble = None
         await sleep(3)
-        assert house.standing.not_ready_reason == ""
+        assert house.health.not_ready_reason == ""
         assert house.holds() == {found: THREE}
 
 

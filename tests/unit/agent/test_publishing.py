@@ -260,4 +260,4 @@ async def test_local_objects_that_cannot_be_written_do_not_keep_the_broker_from_
     async with rig.running():
         await until(61)
     assert rig.moments() == [0, 30, 60]
-    assert rig.standing.errors == {"advertisement": "the disk is full"}
+    assert rig.health.errors == {"advertisement": "the disk is full"}

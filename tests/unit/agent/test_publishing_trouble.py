@@ -107,7 +107,7 @@ async def test_trouble_in_other_words_is_the_same_trouble():
             assert len(logged) == 1
             rig.broker.trouble = lambda: NotReady("the broker is starting")
             await until(150)
-            assert rig.standing.errors == {"publisher": "the broker is starting"}
+            assert rig.health.errors == {"publisher": "the broker is starting"}
     assert len(logged) == 2
 
 
@@ -131,7 +131,7 @@ async def test_a_broker_that_never_answers_is_given_up_and_tried_again():
     rig.measure()
     async with rig.running():
         await until(31.5)
-        assert rig.standing.errors == {"publisher": "the broker did not answer within 30s"}
+        assert rig.health.errors == {"publisher": "the broker did not answer within 30s"}
     assert rig.tries() == [0, 31]
 
 
@@ -162,7 +162,7 @@ async def test_a_refusal_is_reported_and_tried_again_at_the_next_moment_only(ref
             await until(10)
             rig.use("9")
             await until(70)
-            assert rig.standing.errors == {"publisher": str(refusal)}
+            assert rig.health.errors == {"publisher": str(refusal)}
             assert (await rig.shown()).status.message == str(refusal)
     assert rig.tries() == [0, 30, 60]
     assert len(logged) == 1
@@ -177,7 +177,7 @@ async def test_another_refusal_is_reported_in_its_own_words():
         await until(10)
         rig.broker.trouble = lambda: Forbidden("two")
         await until(31)
-        assert rig.standing.errors == {"publisher": "two"}
+        assert rig.health.errors == {"publisher": "two"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A wish becomes a reservation: once, whatever breaks on the way."""
+"""A request becomes a reservation: once, whatever breaks on the way."""
 
 import pytest
 from msgspec.structs import replace
@@ -14,9 +14,9 @@ from virtual_time import in_virtual_time
 
 
 @in_virtual_time
-async def test_a_wish_is_reserved_and_says_where_and_until_when():
+async def test_a_request_is_reserved_and_says_where_and_until_when():
     async with running() as rig:
-        key = await rig.wish(cpu="2")
+        key = await rig.create_request(cpu="2")
         status = await rig.status(key)
         assert (status.phase, status.reason, status.target_cluster_id, status.reservation_name) == (
             "Reserved",
@@ -35,7 +35,7 @@ async def test_a_wish_is_reserved_and_says_where_and_until_when():
 async def test_the_finalizer_and_the_question_are_written_before_the_broker_is_asked():
     async with running() as rig:
         rig.broker.seconds["request"] = 5
-        key = await rig.wish()
+        key = await rig.create_request()
         found = await rig.found(key)
         assert found.metadata.finalizers == ("resourcerequest.rear.fluidos.eu/finalizer",)
         assert (found.status.phase, found.status.reason) == ("Pending", "Asking")
@@ -48,7 +48,7 @@ async def test_the_finalizer_and_the_question_are_written_before_the_broker_is_a
 async def test_finalizers_of_others_stay():
     async with running() as rig:
         rig.broker.trouble = GONE
-        key = await rig.wish()
+        key = await rig.create_request()
         found = await rig.found(key)
         others = ("example.com/theirs", *found.metadata.finalizers)
         await rig.objects.apply(replace(found, metadata=replace(found.metadata, finalizers=others)))
@@ -62,9 +62,9 @@ async def test_finalizers_of_others_stay():
 async def test_keys_tell_objects_apart_and_stay_the_same_for_one():
     async with running() as rig:
         for name in ("a", "b"):
-            await rig.wish(name)
+            await rig.create_request(name)
         await rig.delete("default/a")
-        await rig.wish("a")
+        await rig.create_request("a")
         keys = rig.broker.keys
         assert len(keys) == len(set(keys)) == 3
         assert all(len(key) <= route.MAX_KEY_LENGTH for key in keys)
@@ -75,7 +75,7 @@ async def test_keys_tell_objects_apart_and_stay_the_same_for_one():
 async def test_an_agent_that_starts_again_asks_for_nothing_that_is_reserved_or_refused():
     async with running() as first:
         for name, cpu in (("fits", "2"), ("never", "99")):
-            await first.wish(name, cpu=cpu)
+            await first.create_request(name, cpu=cpu)
         asked = len(first.broker.keys)
     async with running(objects=first.objects, broker=first.broker) as rig:
         await passed(600)
@@ -87,7 +87,7 @@ async def test_an_agent_that_starts_again_asks_for_nothing_that_is_reserved_or_r
 async def test_everything_in_the_spec_reaches_the_broker():
     async with running() as rig:
         rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
-        await rig.wish(
+        await rig.create_request(
             cpu="1500m",
             requested_gpu="1",
             requested_storage="10Gi",
@@ -111,7 +111,7 @@ async def test_everything_in_the_spec_reaches_the_broker():
 @in_virtual_time
 async def test_what_nobody_can_read_fails_without_a_call_and_names_the_field():
     async with running() as rig:
-        key = await rig.wish(cpu="two")
+        key = await rig.create_request(cpu="two")
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Failed", "InvalidQuantity")
         assert status.message.startswith("spec.requestedCPU: 'two' is not a quantity")
@@ -124,7 +124,7 @@ async def test_what_nobody_can_read_fails_without_a_call_and_names_the_field():
 @in_virtual_time
 async def test_a_refusal_is_failed_with_the_reason_and_what_would_help_and_is_not_repeated():
     async with running() as rig:
-        key = await rig.wish(cpu="9")
+        key = await rig.create_request(cpu="9")
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Failed", "NoCapacity")
         assert status.message == (
@@ -136,9 +136,9 @@ async def test_a_refusal_is_failed_with_the_reason_and_what_would_help_and_is_no
 
 
 @in_virtual_time
-async def test_a_refused_wish_is_asked_anew_with_another_key_when_its_spec_changes():
+async def test_a_refused_request_is_made_anew_with_another_key_when_its_spec_changes():
     async with running() as rig:
-        key = await rig.wish(cpu="9")
+        key = await rig.create_request(cpu="9")
         await rig.change(key, requested_cpu="8")
         status = await rig.status(key)
         assert (status.phase, status.observed_generation) == ("Reserved", 2)
@@ -149,8 +149,8 @@ async def test_a_refused_wish_is_asked_anew_with_another_key_when_its_spec_chang
 @in_virtual_time
 async def test_one_that_waits_in_the_queue_says_so_and_hears_when_it_is_served():
     async with running() as rig:
-        await rig.wish("big", cpu="8", requested_gpu="2")
-        key = await rig.wish("waits", cpu="5", wait="10m")
+        await rig.create_request("big", cpu="8", requested_gpu="2")
+        key = await rig.create_request("waits", cpu="5", wait="10m")
         status = await rig.status(key)
         assert (status.phase, status.reason, status.reservation_name) == (
             "Pending",
@@ -168,8 +168,8 @@ async def test_one_that_waits_in_the_queue_says_so_and_hears_when_it_is_served()
 @in_virtual_time
 async def test_one_that_waited_in_vain_fails_with_the_reason_without_being_told():
     async with running() as rig:
-        await rig.wish("big", cpu="8", requested_gpu="2", duration="5h")
-        key = await rig.wish("waits", cpu="5", wait="10m")
+        await rig.create_request("big", cpu="8", requested_gpu="2", duration="5h")
+        key = await rig.create_request("waits", cpu="5", wait="10m")
         await passed(601)
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Failed", "WaitTimedOut")
@@ -178,7 +178,7 @@ async def test_one_that_waited_in_vain_fails_with_the_reason_without_being_told(
 @in_virtual_time
 async def test_a_spec_that_changes_under_a_live_reservation_changes_nothing_and_says_so():
     async with running() as rig:
-        key = await rig.wish(cpu="2")
+        key = await rig.create_request(cpu="2")
         await rig.change(key, requested_cpu="3")
         status = await rig.status(key)
         assert status.phase == "Reserved"
@@ -199,7 +199,7 @@ async def test_a_spec_that_changes_under_a_live_reservation_changes_nothing_and_
 @in_virtual_time
 async def test_a_spec_that_changed_under_one_that_is_over_now_is_still_of_no_effect():
     async with running() as first:
-        key = await first.wish(cpu="2")
+        key = await first.create_request(cpu="2")
         await first.change(key, requested_cpu="3")
         first.broker.desk.release(ReservationId("rsv-1"))
         await first.hear("rsv-1")
@@ -214,8 +214,8 @@ async def test_a_spec_that_changed_under_one_that_is_over_now_is_still_of_no_eff
 async def test_an_agent_killed_while_it_changed_its_mind_in_the_queue_asks_anew():
     objects = requesters.TroubledObjects()
     async with running(objects=objects) as first:
-        await first.wish("big", cpu="8", requested_gpu="2")
-        key = await first.wish("waits", cpu="5", wait="10m")
+        await first.create_request("big", cpu="8", requested_gpu="2")
+        key = await first.create_request("waits", cpu="5", wait="10m")
     await first.change(key, requested_cpu="4")
     first.broker.desk.release(ReservationId("rsv-2"))
     objects.trouble = errors.Unavailable("the API server is away")
@@ -230,8 +230,8 @@ async def test_an_agent_killed_while_it_changed_its_mind_in_the_queue_asks_anew(
 @in_virtual_time
 async def test_a_spec_that_changes_while_it_waits_in_the_queue_is_asked_anew():
     async with running() as rig:
-        await rig.wish("big", cpu="8", requested_gpu="2")
-        key = await rig.wish("waits", cpu="5", wait="10m")
+        await rig.create_request("big", cpu="8", requested_gpu="2")
+        key = await rig.create_request("waits", cpu="5", wait="10m")
         await rig.change(key, requested_cpu="4")
         status = await rig.status(key)
         assert (status.phase, status.reservation_name) == ("Reserved", "rsv-3")
@@ -244,7 +244,7 @@ async def test_a_spec_that_changes_while_it_waits_in_the_queue_is_asked_anew():
 async def test_a_spec_that_changes_before_the_answer_came_leaves_nothing_of_the_old_behind(cpu):
     async with running() as rig:
         rig.broker.loses_answers = True
-        key = await rig.wish(cpu="2")
+        key = await rig.create_request(cpu="2")
         await rig.change(key, requested_cpu=cpu)
         rig.broker.loses_answers = False
         await passed(60)

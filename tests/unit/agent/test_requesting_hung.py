@@ -17,7 +17,7 @@ def test_however_many_ask_all_say_so_at_once(count):
     async def test():
         async with running() as rig:
             rig.broker.seconds["request"] = FOR_EVER
-            keys = [await rig.wish(f"w{number}") for number in range(count)]
+            keys = [await rig.create_request(f"w{number}") for number in range(count)]
             assert asyncio.get_running_loop().time() == 0
             for key in keys:
                 status = await rig.status(key)
@@ -30,7 +30,7 @@ def test_however_many_ask_all_say_so_at_once(count):
 async def test_after_a_few_seconds_they_say_that_nobody_answers():
     async with running() as rig:
         rig.broker.seconds["request"] = FOR_EVER
-        keys = [await rig.wish(f"w{number}") for number in range(8)]
+        keys = [await rig.create_request(f"w{number}") for number in range(8)]
         await passed(10)
         for key in keys:
             status = await rig.status(key)
@@ -48,7 +48,7 @@ async def test_those_that_wait_for_their_turn_get_it():
         rig.broker.seconds["request"] = FOR_EVER
         count = 2 * requester.MAX_CONCURRENT_REQUESTS
         keys = [
-            await rig.wish(f"w{number}", cpu="10m", requested_memory="1Mi")
+            await rig.create_request(f"w{number}", cpu="10m", requested_memory="1Mi")
             for number in range(count)
         ]
         assert len(rig.broker.keys) == requester.MAX_CONCURRENT_REQUESTS
@@ -63,13 +63,13 @@ def test_one_that_is_deleted_does_not_wait_for_those_that_ask(count):
     @in_virtual_time
     async def test():
         async with running() as rig:
-            held = await rig.wish("held")
+            held = await rig.create_request("held")
             rig.broker.trouble = GONE
-            never_heard = await rig.wish("never-heard")
+            never_heard = await rig.create_request("never-heard")
             rig.broker.trouble = None
             rig.broker.seconds["request"] = FOR_EVER
             for number in range(count):
-                await rig.wish(f"w{number}")
+                await rig.create_request(f"w{number}")
             await rig.delete(held)
             assert not await rig.is_there(held)
             rig.broker.seconds.clear()
@@ -86,7 +86,7 @@ def test_no_call_is_waited_for_for_ever(call):
     @in_virtual_time
     async def test():
         async with running() as rig:
-            key = await rig.wish(renew=True, duration="3m")
+            key = await rig.create_request(renew=True, duration="3m")
             rig.broker.seconds[call] = FOR_EVER
             if call == "release":
                 await rig.delete(key)
@@ -105,7 +105,7 @@ def test_no_call_is_waited_for_for_ever(call):
 async def test_when_the_broker_is_heard_again_nobody_waits_any_longer():
     async with running() as rig:
         rig.broker.trouble = GONE
-        keys = [await rig.wish(f"w{number}") for number in range(4)]
+        keys = [await rig.create_request(f"w{number}") for number in range(4)]
         await passed(605)
         rig.broker.trouble = None
         rig.reservations.notify_reconnected()
@@ -117,7 +117,7 @@ async def test_when_the_broker_is_heard_again_nobody_waits_any_longer():
 async def test_a_spec_that_changes_while_the_status_is_written_is_no_fault():
     async with running() as rig:
         rig.broker.seconds["request"] = 1
-        key = await rig.wish(cpu="1")
+        key = await rig.create_request(cpu="1")
         await rig.change(key, renew=True)
         await passed(1)
         status = await rig.status(key)

@@ -17,7 +17,7 @@ CLOCKS = pytest.mark.parametrize(
 @in_virtual_time
 async def test_one_that_says_so_is_renewed_when_a_third_is_left_again_and_again():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         await passed(39 * 60)
         assert rig.broker.named("renew") == []
         await passed(10 * 3600)
@@ -31,7 +31,7 @@ async def test_one_that_says_so_is_renewed_when_a_third_is_left_again_and_again(
 @in_virtual_time
 async def test_those_made_together_are_not_renewed_together():
     async with running(chance=1.0) as rig:
-        await rig.wish(renew=True)
+        await rig.create_request(renew=True)
         await passed(3600)
         assert [call.at for call in rig.broker.named("renew")] == [2280]
 
@@ -40,7 +40,7 @@ async def test_those_made_together_are_not_renewed_together():
 @in_virtual_time
 async def test_one_that_does_not_say_so_ends_without_being_told_whatever_the_clock_says(off):
     async with running(clock=away(off)) as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         await passed(3599)
         assert (await rig.status(key)).phase == "Reserved"
         await passed(1)
@@ -55,7 +55,7 @@ async def test_one_that_does_not_say_so_ends_without_being_told_whatever_the_clo
 @in_virtual_time
 async def test_a_clock_that_is_wrong_neither_ends_nor_loses_one_that_is_renewed(off):
     async with running(clock=away(off)) as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         await passed(24 * 3600)
         assert (await rig.status(key)).phase == "Reserved"
         assert len(rig.broker.named("renew")) == 36
@@ -65,7 +65,7 @@ async def test_a_clock_that_is_wrong_neither_ends_nor_loses_one_that_is_renewed(
 @in_virtual_time
 async def test_an_agent_that_starts_with_a_wrong_clock_loses_nothing_that_is_renewed(off):
     async with running() as first:
-        key = await first.wish(renew=True, duration="2h")
+        key = await first.create_request(renew=True, duration="2h")
         await passed(70 * 60)
     async with running(objects=first.objects, broker=first.broker, clock=away(off)) as rig:
         await passed(10 * 3600)
@@ -83,7 +83,7 @@ async def test_an_agent_that_starts_with_a_wrong_clock_asks_instead_of_ending_it
     off, latest
 ):
     async with running() as first:
-        key = await first.wish()
+        key = await first.create_request()
         await passed(1800)
     async with running(objects=first.objects, broker=first.broker, clock=away(off)) as rig:
         await passed(1799)
@@ -96,7 +96,7 @@ async def test_an_agent_that_starts_with_a_wrong_clock_asks_instead_of_ending_it
 @in_virtual_time
 async def test_the_brokers_word_ends_it_at_once():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         await passed(60)
         rig.broker.desk.now = make.T0 + 2 * make.HOUR
         rig.broker.desk.expire()
@@ -108,7 +108,7 @@ async def test_the_brokers_word_ends_it_at_once():
 @in_virtual_time
 async def test_a_broker_that_is_away_at_the_end_is_waited_for():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         rig.broker.trouble = GONE
         await passed(2 * 3600)
         assert (await rig.status(key)).phase == "Reserved"
@@ -120,7 +120,7 @@ async def test_a_broker_that_is_away_at_the_end_is_waited_for():
 @in_virtual_time
 async def test_a_renewal_that_fails_is_told_and_tried_again():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         rig.broker.trouble = GONE
         await passed(45 * 60)
         status = await rig.status(key)
@@ -141,7 +141,7 @@ async def test_a_renewal_that_fails_is_told_and_tried_again():
 @in_virtual_time
 async def test_one_that_could_not_be_renewed_in_time_is_expired_and_says_why():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         rig.broker.trouble = GONE
         await passed(3700)
         rig.broker.trouble = None
@@ -154,7 +154,7 @@ async def test_one_that_could_not_be_renewed_in_time_is_expired_and_says_why():
 @in_virtual_time
 async def test_a_renewal_that_is_refused_is_tried_again_too():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         rig.broker.trouble = errors.QuotaExceeded("budget is spent")
         await passed(45 * 60)
         assert "renewal failed: budget is spent" in (await rig.status(key)).message
@@ -166,7 +166,7 @@ async def test_a_renewal_that_is_refused_is_tried_again_too():
 @in_virtual_time
 async def test_one_that_is_not_to_be_renewed_any_more_forgets_that_it_could_not_be():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         rig.broker.trouble = GONE
         await passed(45 * 60)
         await rig.change(key, renew=False)
@@ -181,7 +181,7 @@ async def test_one_that_is_not_to_be_renewed_any_more_forgets_that_it_could_not_
 async def test_one_whose_answer_came_late_is_renewed_in_time_all_the_same():
     async with running(clock=away(-make.HOUR)) as rig:
         rig.broker.loses_answers = True
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         await passed(50 * 60)
         rig.broker.loses_answers = False
         await passed(3600)
@@ -193,7 +193,7 @@ async def test_one_whose_answer_came_late_is_renewed_in_time_all_the_same():
 async def test_one_that_the_stream_told_of_before_the_answer_came_is_renewed():
     async with running() as rig:
         rig.broker.takes_after = 5
-        await rig.wish(renew=True)
+        await rig.create_request(renew=True)
         await rig.hear("rsv-1")
         rig.broker.takes_after = 0
         await passed(3600)
@@ -201,9 +201,9 @@ async def test_one_that_the_stream_told_of_before_the_answer_came_is_renewed():
 
 
 @in_virtual_time
-async def test_the_wish_to_renew_can_change_while_it_lives():
+async def test_renew_can_change_while_it_lives():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         await rig.change(key, renew=True)
         assert (await rig.status(key)).message == "Resources reserved in cluster p1"
         await passed(3 * 3600)
@@ -218,7 +218,7 @@ async def test_the_wish_to_renew_can_change_while_it_lives():
 @in_virtual_time
 async def test_one_that_others_made_longer_is_not_asked_after_before_its_new_end():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         await rig.broker.renew("rsv-1", "5h")
         await rig.hear("rsv-1")
         await passed(5 * 3600 - 1)
@@ -231,7 +231,7 @@ async def test_one_that_others_made_longer_is_not_asked_after_before_its_new_end
 @in_virtual_time
 async def test_one_in_use_is_active_and_still_renewed():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         rig.broker.desk.activate(ReservationId("rsv-1"))
         await rig.hear("rsv-1")
         status = await rig.status(key)
@@ -244,7 +244,7 @@ async def test_one_in_use_is_active_and_still_renewed():
 @in_virtual_time
 async def test_one_that_moves_names_the_old_and_the_new_cluster():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         rig.broker.desk.refuse(ReservationId("rsv-1"), "p1")
         await rig.hear("rsv-1")
         status = await rig.status(key)
@@ -259,7 +259,7 @@ async def test_one_that_moves_names_the_old_and_the_new_cluster():
 @in_virtual_time
 async def test_one_that_an_administrator_takes_back_is_released_and_not_asked_for_again():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         rig.broker.desk.release(ReservationId("rsv-1"), Reason.BY_ADMIN)
         await rig.hear("rsv-1")
         status = await rig.status(key)
@@ -272,7 +272,7 @@ async def test_one_that_an_administrator_takes_back_is_released_and_not_asked_fo
 @in_virtual_time
 async def test_one_whose_providers_all_refuse_is_failed_with_the_reason():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         for provider in ("p1", "p2"):
             rig.broker.desk.refuse(ReservationId("rsv-1"), provider, "full")
         await rig.hear("rsv-1")
@@ -283,7 +283,7 @@ async def test_one_whose_providers_all_refuse_is_failed_with_the_reason():
 @in_virtual_time
 async def test_answers_twice_and_out_of_order_change_nothing():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         old = rig.broker.body("rsv-1")
         rig.broker.desk.refuse(ReservationId("rsv-1"), "p1")
         await rig.hear("rsv-1")
@@ -299,7 +299,7 @@ async def test_answers_twice_and_out_of_order_change_nothing():
 async def test_what_the_stream_told_before_the_answer_came_is_newer_than_the_answer():
     async with running() as rig:
         rig.broker.takes_after = 5
-        key = await rig.wish()
+        key = await rig.create_request()
         rig.broker.desk.refuse(ReservationId("rsv-1"), "p1")
         await rig.hear("rsv-1")
         await passed(5)
@@ -311,7 +311,7 @@ async def test_what_the_stream_told_before_the_answer_came_is_newer_than_the_ans
 @in_virtual_time
 async def test_a_renewal_finds_out_that_it_is_over():
     async with running() as rig:
-        key = await rig.wish(renew=True)
+        key = await rig.create_request(renew=True)
         rig.broker.desk.release(ReservationId("rsv-1"), Reason.BY_ADMIN)
         await passed(2401)
         assert (await rig.status(key)).phase == "Released"
@@ -320,7 +320,7 @@ async def test_a_renewal_finds_out_that_it_is_over():
 @in_virtual_time
 async def test_one_that_the_broker_has_forgotten_is_failed():
     async with running() as first:
-        key = await first.wish()
+        key = await first.create_request()
     first.broker.forget("rsv-1")
     async with running(objects=first.objects, broker=first.broker) as rig:
         status = await rig.status(key)
@@ -331,7 +331,7 @@ async def test_one_that_the_broker_has_forgotten_is_failed():
 @in_virtual_time
 async def test_an_agent_that_starts_without_its_broker_leaves_everything_as_it_was():
     async with running() as first:
-        key = await first.wish(renew=True)
+        key = await first.create_request(renew=True)
     first.broker.trouble = GONE
     async with running(objects=first.objects, broker=first.broker) as rig:
         writes = await rig.writes(key)
@@ -346,7 +346,7 @@ async def test_an_agent_that_starts_without_its_broker_leaves_everything_as_it_w
 @in_virtual_time
 async def test_one_that_is_over_is_asked_for_anew_when_its_spec_changes():
     async with running() as rig:
-        key = await rig.wish()
+        key = await rig.create_request()
         await passed(3600)
         assert (await rig.status(key)).phase == "Expired"
         await rig.change(key, requested_cpu="2")

@@ -1,4 +1,4 @@
-"""Whatever breaks while a wish is asked for: nothing is taken twice, and what may pass is waited out."""
+"""Whatever breaks while a request is made: nothing is taken twice, and what may pass is waited out."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from virtual_time import in_virtual_time, settled, stopped
 async def test_an_answer_that_was_lost_takes_nothing_twice():
     async with running() as rig:
         rig.broker.loses_answers = True
-        key = await rig.wish(cpu="2")
+        key = await rig.create_request(cpu="2")
         assert (await rig.status(key)).phase == "Pending"
         rig.broker.loses_answers = False
         await passed(10)
@@ -28,7 +28,7 @@ async def test_an_answer_that_was_lost_takes_nothing_twice():
 async def test_an_agent_killed_between_the_answer_and_the_write_takes_nothing_twice():
     async with running() as killed:
         killed.broker.takes_after = 5
-        key = await killed.wish(cpu="2")
+        key = await killed.create_request(cpu="2")
         await passed(1)
         assert killed.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
     killed.broker.takes_after = 0
@@ -54,7 +54,7 @@ async def test_an_agent_killed_between_the_answer_and_the_write_takes_nothing_tw
 async def test_what_will_not_be_better_fails(error):
     async with running() as rig:
         rig.broker.trouble = error
-        key = await rig.wish()
+        key = await rig.create_request()
         status = await rig.status(key)
         assert (status.phase, status.reason, status.message) == ("Failed", error.code, str(error))
         await passed(3600)
@@ -79,7 +79,7 @@ async def test_what_will_not_be_better_fails(error):
 async def test_what_may_be_better_later_is_pending_until_it_is(error):
     async with running() as rig:
         rig.broker.trouble = error
-        key = await rig.wish()
+        key = await rig.create_request()
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Pending", error.code)
         assert str(error) in status.message
@@ -94,7 +94,7 @@ async def test_what_may_be_better_later_is_pending_until_it_is(error):
 async def test_tries_become_rare_and_the_status_is_written_once_and_not_at_each():
     async with running() as rig:
         rig.broker.trouble = GONE
-        key = await rig.wish()
+        key = await rig.create_request()
         writes = await rig.writes(key)
         await passed(3600)
         assert await rig.writes(key) == writes
@@ -107,7 +107,7 @@ async def test_tries_become_rare_and_the_status_is_written_once_and_not_at_each(
 async def test_after_a_success_the_first_pause_is_short_again():
     async with running() as rig:
         rig.broker.trouble = GONE
-        key = await rig.wish()
+        key = await rig.create_request()
         await passed(600)
         rig.broker.trouble = None
         await passed(61)
@@ -122,7 +122,7 @@ async def test_after_a_success_the_first_pause_is_short_again():
 async def test_a_broker_that_wants_to_be_left_in_peace_is():
     async with running() as rig:
         rig.broker.trouble = errors.RateLimited("too many", retry_after=100)
-        await rig.wish()
+        await rig.create_request()
         await passed(250)
         assert [call.at for call in rig.broker.named("request")] == [0, 100, 200]
 
@@ -132,7 +132,7 @@ async def test_objects_that_cannot_be_written_are_tried_again_and_nothing_is_ask
     objects = requesters.TroubledObjects()
     async with running(objects=objects) as rig:
         rig.broker.seconds["request"] = 1
-        key = await rig.wish()
+        key = await rig.create_request()
         objects.trouble = errors.Conflict("it is another one now")
         await passed(30)
         assert (await rig.status(key)).phase == "Pending"
@@ -145,7 +145,7 @@ async def test_objects_that_cannot_be_written_are_tried_again_and_nothing_is_ask
 @in_virtual_time
 async def test_nothing_is_asked_before_the_question_is_written_down():
     objects = requesters.TroubledObjects()
-    await requesters.Rig(objects=objects).wish()
+    await requesters.Rig(objects=objects).create_request()
     objects.trouble = errors.Unavailable("read only")
     async with running(objects=objects) as rig:
         await passed(600)
@@ -159,9 +159,9 @@ async def test_nothing_is_asked_before_the_question_is_written_down():
 async def test_one_slow_answer_does_not_hold_up_the_others():
     async with running() as rig:
         rig.broker.takes_after = 1000
-        await rig.wish("slow")
+        await rig.create_request("slow")
         rig.broker.takes_after = 0
-        key = await rig.wish("quick")
+        key = await rig.create_request("quick")
         assert (await rig.status(key)).phase == "Reserved"
         await passed(1000)
 
@@ -172,7 +172,7 @@ async def test_a_mistake_in_the_code_ends_the_task_with_it():
     task = asyncio.create_task(rig.requester.run())
     await settled()
     rig.broker.trouble = ZeroDivisionError("a mistake")  # type: ignore[assignment]
-    await rig.wish()
+    await rig.create_request()
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         await task
 
@@ -189,11 +189,11 @@ async def test_objects_that_cannot_be_watched_are_a_trouble_of_the_whole_and_are
     rig = requesters.Rig(objects=objects)
     task = asyncio.create_task(rig.requester.run())
     await passed(100)
-    assert "cannot watch resourcerequests: the API server is away" in rig.standing.not_ready_reason
+    assert "cannot watch resourcerequests: the API server is away" in rig.health.not_ready_reason
     objects.trouble = None
     await passed(31)
-    assert rig.standing.errors == {}
-    key = await rig.wish()
+    assert rig.health.errors == {}
+    key = await rig.create_request()
     assert (await rig.status(key)).phase == "Reserved"
     await stopped(task)
 
@@ -202,6 +202,6 @@ async def test_objects_that_cannot_be_watched_are_a_trouble_of_the_whole_and_are
 async def test_a_single_request_in_trouble_is_no_trouble_of_the_whole():
     async with running() as rig:
         rig.broker.trouble = GONE
-        await rig.wish()
+        await rig.create_request()
         await passed(60)
-        assert rig.standing.errors == {}
+        assert rig.health.errors == {}

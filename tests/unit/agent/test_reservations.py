@@ -1,4 +1,4 @@
-"""Of all that is heard of a reservation the newest counts, and whoever listens hears of news only."""
+"""Of all that is received about a reservation the newest counts, and whoever listens hears of news only."""
 
 import itertools
 
@@ -29,10 +29,10 @@ def known():
 
 
 @pytest.fixture
-def heard(known):
-    told: list[str] = []
-    known.subscribe(told.append)
-    return told
+def changes(known):
+    changes: list[str] = []
+    known.subscribe(changes.append)
+    return changes
 
 
 def test_whatever_the_order_the_newest_word_stays():
@@ -43,26 +43,26 @@ def test_whatever_the_order_the_newest_word_stays():
         assert known.find("rsv-1") == words[-1]
 
 
-def test_a_duplicate_is_no_news(known, heard):
+def test_a_duplicate_is_no_news(known, changes):
     assert known.put(body(revision=3)) is True
     assert known.put(body(revision=3)) is False
     assert known.put(body(revision=2, phase=Phase.RELEASED)) is False
-    assert heard == ["rsv-1"]
+    assert changes == ["rsv-1"]
 
 
-def test_a_broker_that_counts_no_revisions_is_believed_as_it_speaks(known, heard):
+def test_a_broker_that_counts_no_revisions_is_believed_as_it_speaks(known, changes):
     for phase in [Phase.RESERVED, Phase.ACTIVE, Phase.RELEASED]:
         assert known.put(body(phase=phase)) is True
     assert known.put(body(phase=Phase.RELEASED)) is False
-    assert heard == ["rsv-1"] * 3
+    assert changes == ["rsv-1"] * 3
 
 
-def test_after_a_gap_the_answer_to_a_new_question_is_believed_though_it_seems_older(known, heard):
+def test_after_a_gap_the_answer_to_a_new_question_is_believed_though_it_seems_older(known, changes):
     known.put(body(revision=9, phase=Phase.ACTIVE))
     known.mark_gap()
     assert known.put(body(revision=4), known.sequence()) is True
     assert known.find("rsv-1") == body(revision=4)
-    assert heard == ["rsv-1"] * 2
+    assert changes == ["rsv-1"] * 2
 
 
 def test_without_a_gap_no_answer_takes_anything_back(known):
@@ -122,24 +122,24 @@ def test_listeners_find_the_news_when_they_are_told(known):
     assert found == [news, None]
 
 
-def test_every_listener_hears_of_every_reservation(known, heard):
+def test_every_listener_hears_of_every_reservation(known, changes):
     second: list[str] = []
     known.subscribe(second.append)
     known.put_instructions([body("rsv-1"), body("rsv-2")])
-    assert heard == second == ["rsv-1", "rsv-2"]
+    assert changes == second == ["rsv-1", "rsv-2"]
 
 
-def test_forgetting_what_is_not_known_is_no_news(known, heard):
+def test_forgetting_what_is_not_known_is_no_news(known, changes):
     known.remove("rsv-1")
-    assert heard == []
+    assert changes == []
 
 
-def test_what_was_forgotten_may_come_again(known, heard):
+def test_what_was_forgotten_may_come_again(known, changes):
     known.put(body(revision=5))
     known.remove("rsv-1")
     assert known.find("rsv-1") is None
     assert known.put(body(revision=4)) is True
-    assert heard == ["rsv-1"] * 3
+    assert changes == ["rsv-1"] * 3
 
 
 def test_open_are_those_that_are_not_over(known):

@@ -60,8 +60,8 @@ class TroubledObjects(MemoryObjects):
 
 class Rig:
     def __init__(self):
-        self.objects, self.standing = TroubledObjects(now), ComponentHealth()
-        self.display = AdvertisementWriter(self.objects, self.standing)
+        self.objects, self.health = TroubledObjects(now), ComponentHealth()
+        self.display = AdvertisementWriter(self.objects, self.health)
 
     @asynccontextmanager
     async def running(self):
@@ -122,11 +122,11 @@ async def test_what_cannot_be_written_is_reported_until_it_can():
     async with rig.running():
         rig.display.submit(advertisement("1"))
         await settled()
-        assert rig.standing.errors == {"advertisement": "the disk is full"}
+        assert rig.health.errors == {"advertisement": "the disk is full"}
         rig.objects.is_broken = False
         rig.display.submit(advertisement("2"))
         assert (await rig.found()).spec.resources.capacity.cpu == "2"
-    assert rig.standing.errors == {}
+    assert rig.health.errors == {}
 
 
 @in_virtual_time
@@ -136,7 +136,7 @@ async def test_a_write_without_end_is_given_up():
     async with rig.running():
         rig.display.submit(advertisement("1"))
         await asyncio.sleep(11)
-        assert rig.standing.errors == {
+        assert rig.health.errors == {
             "advertisement": "Advertisement default/adv: not written within 10s"
         }
         rig.objects.seconds = 0
@@ -165,7 +165,7 @@ async def test_a_status_is_shown_though_others_change_the_object_in_that_moment(
         rig.display.submit(advertisement())
         found = await rig.found()
         assert (found.status.phase, found.metadata.labels) == ("Active", {"team": "0"})
-        assert rig.standing.errors == {}
+        assert rig.health.errors == {}
 
 
 @in_virtual_time
@@ -175,4 +175,4 @@ async def test_an_object_that_never_stays_as_it_is_becomes_a_problem():
     async with rig.running():
         rig.display.submit(advertisement())
         await settled()
-        assert "advertisement" in rig.standing.errors
+        assert "advertisement" in rig.health.errors

@@ -1,4 +1,4 @@
-"""Which requests there are, what is reason enough to look at one, and which went without leave."""
+"""Which requests there are, which changes enqueue one, and which were deleted without their finalizer."""
 
 from msgspec.structs import replace
 
@@ -13,103 +13,116 @@ from kubelend.wire.objects import (
 )
 
 
-def wish(name="w", uid="u", generation=1, version="1", **status):
+def resource_request(name="w", uid="u", generation=1, version="1", **status):
     metadata = Metadata(name, uid=uid, generation=generation, resource_version=version)
     return ResourceRequest(
         metadata, ResourceRequestSpec("1", "1Gi"), ResourceRequestStatus(**status)
     )
 
 
-def seeing(*events):
-    looks: list[str] = []
-    sightings = RequestCache(looks.append)
+def cache_after(*events):
+    reconciled: list[str] = []
+    cache = RequestCache(reconciled.append)
     for event in events:
-        sightings.handle_event(event)
-    return sightings, looks
+        cache.handle_event(event)
+    return cache, reconciled
 
 
 def test_it_is_complete_once_all_are_listed():
-    assert not seeing(wish())[0].is_synced
-    assert seeing(Listed([]))[0].is_synced
+    assert not cache_after(resource_request())[0].is_synced
+    assert cache_after(Listed([]))[0].is_synced
 
 
-def test_a_new_one_and_a_new_wish_are_looked_at_and_what_we_write_is_not():
-    gone = replace(wish(), metadata=replace(wish().metadata, deletion_timestamp=make.T0))
-    told = wish(version="2", phase="Pending")
+def test_a_new_one_and_a_new_spec_are_reconciled_and_what_we_write_is_not():
+    gone = replace(
+        resource_request(),
+        metadata=replace(resource_request().metadata, deletion_timestamp=make.T0),
+    )
+    reported = resource_request(version="2", phase="Pending")
     for events, count in [
-        ([wish()], 1),
-        ([Listed([wish()])], 1),
-        ([wish(), told], 1),
-        ([wish(), Listed([told])], 1),
-        ([wish(), wish(generation=2)], 2),
-        ([wish(), gone], 2),
+        ([resource_request()], 1),
+        ([Listed([resource_request()])], 1),
+        ([resource_request(), reported], 1),
+        ([resource_request(), Listed([reported])], 1),
+        ([resource_request(), resource_request(generation=2)], 2),
+        ([resource_request(), gone], 2),
     ]:
-        assert seeing(*events)[1] == ["default/w"] * count
+        assert cache_after(*events)[1] == ["default/w"] * count
 
 
 def test_a_reservation_belongs_to_whose_status_names_it():
-    sightings, _ = seeing(wish(reservation_name="r"))
-    assert sightings.owner("r") == "default/w"
-    assert sightings.owner("other") == ""
-    sightings.unbind("r")
-    assert sightings.owner("r") == ""
+    cache, _ = cache_after(resource_request(reservation_name="r"))
+    assert cache.owner("r") == "default/w"
+    assert cache.owner("other") == ""
+    cache.unbind("r")
+    assert cache.owner("r") == ""
 
 
 def test_nothing_is_known_of_the_reservations_of_those_that_are_gone():
     for is_free in (True, False):
-        going = wish(reservation_name="r")
-        sightings, _ = seeing(going)
-        sightings.bind("never written down", going.key)
-        sightings.bind("of another", "default/other")
+        going = resource_request(reservation_name="r")
+        cache, _ = cache_after(going)
+        cache.bind("never written down", going.key)
+        cache.bind("of another", "default/other")
         if is_free:
-            sightings.mark_released(going)
-        sightings.handle_event(Deleted(going))
-        sightings.forget_deleted(going)
-        owners = [sightings.owner(name) for name in ("r", "never written down", "of another")]
+            cache.mark_released(going)
+        cache.handle_event(Deleted(going))
+        cache.forget_deleted(going)
+        owners = [cache.owner(name) for name in ("r", "never written down", "of another")]
         assert owners == ["", "", "default/other"]
 
 
 def test_one_made_anew_keeps_what_it_has():
-    old, new = wish(uid="1", reservation_name="old"), wish(uid="2", reservation_name="new")
-    sightings, _ = seeing(old, Deleted(old), new)
-    sightings.forget_deleted(old)
-    assert sightings.owner("new") == "default/w"
+    old, new = (
+        resource_request(uid="1", reservation_name="old"),
+        resource_request(uid="2", reservation_name="new"),
+    )
+    cache, _ = cache_after(old, Deleted(old), new)
+    cache.forget_deleted(old)
+    assert cache.owner("new") == "default/w"
 
 
 def test_a_reservation_that_its_request_names_no_more_is_nobodys():
-    sightings, _ = seeing(wish(reservation_name="old"), wish(reservation_name="new"))
-    assert (sightings.owner("old"), sightings.owner("new")) == ("", "default/w")
-    sightings.handle_event(wish())
-    assert sightings.owner("new") == ""
+    cache, _ = cache_after(
+        resource_request(reservation_name="old"), resource_request(reservation_name="new")
+    )
+    assert (cache.owner("old"), cache.owner("new")) == ("", "default/w")
+    cache.handle_event(resource_request())
+    assert cache.owner("new") == ""
 
 
 def test_one_that_goes_unseen_is_lost_however_that_is_noticed():
-    old = wish()
-    for event in (Deleted(old), Listed([]), wish(uid="v"), Listed([wish(uid="v")])):
-        sightings, looks = seeing(old, event)
-        assert sightings.deleted_unfinalized("default/w") == [old]
-        assert looks[-1] == "default/w"
-        sightings.forget_deleted(old)
-        assert sightings.deleted_unfinalized("default/w") == []
+    old = resource_request()
+    for event in (
+        Deleted(old),
+        Listed([]),
+        resource_request(uid="v"),
+        Listed([resource_request(uid="v")]),
+    ):
+        cache, reconciled = cache_after(old, event)
+        assert cache.deleted_unfinalized("default/w") == [old]
+        assert reconciled[-1] == "default/w"
+        cache.forget_deleted(old)
+        assert cache.deleted_unfinalized("default/w") == []
 
 
 def test_one_that_was_free_to_go_is_not_lost():
-    sightings, _ = seeing(wish())
-    sightings.mark_released(wish())
-    sightings.handle_event(Deleted(wish()))
-    assert sightings.deleted_unfinalized("default/w") == []
+    cache, _ = cache_after(resource_request())
+    cache.mark_released(resource_request())
+    cache.handle_event(Deleted(resource_request()))
+    assert cache.deleted_unfinalized("default/w") == []
 
 
 def test_each_that_went_under_one_name_is_lost_until_it_is_buried():
-    first, second = wish(uid="1"), wish(uid="2")
-    sightings, _ = seeing(first, Deleted(first), second, Deleted(second))
-    assert sightings.deleted_unfinalized("default/w") == [first, second]
-    sightings.forget_deleted(first)
-    assert sightings.deleted_unfinalized("default/w") == [second]
+    first, second = resource_request(uid="1"), resource_request(uid="2")
+    cache, _ = cache_after(first, Deleted(first), second, Deleted(second))
+    assert cache.deleted_unfinalized("default/w") == [first, second]
+    cache.forget_deleted(first)
+    assert cache.deleted_unfinalized("default/w") == [second]
 
 
 def test_a_late_word_of_one_that_is_gone_does_not_hide_the_new_one():
-    first, second = wish(uid="1"), wish(uid="2")
-    sightings, looks = seeing(second, Deleted(first))
-    sightings.handle_event(wish(uid="2", version="9"))
-    assert looks == ["default/w", "default/w"]
+    first, second = resource_request(uid="1"), resource_request(uid="2")
+    cache, reconciled = cache_after(second, Deleted(first))
+    cache.handle_event(resource_request(uid="2", version="9"))
+    assert reconciled == ["default/w", "default/w"]

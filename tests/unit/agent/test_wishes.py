@@ -19,7 +19,7 @@ SPEC = ResourceRequestSpec(requested_cpu="1", requested_memory="1Gi")
 ASKED = SentRequest(1, resource_requests.request_from_spec(SPEC))
 
 
-def wish(generation=1, spec=SPEC, **status):
+def resource_request(generation=1, spec=SPEC, **status):
     metadata = Metadata("w", uid="u", generation=generation)
     return ResourceRequest(metadata, spec, ResourceRequestStatus(**status))
 
@@ -114,18 +114,27 @@ def test_a_key_is_the_same_for_the_same_question_and_for_no_other():
 @pytest.mark.parametrize(
     "found, stage",
     [
-        (wish(), RequestState.NEW),
-        (wish(phase="Pending", asked=ASKED), RequestState.REQUESTED),
-        (wish(phase="Pending", reservation_name="r", asked=ASKED), RequestState.BOUND),
-        (wish(phase="Reserved", reservation_name="r", asked=ASKED), RequestState.BOUND),
-        (wish(phase="Active", reservation_name="r"), RequestState.BOUND),
-        (wish(phase="Failed", observed_generation=1), RequestState.DONE),
-        (wish(phase="Released", observed_generation=1, reservation_name="r"), RequestState.DONE),
-        (wish(phase="Expired", observed_generation=1, reservation_name="r"), RequestState.DONE),
-        (wish(2, phase="Failed", observed_generation=1, asked=ASKED), RequestState.NEW),
-        (wish(2, phase="Expired", observed_generation=1, reservation_name="r"), RequestState.NEW),
+        (resource_request(), RequestState.NEW),
+        (resource_request(phase="Pending", asked=ASKED), RequestState.REQUESTED),
+        (resource_request(phase="Pending", reservation_name="r", asked=ASKED), RequestState.BOUND),
+        (resource_request(phase="Reserved", reservation_name="r", asked=ASKED), RequestState.BOUND),
+        (resource_request(phase="Active", reservation_name="r"), RequestState.BOUND),
+        (resource_request(phase="Failed", observed_generation=1), RequestState.DONE),
         (
-            wish(2, phase="Reserved", observed_generation=1, reservation_name="r"),
+            resource_request(phase="Released", observed_generation=1, reservation_name="r"),
+            RequestState.DONE,
+        ),
+        (
+            resource_request(phase="Expired", observed_generation=1, reservation_name="r"),
+            RequestState.DONE,
+        ),
+        (resource_request(2, phase="Failed", observed_generation=1, asked=ASKED), RequestState.NEW),
+        (
+            resource_request(2, phase="Expired", observed_generation=1, reservation_name="r"),
+            RequestState.NEW,
+        ),
+        (
+            resource_request(2, phase="Reserved", observed_generation=1, reservation_name="r"),
             RequestState.BOUND,
         ),
     ],
@@ -137,13 +146,13 @@ def test_how_far_it_has_come(found, stage):
 @pytest.mark.parametrize(
     "found, changed",
     [
-        (wish(2), False),
-        (wish(2, asked=ASKED), False),
-        (wish(2, replace(SPEC, renew=True), asked=ASKED), False),
-        (wish(2, replace(SPEC, requested_cpu="2"), asked=ASKED), True),
-        (wish(2, replace(SPEC, requested_cpu="?"), asked=ASKED), True),
-        (wish(2, replace(SPEC, policy="cost"), asked=ASKED), True),
-        (wish(1, replace(SPEC, policy="cost"), asked=ASKED), False),
+        (resource_request(2), False),
+        (resource_request(2, asked=ASKED), False),
+        (resource_request(2, replace(SPEC, renew=True), asked=ASKED), False),
+        (resource_request(2, replace(SPEC, requested_cpu="2"), asked=ASKED), True),
+        (resource_request(2, replace(SPEC, requested_cpu="?"), asked=ASKED), True),
+        (resource_request(2, replace(SPEC, policy="cost"), asked=ASKED), True),
+        (resource_request(1, replace(SPEC, policy="cost"), asked=ASKED), False),
     ],
     ids=["never asked", "back", "only renew", "amount", "unreadable", "policy", "same generation"],
 )

@@ -1,4 +1,4 @@
-"""What the contract cannot see: who is named in the journal, grants, limits, and a broker that hangs."""
+"""What the contract cannot see: who is named in the audit log, grants, limits, and a broker that hangs."""
 
 import asyncio
 from contextlib import aclosing
@@ -13,7 +13,7 @@ from kubelend.core.errors import BrokerUnreachable, InvalidInput, QueueFull
 from kubelend.wire import bodies
 from kubelend.wire.conversion import RequestLimits
 
-WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
+REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
 
 pytestmark = pytest.mark.broker(max_waiting=0)
 
@@ -29,12 +29,12 @@ def offer():
     return bodies.Advertisement("lender", bodies.Metrics(bodies.Quantities("4", "8Gi")))
 
 
-async def test_the_journal_names_the_cluster_and_the_caller_is_itself_afterwards(broker, lender):
+async def test_the_audit_log_names_the_cluster_and_the_caller_is_itself_afterwards(broker, lender):
     borrower = InProcessCommunicator(broker.service, "borrower")
-    await borrower.request(WISH, "k")
+    await borrower.request(REQUEST, "k")
     assert CURRENT_ACTOR.get() == BROKER_ACTOR
-    told = (await broker.admin().read("audit"))["lines"]
-    assert {"name": "borrower", "role": "cluster"} in [line["actor"] for line in told]
+    lines = (await broker.admin().read("audit"))["lines"]
+    assert {"name": "borrower", "role": "cluster"} in [line["actor"] for line in lines]
 
 
 async def test_an_instruction_carries_the_grant(broker, lender):
@@ -42,7 +42,7 @@ async def test_an_instruction_carries_the_grant(broker, lender):
         return f"{found.id} for {reader}"
 
     borrower = InProcessCommunicator(broker.service, "borrower", granting=granting)
-    found = await borrower.request(WISH, "k")
+    found = await borrower.request(REQUEST, "k")
     async with aclosing(borrower.stream(lambda: None)) as stream:
         assert (await anext(stream)).grant == f"{found.id} for borrower"
 
@@ -51,8 +51,10 @@ async def test_its_terms_are_those_it_was_given(broker, lender):
     hour = timedelta(hours=1)
     strict = InProcessCommunicator(broker.service, "b", terms=RequestLimits(hour, 2 * hour, hour))
     with pytest.raises(InvalidInput, match="3h exceeds the broker's maximum"):
-        await strict.request(bodies.ReservationRequest(WISH.requested_resources, duration="3h"), "")
-    found = await strict.request(WISH, "")
+        await strict.request(
+            bodies.ReservationRequest(REQUEST.requested_resources, duration="3h"), ""
+        )
+    found = await strict.request(REQUEST, "")
     assert found.duration == "1h0m0s"
 
 

@@ -14,20 +14,20 @@ from kubelend.core.errors import BrokerUnreachable, NoCapacity
 from kubelend.wire import bodies
 from virtual_time import in_virtual_time
 
-WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
-OFFER = bodies.Advertisement("a", bodies.Metrics(WISH.requested_resources))
+REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
+OFFER = bodies.Advertisement("a", bodies.Metrics(REQUEST.requested_resources))
 FOUND = bodies.Reservation(
     "rsv-1",
     "a",
     "b",
-    WISH.requested_resources,
+    REQUEST.requested_resources,
     bodies.ReservationStatus("Reserved", ""),
     datetime(2026, 1, 1, tzinfo=UTC),
 )
 TOLD = bodies.Instruction(1, "provider", "Hold", "Hold it", FOUND)
 CALLS = {
     "publish": (OFFER,),
-    "request": (WISH, "k"),
+    "request": (REQUEST, "k"),
     "activate": ("rsv-1",),
     "renew": ("rsv-1", "2h"),
     "release": ("rsv-1",),
@@ -111,7 +111,7 @@ async def test_errors_resets_and_the_end_go_through(wrap):
     wrapped, inner = wrap([])
     inner.error = NoCapacity("none")
     with pytest.raises(NoCapacity):
-        await wrapped.request(WISH, "k")
+        await wrapped.request(REQUEST, "k")
     resets: list[str] = []
     told: list[Any] = []
     with pytest.raises(BrokerUnreachable, match="cut"):

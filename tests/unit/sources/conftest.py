@@ -30,6 +30,6 @@ def objects(open_objects):
 
 @pytest.fixture
 def file(tmp_path):
-    """Where the file of `default/wish` is."""
+    """Where the file of `default/sample` is."""
     (tmp_path / "resourcerequests").mkdir(exist_ok=True)
-    return tmp_path / "resourcerequests" / "default.wish.yaml"
+    return tmp_path / "resourcerequests" / "default.sample.yaml"

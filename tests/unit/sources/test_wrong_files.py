@@ -30,19 +30,19 @@ BY_HAND = """
 apiVersion: rear.fluidos.eu/v1alpha1
 kind: ResourceRequest
 metadata:
-  name: wish
+  name: sample
 spec:
   requestedCPU: "2"
   requestedMemory: 1Gi
 """
 
 
-def wish(**metadata):
-    return ResourceRequest(Metadata("wish", **metadata), ResourceRequestSpec("1", "1Gi"))
+def resource_request(**metadata):
+    return ResourceRequest(Metadata("sample", **metadata), ResourceRequestSpec("1", "1Gi"))
 
 
 async def find(objects):
-    return await objects.find(ResourceRequest, "default/wish")
+    return await objects.find(ResourceRequest, "default/sample")
 
 
 def edit(file, old, new):
@@ -51,7 +51,7 @@ def edit(file, old, new):
     file.write_text(text.replace(old, new))
 
 
-async def heard(watch):
+async def next_event(watch):
     async with asyncio.timeout(PATIENCE):
         return await anext(watch)
 
@@ -70,34 +70,39 @@ async def heard(watch):
         pytest.param("a", "[" * 200_000, "nested", id="too deep"),
         pytest.param("a", "a" * (2**20 + 1), "bytes", id="too large"),
         pytest.param("a", "a: " + "1" * 5000, "not valid YAML", id="too large a number"),
-        pytest.param("wish", BY_HAND.replace("v1alpha1", "v1"), "apiVersion", id="version"),
-        pytest.param("wish", BY_HAND.replace("kind: R", "kind: X"), "kind", id="kind"),
+        pytest.param("sample", BY_HAND.replace("v1alpha1", "v1"), "apiVersion", id="version"),
+        pytest.param("sample", BY_HAND.replace("kind: R", "kind: X"), "kind", id="kind"),
         pytest.param(
-            "wish", BY_HAND.replace('"2"', "2"), "spec.requestedCPU: must be a string", id="number"
+            "sample",
+            BY_HAND.replace('"2"', "2"),
+            "spec.requestedCPU: must be a string",
+            id="number",
         ),
         pytest.param(
-            "wish",
+            "sample",
             BY_HAND.replace("requestedMemory", "memory"),
             "spec.requestedMemory: is required",
             id="missing",
         ),
         pytest.param(
-            "wish", BY_HAND + "  durration: 1h\n", "spec.durration: unknown field", id="unknown"
+            "sample", BY_HAND + "  durration: 1h\n", "spec.durration: unknown field", id="unknown"
         ),
         pytest.param(
-            "wish",
+            "sample",
             BY_HAND + "  constraints: {regions: x}\n",
             "spec.constraints.regions: unknown field",
             id="unknown inside",
         ),
-        pytest.param("other", BY_HAND, "rename the file to default.wish.yaml", id="name"),
-        pytest.param("wish", BY_HAND.replace("wish", "../x"), "not a valid object name", id="path"),
+        pytest.param("other", BY_HAND, "rename the file to default.sample.yaml", id="name"),
+        pytest.param(
+            "sample", BY_HAND.replace("sample", "../x"), "not a valid object name", id="path"
+        ),
     ],
 )
 async def test_file_that_is_wrong_is_reported_and_left_alone(
     objects, tmp_path, file, name, text, problem
 ):
-    kept = await objects.apply(replace(wish(), metadata=Metadata("kept")))
+    kept = await objects.apply(replace(resource_request(), metadata=Metadata("kept")))
     wrong = file.with_name(f"default.{name}.yaml")
     content = text if isinstance(text, bytes) else text.encode()
     wrong.write_bytes(content)
@@ -111,12 +116,12 @@ async def test_file_that_is_wrong_is_reported_and_left_alone(
 
 
 async def test_name_that_is_almost_right_is_reported(objects, file):
-    file.with_name("default.wish.yml").write_text(BY_HAND)
+    file.with_name("default.sample.yml").write_text(BY_HAND)
     file.with_name("notes.txt").write_text("hello")
     file.with_name("default.dir.yaml").mkdir()
     os.mkfifo(file.with_name("default.pipe.yaml"))
     assert await objects.list(ResourceRequest) == []
-    assert "default.wish.yml: ignored" in objects.problem
+    assert "default.sample.yml: ignored" in objects.problem
     assert "default.dir.yaml: not a regular file" in objects.problem
     assert "default.pipe.yaml: not a regular file" in objects.problem
     assert "notes" not in objects.problem
@@ -134,7 +139,7 @@ async def test_problem_is_told_without_a_look_at_the_disk(objects, file):
     file.write_text("wrong: [")
     await objects.list(ResourceRequest)
     told = objects.problem
-    assert "default.wish.yaml" in told
+    assert "default.sample.yaml" in told
     file.unlink()
     assert objects.problem == told
     await objects.list(ResourceRequest)
@@ -166,16 +171,16 @@ async def test_each_problem_is_logged_once(objects, file, capsys):
 
 
 async def test_object_stays_as_it_was_while_its_file_is_wrong(objects, file):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     right = file.read_text()
     file.write_text("spec: [")
     assert await find(objects) == made
     for change in (
-        objects.apply(wish()),
+        objects.apply(resource_request()),
         objects.set_status(made),
         objects.delete(ResourceRequest, made.key),
     ):
-        with pytest.raises(Unavailable, match=r"default\.wish\.yaml: not valid YAML"):
+        with pytest.raises(Unavailable, match=r"default\.sample\.yaml: not valid YAML"):
             await change
     assert file.read_text() == "spec: ["
     file.write_text(right)
@@ -184,14 +189,14 @@ async def test_object_stays_as_it_was_while_its_file_is_wrong(objects, file):
 
 
 async def test_unknown_fields_of_a_newer_store_are_no_mistake(objects, open_objects, file):
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     edit(file, "spec:", "spec:\n  fromTheFuture: 1")
     assert await open_objects(settle=timedelta()).list(ResourceRequest) == [made]
 
 
 async def test_name_too_long_for_a_file_is_refused(objects):
     with pytest.raises(InvalidInput, match="too long"):
-        await objects.apply(replace(wish(), metadata=Metadata("a" * 250)))
+        await objects.apply(replace(resource_request(), metadata=Metadata("a" * 250)))
 
 
 async def test_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path):
@@ -221,10 +226,10 @@ async def test_first_look_waits_for_files_to_rest(open_objects, file):
 
 async def test_change_waits_for_an_edited_file_to_rest(open_objects, file):
     objects = open_objects(settle=timedelta(milliseconds=100))
-    await objects.apply(wish())
+    await objects.apply(resource_request())
     edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
     stated = await objects.set_status(
-        replace(wish(), status=ResourceRequestStatus(phase="Pending"))
+        replace(resource_request(), status=ResourceRequestStatus(phase="Pending"))
     )
     assert stated.spec.requested_cpu == "4"
 
@@ -233,18 +238,18 @@ async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, 
     monkeypatch.setattr(file_objects, "BUSY_TIMEOUT", 3600.0)
     objects = open_objects(settle=timedelta(hours=1))
     await objects.list(ResourceRequest)
-    made = await objects.apply(wish())
+    made = await objects.apply(resource_request())
     edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
     stuck = [
         asyncio.ensure_future(change)
         for change in (
-            objects.apply(wish()),
+            objects.apply(resource_request()),
             objects.set_status(replace(made, status=ResourceRequestStatus(phase="Pending"))),
             objects.delete(ResourceRequest, made.key),
         )
     ]
     for number in range(20):
-        await objects.apply(replace(wish(), metadata=Metadata(f"other-{number}")))
+        await objects.apply(replace(resource_request(), metadata=Metadata(f"other-{number}")))
     assert not any(one.done() for one in stuck)
     with files.lock_directory_waiting(file.parent.parent):
         pass
@@ -259,10 +264,10 @@ async def test_change_of_a_file_that_never_rests_is_to_be_tried_again(
     monkeypatch.setattr(file_objects, "BUSY_TIMEOUT", 0.02)
     objects = open_objects(settle=timedelta(hours=1))
     await objects.list(ResourceRequest)
-    await objects.apply(wish())
+    await objects.apply(resource_request())
     edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
-    with pytest.raises(Unavailable, match=r"default\.wish\.yaml is being written") as refused:
-        await objects.apply(wish())
+    with pytest.raises(Unavailable, match=r"default\.sample\.yaml is being written") as refused:
+        await objects.apply(resource_request())
     assert refused.value.retryable
     assert "requestedCPU: '4'" in file.read_text()
 
@@ -275,7 +280,7 @@ async def test_first_look_at_a_file_that_never_rests_keeps_no_other_waiting(
     objects = open_objects(settle=timedelta(hours=1))
     first = asyncio.ensure_future(objects.list(ResourceRequest))
     await asyncio.sleep(0)
-    await objects.apply(replace(wish(), metadata=Metadata("other")))
+    await objects.apply(replace(resource_request(), metadata=Metadata("other")))
     assert not first.done()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
@@ -284,7 +289,7 @@ async def test_first_look_at_a_file_that_never_rests_keeps_no_other_waiting(
 @pytest.mark.timeout(30)
 async def test_readers_never_see_half_a_file(objects, file):
     """Another process reads as fast as it can while the object is written."""
-    await objects.apply(wish())
+    await objects.apply(resource_request())
     program = textwrap.dedent("""
         import pathlib, sys, yaml
         file, reads = pathlib.Path(sys.argv[1]), 0
@@ -296,7 +301,9 @@ async def test_readers_never_see_half_a_file(objects, file):
             if "stop" in found["status"].get("reason", ""):
                 sys.exit(0 if reads > 5 else 1)
     """)
-    await objects.set_status(replace(wish(), status=ResourceRequestStatus(phase="Pending")))
+    await objects.set_status(
+        replace(resource_request(), status=ResourceRequestStatus(phase="Pending"))
+    )
     reader = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, file, stdout=subprocess.PIPE
     )
@@ -305,8 +312,10 @@ async def test_readers_never_see_half_a_file(objects, file):
         assert await reader.stdout.readline() == b"reading\n"
         for number in range(100):
             status = ResourceRequestStatus(message="x" * 20000, phase=str(number))
-            await objects.set_status(replace(wish(), status=status))
-        await objects.set_status(replace(wish(), status=ResourceRequestStatus(reason="stop")))
+            await objects.set_status(replace(resource_request(), status=status))
+        await objects.set_status(
+            replace(resource_request(), status=ResourceRequestStatus(reason="stop"))
+        )
         async with asyncio.timeout(PATIENCE):
             assert await reader.wait() == 0
     finally:
@@ -320,16 +329,18 @@ async def test_readers_never_see_half_a_file(objects, file):
 
 async def test_two_stores_of_one_directory_lose_no_change(open_objects):
     one, other = open_objects(settle=timedelta()), open_objects(settle=timedelta())
-    await one.apply(wish())
+    await one.apply(resource_request())
 
     async def change_specs():
         for number in range(2, 22):
-            await one.apply(replace(wish(), spec=ResourceRequestSpec(str(number), "1Gi")))
+            await one.apply(
+                replace(resource_request(), spec=ResourceRequestSpec(str(number), "1Gi"))
+            )
 
     async def change_statuses():
         for number in range(20):
             status = ResourceRequestStatus(message=str(number))
-            await other.set_status(replace(wish(), status=status))
+            await other.set_status(replace(resource_request(), status=status))
 
     await asyncio.gather(change_specs(), change_statuses())
     found = await find(one)
@@ -340,12 +351,12 @@ async def test_two_stores_of_one_directory_lose_no_change(open_objects):
 
 async def test_change_by_another_store_is_taken_as_it_is(open_objects):
     one, other = open_objects(settle=timedelta()), open_objects(settle=timedelta())
-    made = await one.apply(wish())
+    made = await one.apply(resource_request())
     assert await find(other) == made
-    changed = await one.apply(replace(wish(), spec=ResourceRequestSpec("8", "1Gi")))
+    changed = await one.apply(replace(resource_request(), spec=ResourceRequestSpec("8", "1Gi")))
     assert await find(other) == changed
     await one.delete(ResourceRequest, made.key)
-    again = await one.apply(wish())
+    again = await one.apply(resource_request())
     with pytest.raises(Conflict):
         await other.apply(made)
     assert await find(other) == again
@@ -353,23 +364,23 @@ async def test_change_by_another_store_is_taken_as_it_is(open_objects):
 
 async def test_object_that_another_store_made_anew_is_told_as_gone_and_new(open_objects):
     one, other = open_objects(settle=timedelta()), open_objects(settle=timedelta())
-    made = await one.apply(wish())
+    made = await one.apply(resource_request())
     async with aclosing(other.watch(ResourceRequest)) as watch:
-        assert await heard(watch) == Listed([made])
+        assert await next_event(watch) == Listed([made])
         await one.delete(ResourceRequest, made.key)
-        again = await one.apply(wish())
-        gone = await heard(watch)
+        again = await one.apply(resource_request())
+        gone = await next_event(watch)
         assert isinstance(gone, Deleted)
         assert isinstance(gone.last_state, ResourceRequest)
         assert gone.last_state.metadata.uid == made.metadata.uid
-        assert await heard(watch) == again
+        assert await next_event(watch) == again
 
 
 async def test_cancelled_change_is_still_told_to_watches(objects):
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        await heard(watch)
-        change = asyncio.ensure_future(objects.apply(wish()))
+        await next_event(watch)
+        change = asyncio.ensure_future(objects.apply(resource_request()))
         await asyncio.sleep(0)
         change.cancel()
-        assert (await heard(watch)).key == "default/wish"
+        assert (await next_event(watch)).key == "default/sample"
         assert change.cancelled()
