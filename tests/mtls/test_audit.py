@@ -139,7 +139,7 @@ async def test_digests_are_those_of_the_chain(certificates):
 
 
 async def test_every_route_that_changes_something_tells_its_caller(broker):
-    """Whoever adds a route with an effect does not have to think of the journal."""
+    """Whoever adds a route with an effect does not have to think of the audit log."""
     a, b, admin = broker.cluster("a"), broker.cluster("b"), broker.admin()
     await a.post("advertisements", offer("a"))
     await broker.cluster("c").post("advertisements", offer("c", "1"))
@@ -167,5 +167,5 @@ async def test_every_route_that_changes_something_tells_its_caller(broker):
         ("a", "Failed"),
         ("alice", "Cordoned"),
         ("alice", "Uncordoned"),
-        ("alice", "Removed"),
+        ("alice", "ClusterRemoved"),
     ]

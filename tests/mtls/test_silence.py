@@ -63,7 +63,7 @@ async def test_what_fits_nowhere_else_is_counted_and_told(broker, log):
     kept = {"phase": "Reserved", "reason": "ProviderSilent"}
     assert broker.metric("kubelend_reservations", **kept) == 1
     line = (await broker.viewer().read("audit"))["lines"][0]
-    assert (line["action"], line["after"]) == ("Stranded", {"reason": "ProviderSilent"})
+    assert (line["action"], line["after"]) == ("FailoverBlocked", {"reason": "ProviderSilent"})
     (told,) = log.lines("Provider unreachable, failing over its reservations")
     assert told["cluster"] == "paris"
     await paris.advertise("8")
