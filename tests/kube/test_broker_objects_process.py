@@ -46,7 +46,7 @@ class Broker:
     def wait_until(self, condition):
         def holds():
             found = condition()
-            assert found or self.process.poll_seconds() is None, self._log.read_text()
+            assert found or self.process.poll() is None, self._log.read_text()
             return found
 
         wait_until(holds, explain=lambda: (self.readiness(), self._log.read_text()))
