@@ -1,4 +1,4 @@
-"""The journal over the wire: every change and every refusal, with who, from where, before and after."""
+"""The audit log over the wire: every change and every refusal, with who, from where, before and after."""
 
 import aiohttp
 import pytest
@@ -154,8 +154,8 @@ async def test_every_route_that_changes_something_tells_its_caller(broker):
     await admin.post("clusters", "a", "uncordon")
     await admin.delete("clusters", "a")
     lines = await log(broker, refused="false", limit="100")
-    told = [(line["actor"]["name"], line["action"]) for line in reversed(lines)]
-    assert told == [
+    actions = [(line["actor"]["name"], line["action"]) for line in reversed(lines)]
+    assert actions == [
         ("a", "Advertised"),
         ("c", "Advertised"),
         ("b", "Requested"),

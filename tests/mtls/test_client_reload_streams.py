@@ -106,7 +106,7 @@ async def test_every_event_comes_once_while_the_certificate_changes_again_and_ag
 ):
     certificates = holder.certificates
     resets: list[int] = []
-    told: list[str] = []
+    received: list[str] = []
     made: list[str] = []
     lender = Holder(tmp_path, certificates, "lender")
     async with contextlib.AsyncExitStack() as stack:
@@ -122,8 +122,8 @@ async def test_every_event_comes_once_while_the_certificate_changes_again_and_ag
         async def listen():
             stream = client.stream(on_reset=lambda: resets.append(1))
             async with contextlib.aclosing(stream):
-                while len(told) < MANY:
-                    told.append((await anext(stream)).reservation.id)
+                while len(received) < MANY:
+                    received.append((await anext(stream)).reservation.id)
 
         listening = asyncio.create_task(listen())
         while len(made) < MANY:
@@ -131,5 +131,5 @@ async def test_every_event_comes_once_while_the_certificate_changes_again_and_ag
                 lender.renew()
             made.append((await borrower.reserve(LITTLE)).id)
         await asyncio.wait_for(listening, PATIENCE)
-    assert told == made
+    assert received == made
     assert resets == [1]

@@ -33,7 +33,7 @@ def server(own, tmp_path):
 
 
 def started(own, server, tmp_path, **settings):
-    """A broker that looks at its files when it starts, and when it is told to."""
+    """A broker that reads its files when it starts, and when asked to."""
     hour = timedelta(hours=1)
     return newcomers.enrolling(
         own, tmp_path, http_cert_path=server, certificate_check_interval=hour, **settings

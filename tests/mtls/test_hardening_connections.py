@@ -255,7 +255,7 @@ async def test_five_hundred_idle_tls_connections_stay_and_others_are_served(star
     assert broker.metric("kubelend_connections_rejected_total", reason="TooManyOfCaller") == 0
 
 
-# -- what is told of it
+# -- what is logged of it
 
 
 async def test_open_connections_are_counted(broker):

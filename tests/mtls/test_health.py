@@ -124,7 +124,7 @@ async def test_process_serves_metrics_probes_and_ends_well(certificates, tmp_pat
         assert "kubelend_certificate_expiry_timestamp_seconds" in text
         assert "process_resident_memory_bytes" in text
         assert await broker.stop() == 0
-        assert broker.logged("stopping")
+        assert broker.logged("Stopping")
 
 
 async def test_brokers_with_one_store_cannot_run_side_by_side(certificates, tmp_path):

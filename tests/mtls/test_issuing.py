@@ -153,7 +153,7 @@ def server(own, tmp_path):
 
 @pytest.fixture
 async def rotating(own, server, tmp_path):
-    """A broker whose files may change; it looks at them when it is told to."""
+    """A broker whose files may change; it reads them when asked to."""
     async with newcomers.enrolling(
         own, tmp_path, http_cert_path=server, certificate_check_interval=timedelta(hours=1)
     ) as broker:
@@ -251,7 +251,7 @@ async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
 
 
 async def test_certificate_of_another_authority_is_never_renewed_here(own, certificates, tmp_path):
-    """The broker's from one authority, the clusters' from another: both are told to newcomers."""
+    """The broker's from one authority, the clusters' from another: applicants receive both."""
     server = tmp_path / "server"
     shutil.copytree(certificates.server(), server)
     async with newcomers.enrolling(own, tmp_path, http_cert_path=server) as broker:

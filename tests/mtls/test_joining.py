@@ -69,16 +69,16 @@ async def test_joined_cluster_has_three_files_and_is_served(broker, tmp_path, al
     await broker.holder(directory, "berlin").advertise()
 
 
-async def test_waiting_one_is_told_once_and_goes_on_when_it_is_accepted(broker, tmp_path):
-    told: list[JoinPending] = []
+async def test_waiting_one_is_notified_once_and_goes_on_when_it_is_accepted(broker, tmp_path):
+    pending: list[JoinPending] = []
     wanted = await invitation(broker, bound=False)
     waiting = asyncio.create_task(
-        join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=told.append)
+        join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=pending.append)
     )
-    await brokers.until(lambda: bool(told))
-    await broker.admin().post("members", "cluster", "berlin", "accept", {"key": told[0].key})
+    await brokers.until(lambda: bool(pending))
+    await broker.admin().post("members", "cluster", "berlin", "accept", {"key": pending[0].key})
     await waiting
-    assert len(told) == 1
+    assert len(pending) == 1
     await broker.holder(tmp_path / "berlin", "berlin").advertise()
 
 
@@ -93,13 +93,13 @@ async def test_who_gives_up_waiting_goes_on_later_with_the_same_key(broker, tmp_
     assert (directory / "tls.key").read_bytes() == key
 
 
-async def test_rejected_one_hears_so(broker, tmp_path):
-    told: list[JoinPending] = []
+async def test_rejected_one_gets_an_error(broker, tmp_path):
+    pending: list[JoinPending] = []
     wanted = await invitation(broker, bound=False)
     waiting = asyncio.create_task(
-        join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=told.append)
+        join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=pending.append)
     )
-    await brokers.until(lambda: bool(told))
+    await brokers.until(lambda: bool(pending))
     await broker.admin().post("members", "cluster", "berlin", "reject")
     with pytest.raises(TokenRefused, match="no uses left"):
         await waiting
@@ -194,7 +194,7 @@ class Impostor:
         directory = certificates.server()
         self.context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
         self.shown = shown
-        self.heard = b""
+        self.received = b""
         self.handshakes = 0
 
     @contextlib.asynccontextmanager
@@ -206,10 +206,10 @@ class Impostor:
     async def answer(self, reader, writer):
         self.handshakes += 1
         with contextlib.suppress(ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
-            self.heard += await reader.readuntil(b"\r\n\r\n")
+            self.received += await reader.readuntil(b"\r\n\r\n")
             body = self.shown
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-            self.heard += await reader.read()
+            self.received += await reader.read()
         writer.close()
 
 
@@ -229,8 +229,8 @@ async def test_another_authority_is_told_nothing(broker, other, tmp_path):
         f"the broker at {url} presents a CA with hash {shown}, not {wanted.pin};"
         " the token was not sent"
     )
-    assert wanted.token.encode() not in impostor.heard
-    assert b"POST" not in impostor.heard
+    assert wanted.token.encode() not in impostor.received
+    assert b"POST" not in impostor.received
 
 
 async def test_who_shows_our_authority_without_its_certificate_is_told_nothing(
@@ -245,7 +245,7 @@ async def test_who_shows_our_authority_without_its_certificate_is_told_nothing(
         with pytest.raises(BrokerUnreachable, match="is not signed by the CA with that hash"):
             await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
     assert impostor.handshakes == 1
-    assert b"kl1" not in impostor.heard
+    assert b"kl1" not in impostor.received
 
 
 ELSEWHERE = Profile(
@@ -270,7 +270,7 @@ async def test_other_certificate_of_our_authority_is_told_nothing(
             await join.join_broker(
                 await invitation(broker, url=url), tmp_path / "berlin", wait=SOON
             )
-    assert b"kl1" not in impostor.heard
+    assert b"kl1" not in impostor.received
 
 
 async def test_answers_without_end_are_not_read(broker, certificates, tmp_path):

@@ -87,7 +87,7 @@ async def test_refusal_counts_however_its_reason_is_written(broker, a):
 
 
 async def test_name_in_a_path_that_nobody_can_have_is_no_route_and_not_in_the_journal(broker, a):
-    """The journal tells what a refused call was about, and people read it."""
+    """The audit log says what a refused call was about, and people read it."""
     answer = await a.get("clusters", BAD)
     assert answer.refusal == (404, "NotFound")
     assert answer.problem.error.isprintable()

@@ -118,7 +118,7 @@ async def test_clients_of_a_new_authority_are_let_in_and_of_the_old_one_no_more(
     new = Caller(broker.port, successor.cluster("a"), "a")
     assert (await new.get("version")).status == 200
     await new.hang_up()
-    # On its open connection it hears why; a new one is not let in.
+    # On its open connection it learns why; a new one is not let in.
     assert (await old.get("version")).refusal == (403, "Revoked")
     await old.hang_up()
     old.context.load_verify_locations(successor.server() / "ca.crt")

@@ -54,14 +54,14 @@ async def lenders(talk):
 @pytest.fixture
 async def objects(talk):
     """Those of a cluster whose requester and listener run."""
-    kept, reservations, standing = MemoryObjects(utc_now), ReservationCache(), ComponentHealth()
+    kept, reservations, health = MemoryObjects(utc_now), ReservationCache(), ComponentHealth()
     communicator = await talk("borrower")
     requester = ResourceRequestReconciler(
-        kept, communicator, reservations, standing, utc_now, cluster_id="borrower"
+        kept, communicator, reservations, health, utc_now, cluster_id="borrower"
     )
     running = [
         asyncio.create_task(requester.run()),
-        asyncio.create_task(InstructionListener(communicator, reservations, standing).run()),
+        asyncio.create_task(InstructionListener(communicator, reservations, health).run()),
     ]
     yield kept
     await stopped(*running)

@@ -136,7 +136,7 @@ async def test_renewed_reservation_outlives_its_first_end(broker, a, r):
 
 
 async def test_expiry_is_seen_at_once_by_whoever_asks(broker, a, r):
-    """Not only after the second in which the broker looks for what is over."""
+    """Not only after the second in which the broker ends what has expired."""
     made = await r.reserve("8", duration="10s")
     broker.clock.pass_time(10 * make.SECOND)
     assert (await r.reserve("8"))["targetClusterID"] == "a"
@@ -146,7 +146,7 @@ async def test_expiry_is_seen_at_once_by_whoever_asks(broker, a, r):
 
 
 async def test_broker_ends_what_is_over_by_itself(broker, a, r):
-    """Nobody asks about it; a stream hears of it."""
+    """Nobody asks about it; a stream reports it."""
     async with r.stream() as stream:
         made = await r.reserve(duration="10s")
         await stream.events(2)

@@ -1,4 +1,4 @@
-"""A provider that falls silent, seen by both sides over their streams, and in the journal."""
+"""Failover from an unreachable provider, seen by both sides over their streams, and in the audit log."""
 
 import pytest
 
@@ -49,7 +49,7 @@ async def test_move_is_in_the_journal_as_the_brokers(broker):
     assert line["after"] == {"reason": "Moved", "target": "oslo"}
 
 
-async def test_what_fits_nowhere_else_is_counted_and_told(broker, log):
+async def test_what_fits_nowhere_else_is_counted_and_logged(broker, log):
     paris, oslo, r = (broker.cluster(name) for name in ("paris", "oslo", "r"))
     await paris.advertise("8")
     await oslo.advertise("4")
@@ -64,8 +64,8 @@ async def test_what_fits_nowhere_else_is_counted_and_told(broker, log):
     assert broker.metric("kubelend_reservations", **kept) == 1
     line = (await broker.viewer().read("audit"))["lines"][0]
     assert (line["action"], line["after"]) == ("FailoverBlocked", {"reason": "ProviderSilent"})
-    (told,) = log.lines("Provider unreachable, failing over its reservations")
-    assert told["cluster"] == "paris"
+    (logged,) = log.lines("Provider unreachable, failing over its reservations")
+    assert logged["cluster"] == "paris"
     await paris.advertise("8")
     broker.clock.pass_time(make.SECOND)
     await broker.expire()

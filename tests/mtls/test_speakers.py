@@ -128,7 +128,7 @@ async def test_callers_that_do_not_name_themselves_are_not_concerned(agent, brok
     assert (await plain.delete("reservations", held["id"])).status == 200
     nameless = agent("")
     await nameless.advertise()
-    assert await is_refused(agent("two")), "and they free no place"
+    assert await is_refused(agent("two")), "and they end no session"
 
 
 async def test_people_are_not_concerned(agent, broker, certificates):
@@ -141,7 +141,7 @@ async def test_people_are_not_concerned(agent, broker, certificates):
     await agent("one").advertise()
 
 
-async def test_refusals_are_counted_and_told_but_no_flood_of_them(agent, broker, log):
+async def test_refusals_are_counted_and_logged_without_a_flood(agent, broker, log):
     await agent("one").advertise()
     two = agent("two")
     assert all(await asyncio.gather(*(is_refused(two) for _ in range(50))))
@@ -151,15 +151,15 @@ async def test_refusals_are_counted_and_told_but_no_flood_of_them(agent, broker,
     assert counted == 50
     (line,) = log.lines("Request rejected")
     assert (line["caller"], line["code"]) == ("a", "IdentityInUse")
-    told = await broker.viewer().read("audit", refused="true")
-    assert {line["code"] for line in told["lines"]} == {"IdentityInUse"}
-    assert len(told["lines"]) == 20
+    audited = await broker.viewer().read("audit", refused="true")
+    assert {line["code"] for line in audited["lines"]} == {"IdentityInUse"}
+    assert len(audited["lines"]) == 20
 
 
-# -- the place becomes free
+# -- the session ends
 
 
-async def test_end_of_the_stream_frees_the_place_after_the_grace(agent, broker):
+async def test_end_of_the_stream_ends_the_session_after_the_grace(agent, broker):
     one, two = agent("one"), agent("two")
     await one.advertise()
     async with one.stream() as stream:
@@ -169,7 +169,7 @@ async def test_end_of_the_stream_frees_the_place_after_the_grace(agent, broker):
     assert await is_refused(one)
 
 
-async def test_agent_that_opens_its_stream_again_keeps_its_place(agent, broker):
+async def test_agent_that_opens_its_stream_again_keeps_its_session(agent, broker):
     one, two = agent("one"), agent("two")
     for _ in range(2):
         async with one.stream() as stream:
@@ -219,7 +219,7 @@ asyncio.run(main())
 """
 
 
-async def test_silent_agent_loses_its_place_and_its_stream(agent, broker):
+async def test_silent_agent_loses_its_session_and_its_stream(agent, broker):
     one, two = agent("one"), agent("two")
     async with one.stream() as stream:
         await stream.event()
@@ -231,7 +231,7 @@ async def test_silent_agent_loses_its_place_and_its_stream(agent, broker):
     assert await is_refused(one)
 
 
-async def test_polls_keep_the_place(agent, broker):
+async def test_polls_keep_the_session(agent, broker):
     one, two = agent("one"), agent("two")
     await one.advertise()
     for _ in range(5):

@@ -40,13 +40,13 @@ async def test_stream_opens_with_a_reset_and_all_that_is_open(broker, a, r):
             ("provider", "Hold", used["id"]),
         ]
     async with r.stream() as stream:
-        reset, *told = await stream.events(4)
-        assert [found.told[1:] for found in told] == [
+        reset, *received = await stream.events(4)
+        assert [found.told[1:] for found in received] == [
             ("Use", kept["id"]),
             ("Use", used["id"]),
             ("Wait", waiting["id"]),
         ]
-        assert [int(found.id) for found in told] == sorted(int(found.id) for found in told)
+        assert [int(found.id) for found in received] == sorted(int(found.id) for found in received)
 
 
 async def test_stream_that_its_client_ends_is_counted(broker, a):
@@ -152,16 +152,16 @@ async def test_resumed_stream_that_missed_nothing_says_so_and_goes_on(a, r):
 
 async def test_cut_at_every_event_and_resumed_nothing_is_lost_or_repeated(a, r):
     made = [(await r.reserve("1m", "1Mi"))["id"] for _ in range(12)]
-    told: list[str] = []
+    received: list[str] = []
     last = ""
-    while len(told) < len(made):
+    while len(received) < len(made):
         async with a.stream(after=last) as stream:
             event = await stream.event()
             while event.name == "reset":
                 event = await stream.event()
-            told.append(event.told[2])
+            received.append(event.told[2])
             last = event.id
-    assert told == made
+    assert received == made
 
 
 @pytest.mark.parametrize("after", ["999999999", "9" * 19])
@@ -225,12 +225,12 @@ async def test_slow_reader_catches_up_and_keeps_nobody_waiting(broker, r):
             pass
         assert event.data["reservation"] == last
         await slow.event()
-        told = []
+        received = []
         while (event := await slow.event()).told[2] != last["id"]:
-            told.append(event.told[1:])
+            received.append(event.told[1:])
         # Once each at the least; had it not been slow, each twice: first a Hold, then a Withdraw.
-        assert count <= len(told) < 2 * count
-        assert len({found for action, found in told if action == "Withdraw"}) == count
+        assert count <= len(received) < 2 * count
+        assert len({found for action, found in received if action == "Withdraw"}) == count
 
 
 def heavy(cpu, each):

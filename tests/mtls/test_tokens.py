@@ -145,9 +145,9 @@ async def test_guessing_is_slowed_logged_and_counted(broker, log):
         broker.metric("kubelend_http_requests_rejected_total", route="join", code="TokenRefused")
         == 10
     )
-    told = (await broker.admin().read("audit", action="join"))["lines"]
-    assert {line["code"] for line in told} == {"TokenRefused", "LimitExceeded"}
-    assert {line["actor"]["role"] for line in told} == {"newcomer"}
+    refused = (await broker.admin().read("audit", action="join"))["lines"]
+    assert {line["code"] for line in refused} == {"TokenRefused", "LimitExceeded"}
+    assert {line["actor"]["role"] for line in refused} == {"newcomer"}
 
 
 async def test_many_guesses_at_once_get_no_more_looks_than_one_after_the_other(broker):
