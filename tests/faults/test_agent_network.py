@@ -25,6 +25,8 @@ IMPATIENT = {
 }
 LATE = 1.2
 """Seconds: nobody waits so long."""
+CONNECTIONS = 6
+"""More than the agent uses at a time."""
 
 
 @pytest.fixture
@@ -182,11 +184,24 @@ async def untaken(broker, count):
     return "" if found == count else f"{found} of {count} have been heard all the same"
 
 
+async def open_connections(agent):
+    """Calls at one moment leave as many idle connections. Through a slow line no new one opens in time."""
+    names = [f"early-{number}" for number in range(CONNECTIONS)]
+    for name in names:
+        await agent.create_request(name)
+    for name in names:
+        await agent.becomes(name, "Active")
+    await agent.delete_all_requests()
+    for name in names:
+        await agent.wait_deleted(name)
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 async def test_what_arrives_too_late_takes_nothing_twice(scene, behind, way):
     """Questions, or answers, arrive when nobody waits for them any more."""
     lender = await scene.start("lender", scene.broker.port)
     line, agent = await behind("r")
+    await open_connections(agent)
     line.slow(**{way: LATE})
     await agent.create_request("kept")
     await agent.create_request("dropped")

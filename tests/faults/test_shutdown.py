@@ -55,7 +55,7 @@ async def test_calls_that_wait_for_the_disk_are_answered_before_the_end(
         answers = await asyncio.gather(*calls)
         assert {answer.status for answer in answers} == {201}
         assert await asyncio.to_thread(broker.process.wait, PATIENCE) == 0
-        assert broker.logged("stopping")
+        assert broker.logged("Stopping")
         assert not any("exception" in line for line in broker.log())
     ledger = brokers.audited(path)
     assert {answer.json["id"] for answer in answers} == set(ledger.reservations)
