@@ -122,7 +122,7 @@ def test_it_ends_in_good_order_when_told_to(broker, certificates, tmp_path, numb
     with agent_process.running(broker.url, certificates.cluster(name), tmp_path / name) as agent:
         agent.wait_until_ready()
         assert agent.end(number) == 0
-        assert agent.logged("stopping")
+        assert agent.logged("Stopping")
         assert not [line for line in agent.log() if line["level"] == "error"]
 
 

@@ -220,9 +220,9 @@ async def test_broker_that_cannot_see_mailboxes_says_so_until_it_can(
 
         async def says_why():
             status, words = await asyncio.to_thread(readiness, tmp_path)
-            why = "not ready: cannot see namespaces in cluster namespaces: namespaces is forb"
+            why = "not ready: cannot watch namespaces in cluster namespaces: namespaces is forb"
             # Until it has looked, it can only say that it is about to.
-            return status == 503 and words.startswith(why) and "being listed" not in words
+            return status == 503 and words.startswith(why) and "initial list" not in words
 
         await until(says_why, 20)
         user, role = "--user=hard-of-seeing", f"--clusterrole={BROKER}"

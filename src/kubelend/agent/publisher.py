@@ -206,9 +206,10 @@ class AdvertisementWriter:
             async with asyncio.timeout(WRITE_TIMEOUT.total_seconds()):
                 await self._write(wanted)
         except TimeoutError:
-            return f"Advertisement {wanted.key}: not written within {durations.format_duration_short(WRITE_TIMEOUT)}"
-        except KubelendError as problem:
-            return str(problem)
+            timeout = durations.format_duration_short(WRITE_TIMEOUT)
+            return f"Advertisement {wanted.key}: not written within {timeout}"
+        except KubelendError as error:
+            return str(error)
         return ""
 
     async def _write(

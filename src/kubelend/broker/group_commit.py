@@ -171,7 +171,8 @@ class GroupCommit:
         """Detects a store file that was deleted, or replaced by a backup."""
         if revision < self._durable_revision:
             raise StoreFailed(
-                f"the store has lost committed data: it is at revision {revision}, not {self._durable_revision}",
+                f"the store has lost committed data: it is at revision {revision},"
+                f" not {self._durable_revision}",
                 hint="restore the right store, or restart the broker to continue with this one",
             )
 

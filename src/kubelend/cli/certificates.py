@@ -104,7 +104,8 @@ PassphraseFile = Annotated[
     Path | None,
     typer.Option(
         "--passphrase-file",
-        help=f"File with the passphrase of the authority's key. {passphrases.PASSPHRASE_VARIABLE} can hold it too.",
+        help="File with the passphrase of the authority's key."
+        f" {passphrases.PASSPHRASE_VARIABLE} can hold it too.",
         metavar="FILE",
         envvar=f"{passphrases.PASSPHRASE_VARIABLE}_FILE",
         show_default=False,

@@ -381,9 +381,9 @@ class ReservationRequests:
             elif kubernetes_calls.is_same_request(found, wanted):
                 return await self._repeat_request(found, wanted)
             elif found.status.response is None or found.status.response.body:
+                key = wanted.metadata.annotations[cluster_namespaces.IDEMPOTENCY_ANNOTATION]
                 raise KeyReused(
-                    f"idempotency key {wanted.metadata.annotations[cluster_namespaces.IDEMPOTENCY_ANNOTATION]!r}"
-                    " was used for another request",
+                    f"idempotency key {key!r} was used for another request",
                     hint="send the same request again, or use a new key",
                 )
             else:

@@ -265,7 +265,8 @@ class AuditLogReplay:
             subject = f"reservation/{found.id}"
             is_open = found.phase not in FINAL and subject not in self._changed_during_load
             if is_open and subject not in self._states and self._includes_creation(found, start):
-                yield f"{found.id}: it {_reservation_state(found)} in the store, but the audit log has no entry for it"
+                state = _reservation_state(found)
+                yield f"{found.id}: it {state} in the store, but the audit log has no entry for it"
 
     def _includes_creation(self, found: Reservation, start: int) -> bool:
         """Whether the line of its creation has to be among those fed. Old stores have no audit log."""

@@ -102,7 +102,8 @@ def check_renewal_budget(ledger: Ledger, found: Reservation, until: datetime) ->
     if most is not None and found.hourly > most:
         raise QuotaExceeded(
             f"the budget of {found.requester}, {budget} {currency} a day, leaves"
-            f" {prices.format_price(most)} per hour, but {found.id} costs {prices.format_price(found.hourly)}",
+            f" {prices.format_price(most)} per hour, but {found.id} costs"
+            f" {prices.format_price(found.hourly)}",
             hint="renew it for a shorter time, or release other reservations",
         )
 

@@ -158,9 +158,8 @@ async def check_released(stage: DemoContext) -> list[str]:
             name == PARIS or now == before,
             f"{name} has {_amounts_text(now)}, had {_amounts_text(before)}",
         )
-    return [
-        f"available in {stage.provider}: {_amounts_text(stage.available_before[stage.provider])}, exactly as before"
-    ]
+    available = _amounts_text(stage.available_before[stage.provider])
+    return [f"available in {stage.provider}: {available}, exactly as before"]
 
 
 async def run_audit(stage: DemoContext) -> list[str]:

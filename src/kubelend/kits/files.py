@@ -1,15 +1,17 @@
-"""Atomic replacement of several files, such as a key and its certificate.
+"""Files: atomic writes, atomic replacement of several files, locks, and checks of file modes.
 
-The files live in a hidden directory, and their names are symbolic links through one more link, which is
-what is replaced. Readers see either all old or all new files, also after a crash. Kubernetes replaces the
-files of a mounted secret in the same way.
+`AtomicDirectory` replaces several files together, such as a key and its certificate. The files live in a
+hidden directory, and their names are symbolic links through one more link, which is what is replaced.
+Readers see either all old or all new files, also after a crash. Kubernetes replaces the files of a
+mounted secret in the same way.
 
     certs/tls.crt -> .current/tls.crt
     certs/tls.key -> .current/tls.key
     certs/.current -> .generation-k3v9x0q2
 
 Plain files are converted to such links, with their contents, before they are replaced for the first time.
-Certificate renewal (`kubelend.apps.renewal`) uses this.
+Certificate renewal (`kubelend.apps.renewal`) uses this. `file_state` and the functions below it are for
+object directories (`kubelend.sources.file_objects`).
 """
 
 from __future__ import annotations
@@ -305,17 +307,17 @@ def directory_mode_problem(path: Path) -> str:
 
 
 LOCK_TIMEOUT: Final = 5.0
-"""Seconds: a process that holds the lock does so for a few writes."""
+"""Seconds. A process holds the lock only for a few writes."""
 
 _NANOSECONDS: Final = 1_000_000_000
 _MISSING_ERRNOS: Final = (
     errno.ENOENT,
     errno.ELOOP,
-)  # it went while we looked, or is a link to nothing
+)  # deleted meanwhile, or a dangling link
 
 
 class FileState(NamedTuple):
-    """Another one whenever somebody has written the file."""
+    """Identity and timestamps of a file; differs after every write."""
 
     inode: int
     size: int
@@ -324,22 +326,22 @@ class FileState(NamedTuple):
     is_file: bool
 
     def age(self) -> float:
-        """Seconds since it was written, by the kernel's own stamp, which no copy can carry along."""
+        """Seconds since the last write, by ctime, which a copy cannot preserve."""
         return (time.time_ns() - self.changed) / _NANOSECONDS
 
 
 def file_state(path: Path) -> FileState | None:
-    """None if there is no such file."""
+    """State of a file; None if it does not exist."""
     try:
         return _state_from_stat(path.stat())
     except OSError as error:
         if error.errno in _MISSING_ERRNOS:
             return None
-        raise _store_failed(path, "be looked at", error) from error
+        raise _store_failed(path, "be read", error) from error
 
 
 def file_states(directory: Path, suffixes: tuple[str, ...]) -> dict[str, FileState]:
-    """Of all files that end so and are not hidden, by name; `StoreFailed` if it cannot look."""
+    """States of all files with these suffixes that are not hidden, by name."""
     found: dict[str, FileState] = {}
     try:
         with os.scandir(directory) as entries:
@@ -347,12 +349,12 @@ def file_states(directory: Path, suffixes: tuple[str, ...]) -> dict[str, FileSta
                 if entry.name.endswith(suffixes) and not entry.name.startswith("."):
                     _add_file_state(entry, found)
     except OSError as error:
-        raise _store_failed(directory, "be looked at", error) from error
+        raise _store_failed(directory, "be listed", error) from error
     return found
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """What it holds, a byte over the limit at most. Look at it before: opening a pipe would hang."""
+    """Read at most one byte more than the limit. Check `is_file` before: opening a pipe would block."""
     try:
         with path.open("rb") as file:
             return file.read(limit + 1)
@@ -361,16 +363,15 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def replace_file(path: Path, text: bytes) -> FileState:
-    """Whole or not at all, and on the disk when this returns. For who holds the lock."""
-    beside = path.with_name(
-        f".{path.name}.new"
-    )  # always the same: a killed write leaves one at most
+    """Replace a file atomically and durably. The caller must hold the lock."""
+    # A fixed name: an interrupted write leaves one temporary file at most.
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
         _fsync_directory(path.parent)
         return _state_from_stat(path.stat())
     except OSError as error:
@@ -378,7 +379,7 @@ def replace_file(path: Path, text: bytes) -> FileState:
 
 
 def move_file(path: Path, to: Path) -> None:
-    """Under its other name when this returns, after a crash too."""
+    """Move a file durably; creates the target directory."""
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         path.replace(to)
@@ -389,7 +390,7 @@ def move_file(path: Path, to: Path) -> None:
 
 
 def unlink_file(path: Path) -> None:
-    """There is no such file; after a crash there may be."""
+    """Remove a file if it exists, without fsync."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -398,7 +399,7 @@ def unlink_file(path: Path) -> None:
 
 @contextmanager
 def lock_directory_waiting(directory: Path) -> Iterator[None]:
-    """For who reads files and writes others by them: no other store does so here meanwhile."""
+    """Lock a directory exclusively; waits for up to `LOCK_TIMEOUT` seconds."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -443,7 +444,7 @@ def _flock_until_timeout(descriptor: int, directory: Path) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreFailed(f"another process keeps {directory} locked") from None
+                raise StoreFailed(f"{directory} is locked by another process") from None
             time.sleep(0.002)
 
 

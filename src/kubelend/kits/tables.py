@@ -1,6 +1,6 @@
-"""Tables and lists as kubectl prints them: plain columns, no boxes, no colour. Pure text in and out.
+"""Text output: tables and lists as kubectl prints them, durations and times, terminal sanitizing.
 
-A row is a line, whatever its cells hold.
+Pure functions. Control characters in cells are escaped, so that a row is always one line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 DEFAULT_WIDTH = 80
-"""Where text is wrapped, if nobody knows better."""
+"""Columns at which text is wrapped if the width of the terminal is unknown."""
 
 _TABLE_GAP = "  "
 _MIN_WIDTH = 20
@@ -20,7 +20,7 @@ _MIN_WIDTH = 20
 def format_table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None
 ) -> str:
-    """Aligned columns. With a width, the last one is wrapped to stay within; names are never cut."""
+    """Aligned columns. With a width, the last column is wrapped; no cell is truncated."""
     cells = [list(headers), *([sanitize_line(cell) or "-" for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     room = (
@@ -30,14 +30,14 @@ def format_table(
 
 
 def format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """One line of a table whose end is not known yet; longer cells push the others."""
-    harmless = (sanitize_line(cell) or "-" for cell in cells)
-    padded = (f"{cell:<{width}}" for cell, width in zip(harmless, widths, strict=True))
+    """One line of a table that is printed row by row; longer cells shift the following ones."""
+    sanitized = (sanitize_line(cell) or "-" for cell in cells)
+    padded = (f"{cell:<{width}}" for cell, width in zip(sanitized, widths, strict=True))
     return _TABLE_GAP.join(padded).rstrip()
 
 
 def format_pairs(items: Iterable[tuple[str, str]]) -> str:
-    """`Name:  value` lines, without those that have no value."""
+    """`Name:  value` lines; empty values are omitted."""
     known = [(sanitize_line(name) + ":", sanitize_line(value)) for name, value in items if value]
     longest = max((len(name) for name, _ in known), default=0)
     return "\n".join(f"{name:<{longest}}{_TABLE_GAP}{value}" for name, value in known)
@@ -49,12 +49,12 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_age(since: datetime | None, now: datetime) -> str:
-    """How long ago, roughly."""
+    """Rounded time since a moment; empty for None."""
     return "" if since is None else format_span(now - since)
 
 
 def format_span(duration: timedelta) -> str:
-    """About how long: "45s", "5m", "2h30m", "12h", "3d"."""
+    """Rounded duration: "45s", "5m", "2h30m", "12h", "3d"."""
     seconds = max(0, round(duration.total_seconds()))
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if seconds < 120:
@@ -67,7 +67,7 @@ def format_span(duration: timedelta) -> str:
 
 
 def format_time(at: datetime | None, now: datetime) -> str:
-    """A time, and how far away it is."""
+    """Absolute time, with the rounded distance from now."""
     if at is None:
         return ""
     text = f"{at:%Y-%m-%dT%H:%M:%SZ}"
@@ -79,7 +79,7 @@ def format_time(at: datetime | None, now: datetime) -> str:
 
 
 def format_time_left(end: datetime, now: datetime) -> str:
-    """How long something still lasts; whole days where there are some."""
+    """Remaining time, in whole days if there are any."""
     if end <= now:
         return "ended"
     days = (end - now).days
@@ -117,26 +117,26 @@ def align_columns(
 
 
 _CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f"  # control characters, of which terminals obey the second range as well
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the direction of what follows
-    "\u2028\u2029"  # end a line
-    "\ud800-\udfff]"  # no characters at all, and cannot be printed
+    "[\x00-\x1f\x7f-\x9f"  # C0 and C1 control characters
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional formatting
+    "\u2028\u2029"  # line and paragraph separators
+    "\ud800-\udfff]"  # surrogates, which cannot be encoded
 )
 _CONTROL_BUT_NEWLINE = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
 
 
 def sanitize_line(text: str) -> str:
-    """One line, whatever is in it: what is not to be seen is written as `\\x1b` or `\\u202e`."""
+    """Escape control characters and line ends, as `\\x1b` or `\\u202e`."""
     return _CONTROL.sub(_escaped_form, text)
 
 
 def sanitize_lines(text: str) -> str:
-    """The same for what was put together from several: its line ends are our own."""
+    """Escape control characters in text of several lines; line ends are preserved."""
     return _CONTROL_BUT_NEWLINE.sub(_escaped_form, text)
 
 
 def sanitize_json(text: str) -> str:
-    """The same for JSON, where such a character can only be within a string: the value stays as it is."""
+    """Escape control characters in JSON, where they occur only within strings: the values stay the same."""
     return _CONTROL_BUT_NEWLINE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -88,9 +88,10 @@ Result = TypeVar("Result")
 async def gather_limited(
     work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
 ) -> list[Result]:
-    """The results in the order of the items. After the first that fails none is begun any more.
+    """Call `work` for all items, `MAX_CONCURRENCY` at a time; return the results in the order of the items.
 
-    Those that are under way are waited for: to cut a call off leaves a connection half made.
+    After the first failure no further call is started. Calls in progress are awaited: cancelling one would
+    leave a half-open connection.
     """
     results: dict[int, Result] = {}
     left = list(enumerate(items))[::-1]
@@ -112,18 +113,18 @@ async def gather_limited(
 
 
 async def wait_for_signal() -> None:
-    """Until SIGINT or SIGTERM comes: a root task whose end stops the others."""
+    """Wait for SIGINT or SIGTERM: a root task whose end stops the others."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
-    log.info("stopping")
+    log.info("Stopping")
 
 
 @contextmanager
 def signals_as_interrupt() -> Iterator[None]:
-    """Python dies of these two on the spot, and would leave processes and directories behind."""
+    """Handle SIGTERM and SIGHUP as SIGINT. By default they would end the process without any cleanup."""
     with _signal_handlers(
         (signal.SIGTERM, signal.SIGHUP), lambda *_: signal.raise_signal(signal.SIGINT)
     ):
@@ -132,12 +133,12 @@ def signals_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """What comes in between has its effect afterwards."""
-    come: list[int] = []
+    """Defer SIGINT, SIGTERM and SIGHUP until the block has finished."""
+    received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with _signal_handlers(numbers, lambda number, _: come.append(number)):
+    with _signal_handlers(numbers, lambda number, _: received.append(number)):
         yield
-    for number in come:
+    for number in received:
         signal.raise_signal(number)
 
 
@@ -145,7 +146,7 @@ def defer_signals() -> Iterator[None]:
 def _signal_handlers(
     numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    # Signals are the main thread's: others are not interrupted, and must not set handlers.
+    # Only the main thread receives signals and may set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -160,14 +160,17 @@ log = structlog.get_logger("kubelend.controllers")
 
 
 class Update(NamedTuple, Generic[CachedKind]):
-    """An object that is otherwise than it was."""
+    """An object before and after a change."""
 
     before: CachedKind
     after: CachedKind
 
 
 class InformerCache(Generic[CachedKind]):
-    """`look` is called with the names of what has changed, `turn` with what it was before and is now."""
+    """Cache of all objects of a kind, with tombstones of deleted ones until they are forgotten.
+
+    `enqueue` is called with the name of each changed object, `on_update` with its old and new state.
+    """
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class InformerCache(Generic[CachedKind]):
         on_update: Callable[[Update[CachedKind]], None] = lambda _: None,
     ) -> None:
         self.has_synced = False
-        """Whether all objects have been seen once."""
+        """Whether the first list has been received."""
         self._enqueue = enqueue
         self._on_update = on_update
         self._objects: dict[str, CachedKind] = {}
@@ -189,29 +192,29 @@ class InformerCache(Generic[CachedKind]):
         return list(self._objects.values())
 
     def tombstones(self, name: str) -> list[CachedKind]:
-        """Those of this name that have gone, as they were at last."""
+        """Last known states of deleted objects of this name."""
         return list(self._tombstones.get(name, ()))
 
     def forget(self, gone: CachedKind) -> None:
-        """All that follows from its end is done."""
+        """Drop a tombstone once its deletion has been processed."""
         name = gone.metadata.name
         self._tombstones[name] = [one for one in self._tombstones.pop(name, ()) if one is not gone]
         if not self._tombstones[name]:
             del self._tombstones[name]
 
     def undecodable(self, name: str) -> UndecodableObject | None:
-        """Why the object of this name cannot be read as it is now; None if it can, or is not there."""
+        """The object of this name if it cannot be decoded now; None if it can or does not exist."""
         return self._undecodable.get(name)
 
     def enqueue_all(self) -> None:
-        """The ledger was read anew, or this broker leads from now on."""
+        """Enqueue all names, after the ledger was reloaded or this broker became leader."""
         for name in dict.fromkeys((*self._objects, *self._tombstones, *self._undecodable)):
             self._enqueue(name)
 
     def handle(self, change: Change[CachedKind]) -> None:
         match change:
-            case Listed(objects, unreadable):
-                self._on_list(objects, unreadable)
+            case Listed(objects, undecodable):
+                self._on_list(objects, undecodable)
             case Deleted(found):
                 self._on_delete(found)
             case UndecodableObject():
@@ -221,9 +224,9 @@ class InformerCache(Generic[CachedKind]):
 
     def _on_list(self, objects: list[CachedKind], undecodable: Iterable[UndecodableObject]) -> None:
         present = {found.metadata.uid for found in objects}
-        kept = present | {one.uid for one in undecodable}
+        existing = present | {one.uid for one in undecodable}
         for known in list(self._objects.values()):
-            if known.metadata.uid not in kept:
+            if known.metadata.uid not in existing:
                 self._on_delete(known)
         for name in self._undecodable.keys() - {one.name for one in undecodable}:
             del self._undecodable[name]
@@ -254,23 +257,23 @@ class InformerCache(Generic[CachedKind]):
         self._enqueue(name)
 
     def _on_undecodable(self, found: UndecodableObject) -> None:
-        """Its end, too, may come in a form that cannot be read."""
+        """A deletion may be undecodable, too."""
         if found.is_deleted:
             self._undecodable.pop(found.name, None)
             known = self._objects.get(found.name)
             if known is not None and known.metadata.uid == found.uid:
                 self._on_delete(known)
-            else:  # nobody ever knew what it was, but a record of it may be there
+            else:  # it was never decoded, but a record of it may be stored
                 self._enqueue(found.name)
-        elif self._undecodable.get(found.name) != found:  # told once, and not at every list
+        elif self._undecodable.get(found.name) != found:  # not again at every list
             self._undecodable[found.name] = found
             log.warning(
-                "object cannot be read, and is left alone", object=found.name, why=found.error
+                "Skipping object that cannot be decoded", name=found.name, error=found.error
             )
             self._enqueue(found.name)
 
 
-INITIAL_LIST: Final = "they are being listed"
+INITIAL_LIST: Final = "waiting for the initial list"
 
 
 class _WatchError(NamedTuple):
@@ -279,7 +282,7 @@ class _WatchError(NamedTuple):
 
 
 class WatchHealth:
-    """Of the kinds that are named at the start nothing has been seen yet."""
+    """Errors of the watches of several kinds. Each kind is unready until its first list."""
 
     def __init__(
         self,
@@ -288,7 +291,7 @@ class WatchHealth:
         grace: timedelta = timedelta(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A problem counts after `grace`, but at once with what has never been seen."""
+        """An error makes a kind unready after `grace`; before its first list, immediately."""
         self._where = where
         self._grace = grace.total_seconds()
         self._clock = clock
@@ -296,24 +299,25 @@ class WatchHealth:
 
     @property
     def unready(self) -> str | None:
-        """What cannot be seen, and why; None if all can be."""
+        """Which kinds cannot be watched, with the errors; None if all can."""
         now = self._clock()
         lasting = [
-            (kind, problem.error)
-            for kind, problem in self._errors.items()
-            if now - problem.since >= self._grace
+            (kind, failure.error)
+            for kind, failure in self._errors.items()
+            if now - failure.since >= self._grace
         ]
-        # What waits for the first list has no problem of its own where another kind has one.
-        told = [one for one in lasting if one[1] != INITIAL_LIST] or lasting
-        return "; ".join(f"cannot see {kind}{self._where}: {why}" for kind, why in told) or None
+        # A kind that waits for its first list is not reported while another kind has an error.
+        reported = [one for one in lasting if one[1] != INITIAL_LIST] or lasting
+        texts = (f"cannot watch {kind}{self._where}: {error}" for kind, error in reported)
+        return "; ".join(texts) or None
 
     def listed(self, kind: str) -> None:
-        """It has been seen. Whether it still is, after a problem, the watch that follows tells."""
+        """The kind was listed. An earlier error is only cleared by the watch that follows."""
         if (known := self._errors.get(kind)) is not None and known.error == INITIAL_LIST:
             del self._errors[kind]
 
     def report(self, kind: str, error: str) -> None:
-        """Why this kind cannot be seen now; empty if it can."""
+        """Set the error of a kind; empty if its watch works."""
         if not error:
             self._errors.pop(kind, None)
             return

@@ -1,10 +1,10 @@
-"""Which of several brokers leads, agreed by a Lease of Kubernetes as its own controllers do.
+"""Leader election of broker replicas by a Lease, as in client-go.
 
-A lease is a promise about time: whoever holds it renews it, and whoever sees it unchanged for its whole
-duration takes it. No two clocks are compared: every broker counts from when it saw the last change, by a
-clock that only it has. The leader stops before the others may take over, because it counts from before it
-asked, and at once when it sees the lease in other hands or gone: somebody may have deleted it. Where that
-fails all the same (a process that slept in the middle of a write) the store refuses.
+The holder renews the lease; a replica that has observed it unchanged for its whole duration acquires it.
+Clocks of different replicas are never compared: each measures from its own last observed change, with a
+monotonic clock. The leader steps down before others may take over, because its time starts before the
+request was sent, and immediately when the lease has another holder or was deleted. If a process is
+suspended in the middle of a write, the store's fencing rejects it.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ log = structlog.get_logger("kubelend.election")
 
 
 class LeaseTimings(NamedTuple):
-    """Each has to be longer than the next."""
+    """Durations of the election. Each has to be longer than the next."""
 
     lease_duration: timedelta = timedelta(seconds=15)
-    """How long the others leave a leader alone that they do not hear of."""
+    """How long the others wait after the last observed renewal before they acquire the lease."""
     renew_deadline: timedelta = timedelta(seconds=10)
-    """How long a leader goes on that cannot renew its lease."""
+    """How long a leader that cannot renew its lease stays leader."""
     retry_period: timedelta = timedelta(seconds=2)
-    """How often it is renewed, and how often the others look."""
+    """Interval of renewals by the leader and of attempts by the others."""
 
 
 class LeaseIdentity(NamedTuple):
-    """One broker that would lead, and the seat that it wants."""
+    """Identity of a replica, and the lease that it competes for."""
 
     identity: str
-    """Different for every process; shown to people who want to know whom to ask."""
+    """Unique for each process; displayed as the current leader."""
     namespace: str
     name: str = "kubelend-broker"
 
@@ -112,36 +112,36 @@ class LeaderElection:
             await self._won.wait()
 
     async def refresh(self) -> None:
-        """What cannot be asked now is asked again soon, by `run`."""
+        """Acquire, renew or observe the lease now. Errors are ignored: `run` retries soon."""
         with suppress(KubelendError):
             await self._try_with_timeout()
 
     async def run(self) -> None:
-        """Take the lease whenever it is free, and keep it. Never returns."""
-        problem = ""
+        """Acquire the lease when it is free, and renew it. Runs until cancelled."""
+        last_error = ""
         while True:
             try:
                 await self._try_with_timeout()
-                problem = ""
+                last_error = ""
             except KubelendError as error:
-                if str(error) != problem:
-                    log.warning("the lease cannot be looked at or written", problem=str(error))
-                problem = str(error)
+                if str(error) != last_error:
+                    log.warning("Failed to read or update the lease, will retry", error=str(error))
+                last_error = str(error)
             await asyncio.sleep(self._timings.retry_period.total_seconds())
 
     async def try_acquire_or_renew(self) -> None:
-        """Renew the lease, take it, or see who has it: once."""
+        """Renew the lease, acquire it, or observe its holder."""
         async with self._lock:
-            asked_at = self._monotonic()
+            started_at = self._monotonic()
             self._observe(await self._get_lease())
-            if not self._is_held_by_other(asked_at) and await self._try_write(self._own_spec()):
-                self._extend_leadership(asked_at)
+            if not self._is_held_by_other(started_at) and await self._try_write(self._own_spec()):
+                self._extend_leadership(started_at)
 
     async def _try_with_timeout(self) -> None:
-        """One call that hangs must not cost the seat: within the deadline there is time for another."""
-        patience = (self._timings.renew_deadline - self._timings.retry_period) / 2
+        """With a timeout that leaves time for another attempt before the renew deadline."""
+        timeout = (self._timings.renew_deadline - self._timings.retry_period) / 2
         try:
-            async with asyncio.timeout(patience.total_seconds()):
+            async with asyncio.timeout(timeout.total_seconds()):
                 await self.try_acquire_or_renew()
         except TimeoutError:
             raise Unavailable(
@@ -149,7 +149,7 @@ class LeaderElection:
             ) from None
 
     async def release(self) -> None:
-        """Give the lease back, so that nobody has to wait for its end."""
+        """Release the lease, so that another replica can acquire it immediately."""
         if not self.is_leader or self._observed is None:
             return
         self._leader_until = float("-inf")
@@ -159,22 +159,24 @@ class LeaderElection:
     async def _get_lease(self) -> Lease | None:
         return await self._client.find(LEASES, self._identity.name, self._identity.namespace)
 
-    async def _try_write(self, mine: LeaseSpec) -> bool:
-        """False if another was quicker. What was sent may have arrived, and only the answer been lost."""
+    async def _try_write(self, spec: LeaseSpec) -> bool:
+        """False if another replica has written first. After a conflict the lease is read again: a write
+        whose response was lost may have succeeded.
+        """
         try:
-            self._observe(await self._write(mine))
+            self._observe(await self._write(spec))
         except Conflict:
             self._observe(await self._get_lease())
-        return self._observed is not None and self._observed.spec == mine
+        return self._observed is not None and self._observed.spec == spec
 
-    def _extend_leadership(self, moment: float) -> None:
+    def _extend_leadership(self, started_at: float) -> None:
         if not self.is_leader:
             self.term += 1
-        self._leader_until = moment + self._timings.renew_deadline.total_seconds()
+        self._leader_until = started_at + self._timings.renew_deadline.total_seconds()
         self._won.set()
 
     def _observe(self, found: Lease | None) -> None:
-        """Who does not hold it leads no more, whatever was agreed before: by now another may lead."""
+        """Record the lease; steps down if this replica does not hold it, because another may lead."""
         before = None if self._observed is None else self._observed.metadata.resource_version
         if found is None or found.metadata.resource_version != before:
             self._observed_at = self._monotonic()
@@ -192,19 +194,19 @@ class LeaderElection:
     def _own_spec(self) -> LeaseSpec:
         now = micro_time(self._clock())
         before = LeaseSpec() if self._observed is None else self._observed.spec
-        mine = replace(
+        own = replace(
             before,
             holder_identity=self._identity.identity,
             lease_duration_seconds=max(1, round(self._timings.lease_duration.total_seconds())),
             renew_time=now,
         )
         if before.holder_identity == self._identity.identity:
-            return mine
+            return own
         transitions = (before.lease_transitions or 0) + (self._observed is not None)
-        return replace(mine, acquire_time=now, lease_transitions=transitions)
+        return replace(own, acquire_time=now, lease_transitions=transitions)
 
     async def _write(self, spec: LeaseSpec) -> Lease:
-        """On what was last seen: `Conflict` if it has changed since."""
+        """Create or update the lease; raises `Conflict` if it has changed since it was observed."""
         if self._observed is None:
             metadata = Metadata(self._identity.name, self._identity.namespace)
             return await self._client.create(LEASES, Lease(metadata, spec))

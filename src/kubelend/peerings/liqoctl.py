@@ -278,9 +278,8 @@ class TimeBudget:
         """For the next command, at most `limit`; `Unavailable` if no time is left."""
         left = timedelta(seconds=round(self._end - self._now(), 2))  # also shown to people
         if left <= timedelta():
-            raise Unavailable(
-                f"peering commands for {self._cluster} exceeded {durations.format_duration_short(self._limit)}"
-            )
+            timeout = durations.format_duration_short(self._limit)
+            raise Unavailable(f"peering commands for {self._cluster} exceeded {timeout}")
         return min(left, limit)
 
 
@@ -314,8 +313,9 @@ class ProviderLocks:
             async with asyncio.timeout((self._limit + LOCK_SLACK).total_seconds()):
                 await self._wait_in_queue(line, cluster, is_urgent)
         except TimeoutError:
+            timeout = durations.format_duration_short(self._limit)
             raise Unavailable(
-                f"another peering command for {cluster} is still running after {durations.format_duration_short(self._limit)}"
+                f"another peering command for {cluster} is still running after {timeout}"
             ) from None
 
     async def _wait_in_queue(self, waiters: _Waiters, cluster: str, is_urgent: bool) -> None:

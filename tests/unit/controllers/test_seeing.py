@@ -24,15 +24,15 @@ def listed(seeing):
 
 def test_what_waits_for_the_first_list_is_not_told_beside_a_problem(seeing):
     seeing.report("letters", "forbidden")
-    assert seeing.unready == "cannot see letters in boxes: forbidden"
+    assert seeing.unready == "cannot watch letters in boxes: forbidden"
 
 
 def test_what_has_never_been_seen_is_told_at_once(seeing):
     seeing.listed("letters")
-    assert seeing.unready == "cannot see parcels in boxes: they are being listed"
+    assert seeing.unready == "cannot watch parcels in boxes: waiting for the initial list"
     seeing.report("parcels", "forbidden")
     seeing.listed("parcels")  # but whether it is watched is not known yet
-    assert seeing.unready == "cannot see parcels in boxes: forbidden"
+    assert seeing.unready == "cannot watch parcels in boxes: forbidden"
     seeing.report("parcels", "")
     assert seeing.unready is None
 
@@ -44,7 +44,7 @@ def test_problem_is_told_after_a_grace(seeing, clock):
     seeing.report("letters", "refused")
     assert seeing.unready is None
     clock.now += 1
-    assert seeing.unready == "cannot see letters in boxes: refused"
+    assert seeing.unready == "cannot watch letters in boxes: refused"
 
 
 def test_problem_that_has_passed_begins_anew(seeing, clock):
@@ -60,4 +60,4 @@ def test_all_problems_are_told(seeing, clock):
     for kind in ("letters", "parcels"):
         seeing.report(kind, "no")
     clock.now += 15
-    assert seeing.unready == "cannot see letters in boxes: no; cannot see parcels in boxes: no"
+    assert seeing.unready == "cannot watch letters in boxes: no; cannot watch parcels in boxes: no"
