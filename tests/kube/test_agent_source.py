@@ -180,9 +180,10 @@ async def test_pod_that_cannot_be_read_is_left_out_and_said_once(kube_client, ma
             await machines.remove_pod("odd")
             await machines.remove_pod("good")
             assert await anext(changes) == PodDeleted(good)
-    [told] = [line for line in logs if line["event"] == "left out"]
-    assert told["object"] == "default/odd"
-    assert "pod default/odd: cpu: is out of range" in told["problem"]
+    text = "Skipping object that cannot be decoded"
+    [skipped] = [line for line in logs if line["event"] == text]
+    assert skipped["name"] == "default/odd"
+    assert "pod default/odd: cpu: is out of range" in skipped["error"]
 
 
 # -- troubles

@@ -120,7 +120,7 @@ async def test_what_is_emptied_while_no_broker_runs_is_lent_to_nobody_else(
         await objects.edit(Reservation, emptied, change, "status")
         await objects.reserve("thief")
         async with kube_faults.starting(kube, namespace, certificates) as home:
-            await eventually(lambda: says(home, f"Reservation {emptied}: somebody has"))
+            await eventually(lambda: says(home, f"Reservation {emptied}: its "))
             thief = await objects.find(Reservation, "thief")
             assert thief is not None
             assert thief.status.phase == ""
