@@ -6,8 +6,8 @@ import shutil
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-import brokers
 import tls_peers
+import waiting
 from certificates import Certificates
 from holders import LATER, SOON, Holder
 from kubelend.core.errors import BrokerUnreachable, Forbidden
@@ -46,7 +46,7 @@ async def test_sixteen_callers_see_no_failure_while_the_certificate_changes_ten_
             group.create_task(work(client))
         for _ in range(10):
             holder.renew()
-            await brokers.until(lambda: seen_with(broker, holder.serial) >= WORKERS)
+            await waiting.until(lambda: seen_with(broker, holder.serial) >= WORKERS)
         stop.set()
     assert len({seen.serial for seen in broker.seen}) >= 10
 
@@ -66,7 +66,7 @@ async def test_calls_that_have_begun_finish_over_the_connection_they_have(holder
     old = holder.serial
     async with holder.client(broker.url) as client:
         begun = asyncio.create_task(client.version())
-        await brokers.until(lambda: len(broker.seen) == 1)
+        await waiting.until(lambda: len(broker.seen) == 1)
         holder.renew()
         await asyncio.sleep(SOON.total_seconds())
         await client.version()
@@ -75,7 +75,7 @@ async def test_calls_that_have_begun_finish_over_the_connection_they_have(holder
         finish.set()
         assert await begun == bodies.Version("1")
         assert [seen.serial for seen in broker.seen] == [old, holder.serial]
-        await brokers.until(lambda: broker.open_connections == 1)
+        await waiting.until(lambda: broker.open_connections == 1)
 
 
 async def test_an_idle_connection_of_the_old_certificate_is_closed(holder, broker):
@@ -83,7 +83,7 @@ async def test_an_idle_connection_of_the_old_certificate_is_closed(holder, broke
         await client.version()
         holder.renew()
         assert await client.refresh() is True
-        await brokers.until(lambda: broker.open_connections == 0)
+        await waiting.until(lambda: broker.open_connections == 0)
         await client.version()
         assert len(broker.connections) == 2
         assert await client.refresh() is False

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import brokers
+import waiting
 from certificates import Certificates
 from holders import LATER, Holder
 from kubelend.transports.client import BrokerClient
@@ -61,7 +62,7 @@ async def test_a_silent_stream_moves_to_the_new_certificate_and_goes_on_from_whe
         assert (await anext(stream)).revision == 3
         assert [seen.serial for seen in scripted.seen] == [old, holder.serial]
         assert scripted.seen[1].headers["Last-Event-ID"] == "2"
-        await brokers.until(lambda: scripted.open_connections == 1)
+        await waiting.until(lambda: scripted.open_connections == 1)
 
 
 async def test_what_came_before_the_change_and_was_not_read_is_not_lost(holder, scripted):
@@ -98,7 +99,7 @@ async def test_a_stream_that_is_left_gives_its_old_connection_back(holder, scrip
             await anext(stream)
             holder.renew()
             assert await client.refresh()
-        await brokers.until(lambda: scripted.open_connections == 0)
+        await waiting.until(lambda: scripted.open_connections == 0)
 
 
 async def test_every_event_comes_once_while_the_certificate_changes_again_and_again(

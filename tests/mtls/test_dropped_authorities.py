@@ -10,6 +10,7 @@ import bare
 import brokers
 import newcomers
 import tls_peers
+import waiting
 from callers import Caller
 from certificates import Certificates
 from kubelend.core.lifecycle import Role
@@ -74,7 +75,7 @@ async def test_rotation_that_was_finished_while_the_broker_was_down_is_finished_
     authority.finish_rotation(tmp_path / "authority")
     async with started(own, server, tmp_path) as broker:
         assert await tls_peers.name_of(broker.port, broker.cluster("berlin").context) == ""
-        await brokers.until(
+        await waiting.until(
             lambda: own.authority.certificate not in files.load_certificates(server / "ca.crt")
         )
         alice = broker.holder(new_admin(tmp_path), "alice")

@@ -12,6 +12,7 @@ import bare
 import brokers
 import make
 import newcomers
+import waiting
 from kubelend.api import enrolment
 from kubelend.transports.listener import ConnectionLimits
 from newcomers import Newcomer
@@ -123,7 +124,7 @@ async def test_call_in_progress_is_not_ended_for_another(certificates, tmp_path,
         before = store.commits
         store.hold()
         asking = asyncio.create_task(Newcomer("berlin").ask(broker, token))
-        await brokers.until(lambda: store.commits > before)
+        await waiting.until(lambda: store.commits > before)
         with pytest.raises(aiohttp.ClientError):
             await newcomers.call(broker, "GET", "/enrol/v1/authorities")
         store.let_go()

@@ -7,8 +7,8 @@ import ssl
 
 import pytest
 
-import brokers
 import make
+import waiting
 from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
 from waiting import PATIENCE
 
@@ -251,13 +251,13 @@ async def test_one_large_answer_that_is_not_read_is_let_go_of(start, path):
         made = await asyncio.gather(*(r.post("reservations", wish) for _ in range(30)))
         assert {answer.status for answer in made} == {201}
         await broker.hang_up()  # kept ones may be closed just when they are used again
-    await brokers.until(lambda: broker.metric("kubelend_open_connections") == 0)
+    await waiting.until(lambda: broker.metric("kubelend_open_connections") == 0)
     async with connected(a) as (_, writer):
         transport_of(writer).pause_reading()
         writer.write(GET.replace(b"version", path))
-        await brokers.until(lambda: broker.metric("kubelend_open_connections") == 1)
+        await waiting.until(lambda: broker.metric("kubelend_open_connections") == 1)
         await others_are_served(broker)
-        await brokers.until(lambda: broker.metric("kubelend_open_connections") == 0)
+        await waiting.until(lambda: broker.metric("kubelend_open_connections") == 0)
     assert len(broker.service.streams) == 0
 
 

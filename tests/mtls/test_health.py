@@ -9,6 +9,7 @@ import pytest
 import brokers
 import kubelend
 import make
+import waiting
 from callers import Caller, offer, wish
 from kubelend.stores.memory import MemoryStore
 
@@ -32,7 +33,7 @@ async def test_broker_that_cannot_load_is_alive_and_says_why_it_is_not_ready(cer
         raise brokers.failure("the disk is on fire")
 
     async with brokers.listening(certificates, open_store=refuse) as broker:
-        await brokers.until(lambda: "fire" in (broker.service.unready or ""))
+        await waiting.until(lambda: "fire" in (broker.service.unready or ""))
         reason = "not ready: without its store: the disk is on fire"
         assert await plain(broker.process.ports["probes"], "/healthz") == (200, "ok")
         assert await plain(broker.process.ports["probes"], "/readyz") == (503, reason)
@@ -135,7 +136,7 @@ async def test_brokers_with_one_store_cannot_run_side_by_side(certificates, tmp_
     async with brokers.child(certificates, first, store=store) as broker:
         await broker.cluster("a").advertise()
         async with brokers.child(certificates, second, store=store, ready=False) as other:
-            await brokers.until(lambda: bool(other.logged("Loading the store failed, will retry")))
+            await waiting.until(lambda: bool(other.logged("Loading the store failed, will retry")))
             status, why = await other.probe("/readyz")
             assert status == 503
             assert f"the store {store} is in use by another broker" in why

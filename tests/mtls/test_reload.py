@@ -12,6 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 import brokers
 import make
 import tls_peers
+import waiting
 from callers import Caller
 from certificates import Certificates
 from kubelend.pki import files
@@ -60,7 +61,7 @@ async def serial_shown(caller):
 
 
 async def reloaded(log, times=1):
-    await brokers.until(lambda: len(log.lines("Certificates reloaded")) >= times)
+    await waiting.until(lambda: len(log.lines("Certificates reloaded")) >= times)
 
 
 async def test_new_connections_see_the_new_certificate_and_open_ones_go_on(broker, live, log):
@@ -133,7 +134,7 @@ async def test_files_that_do_not_fit_are_reported_once_and_the_old_ones_stay(
     good = (live.directory / broken).read_bytes()
     (live.directory / broken).write_bytes(b"nonsense")
     problem = "Certificate reload failed, keeping the previous ones"
-    await brokers.until(lambda: bool(log.lines(problem)))
+    await waiting.until(lambda: bool(log.lines(problem)))
     assert (await broker.cluster("a").get("version")).status == 200
     assert broken in log.lines(problem)[0]["error"]
     (live.directory / broken).write_bytes(good)
@@ -152,7 +153,7 @@ async def test_process_takes_up_new_files_too(tmp_path):
         a = broker.cluster("a")
         assert (await a.get("version")).status == 200
         live.rename("another-broker")
-        await brokers.until(lambda: bool(broker.logged("Certificates reloaded")))
+        await waiting.until(lambda: bool(broker.logged("Certificates reloaded")))
         assert (await a.get("version")).status == 200
         assert await serial_shown(a) == tls_peers.serial_in(live.directory)
         assert (await broker.cluster("another-broker").get("version")).status == 403

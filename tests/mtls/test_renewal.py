@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import brokers
+import waiting
 from certificates import Certificates
 from desks import due
 from kubelend.apps import renewal
@@ -128,7 +129,7 @@ async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have
         found = await scene.renew(each)
         return x509.is_issued_by(found.certificate, successor.certificate)
 
-    await brokers.until(lambda: is_followed(directory))
+    await waiting.until(lambda: is_followed(directory))
     moved = files.load_credentials(directory)
     assert set(moved.authorities) == {first, successor.certificate}
     async with scene.client(other) as client:
@@ -141,7 +142,7 @@ async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have
     async def is_alone():
         return (await scene.renew(directory)).authorities == finished.trusted
 
-    await brokers.until(is_alone)
+    await waiting.until(is_alone)
     assert (await scene.renew(other)).authorities == (successor.certificate,)
 
 

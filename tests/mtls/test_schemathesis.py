@@ -66,7 +66,7 @@ UNSAYABLE = re.compile(
     r"out of range"  # a text says more than 2^63-1, or more than 292 years
     r"|got `float`"  # 1.0 is an integer to JSON Schema
     r"|is given twice"  # gpu, and nvidia.com/gpu among the extended
-    r"|name the cluster too"  # one value in the query needs another
+    r"|role: needs a cluster"  # one value in the query needs another
     r"|invisible characters"  # Unicode's classes, which regular expressions have no common words for
     r"|request is corrupt"  # what is between BEGIN and END
     r"|ttl: .* is more than"  # a duration has a largest value

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-import brokers
 import make
+import waiting
 from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
 from waiting import PATIENCE
 
@@ -123,9 +123,9 @@ async def test_client_that_does_not_read_its_answers_is_let_go_of(start):
     async with connected(a) as (reader, writer):
         transport_of(writer).pause_reading()
         writer.write(GET.replace(b"version", b"reservations?limit=200") * 200)
-        await brokers.until(lambda: len(connections()) == 1)
+        await waiting.until(lambda: len(connections()) == 1)
         await others_are_served(broker)
-        await brokers.until(lambda: not connections())
+        await waiting.until(lambda: not connections())
         transport_of(writer).resume_reading()
         assert len(await end_of(reader)) < 100 * whole
 
@@ -155,10 +155,10 @@ async def test_client_that_does_not_wait_for_its_answer_is_counted_as_gone(start
     broker = await start()
     async with connected(broker.cluster("hasty")) as (_, writer):
         writer.write(POST + b"Content-Length: 100\r\n\r\n{")
-        await brokers.until(lambda: len(connections()) == 1)
+        await waiting.until(lambda: len(connections()) == 1)
         transport_of(writer).abort()
     labels = {"route": "reserve", "method": "POST", "code": "499"}
-    await brokers.until(lambda: broker.metric("kubelend_http_requests_total", **labels) == 1)
+    await waiting.until(lambda: broker.metric("kubelend_http_requests_total", **labels) == 1)
 
 
 @pytest.mark.parametrize(

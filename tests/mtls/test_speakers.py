@@ -11,6 +11,7 @@ import pytest
 
 import brokers
 import make
+import waiting
 from callers import Caller, offer, wish
 from clocks import Clock
 from kubelend.api import request
@@ -62,7 +63,7 @@ async def is_refused(caller):
 
 async def is_free_after_the_grace(caller, broker):
     """The end of a connection takes a moment to arrive; then it is the clock that counts."""
-    await brokers.until(lambda: not len(broker.service.streams))
+    await waiting.until(lambda: not len(broker.service.streams))
     broker.clock.pass_time(RECONNECT_GRACE - make.MOMENT)
     assert await is_refused(caller)
     broker.clock.pass_time(make.MOMENT)
@@ -176,7 +177,7 @@ async def test_agent_that_opens_its_stream_again_keeps_its_session(agent, broker
             await stream.event()
             broker.clock.pass_time(RECONNECT_GRACE)
             assert await is_refused(two)
-        await brokers.until(lambda: not len(broker.service.streams))
+        await waiting.until(lambda: not len(broker.service.streams))
         assert await is_refused(two)
 
 

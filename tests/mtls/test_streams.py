@@ -7,6 +7,7 @@ import pytest
 
 import brokers
 import make
+import waiting
 from callers import Caller, wish
 from kubelend.api import instructions
 from waiting import PATIENCE
@@ -53,7 +54,7 @@ async def test_stream_that_its_client_ends_is_counted(broker, a):
     async with a.stream() as stream:
         await stream.event()
     labels = {"route": "stream", "method": "GET", "code": "200"}
-    await brokers.until(lambda: broker.metric("kubelend_http_requests_total", **labels) == 1)
+    await waiting.until(lambda: broker.metric("kubelend_http_requests_total", **labels) == 1)
 
 
 async def test_reservation_is_pushed_to_provider_and_requester(a, r):

@@ -58,7 +58,7 @@ def test_a_cluster_with_our_certificate_is_let_in_by_name(server, cluster, host)
     [
         (lambda made: made.stranger("agent-cluster-1"), "unable to get local issuer certificate"),
         (lambda made: made.expired("agent-cluster-1"), "certificate has expired"),
-        (lambda made: made.renewal_margin("agent-cluster-1"), "certificate is not yet valid"),
+        (lambda made: made.early("agent-cluster-1"), "certificate is not yet valid"),
         (lambda made: made.server(), "unsuitable certificate purpose"),
     ],
     ids=["wrong authority of the same name", "expired", "not yet valid", "the broker's own"],

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 import brokers
+import waiting
 from clocks import Clock
 
 
@@ -34,7 +35,7 @@ async def test_probes_are(broken):
 
 async def test_who_was_put_out_is_refused_again_once_the_store_is_back(broken, store):
     store.broken = None
-    await brokers.until(lambda: broken.service.unready is None)
+    await waiting.until(lambda: broken.service.unready is None)
     for path in ("version", "/healthz"):
         assert (await broken.cluster("berlin").get(path)).refusal == (403, "Revoked")
 
