@@ -19,7 +19,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def found(kube_assets, tmp_path_factory):
     directory = tmp_path_factory.mktemp("bench")
-    started = processes.kubelend("bench", "kube", "--json", *SMALL, temporary=directory)
+    started = processes.kubelend("dev", "bench", "kube", "--json", *SMALL, temporary=directory)
     code, out, err = processes.finished(started, 6 * PATIENCE)
     assert code == 0, err
     assert err == ""
@@ -57,7 +57,7 @@ def test_the_version_of_the_server_is_told(found, kube_assets):
 
 
 def test_an_interrupted_benchmark_leaves_nothing_behind(kube_assets, tmp_path):
-    started = processes.kubelend("bench", "kube", *SMALL, temporary=tmp_path)
+    started = processes.kubelend("dev", "bench", "kube", *SMALL, temporary=tmp_path)
     wait_until(lambda: len(processes.naming(tmp_path)) > 1)
     started.send_signal(signal.SIGTERM)
     code, out, _ = processes.finished(started, 6 * PATIENCE)

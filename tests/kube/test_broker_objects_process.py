@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import brokers
+import waiting
 from kubelend.kube import config
 from kubelend.stores.kubernetes.store import KubernetesStore
 from waiting import PATIENCE, wait_until
@@ -118,11 +119,11 @@ async def test_both_interfaces_are_served_at_once(kube, namespace, certificates)
     ) as broker:
         office = broker.process.controller_manager
         assert office is not None
-        await brokers.until(lambda: office.unready is None)
+        await waiting.until(lambda: office.unready is None)
         await broker.cluster("lender").advertise()
         kube.kubectl(
             f"--namespace={namespace}", "apply", f"--filename={EXAMPLES / 'reservation.yaml'}"
         )
-        await brokers.until(lambda: "my-workload" in broker.service.current()[0].reservations)
+        await waiting.until(lambda: "my-workload" in broker.service.current()[0].reservations)
         held = await broker.cluster("user-team").read("reservations", "my-workload")
         assert held["targetClusterID"] == "lender"

@@ -52,6 +52,7 @@ def shell(helm, cluster, tmp_path_factory):
         "KUBECONFIG": str(cluster.admin_kubeconfig),
         "KUBECACHEDIR": str(cluster.directory / "kubectl"),
         "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home / ".config"),
     }
 
     def shell(script):
@@ -85,5 +86,8 @@ def test_every_command_of_the_guide_runs(shell, cluster):
 def test_plugin_is_found_by_kubectl_and_completed(shell):
     assert "kubectl lend [OPTIONS]" in shell("kubectl lend --help")
     *offered, directive = shell("kubectl __complete lend get '' 2>/dev/null").splitlines()
-    assert [line.partition("\t")[0] for line in offered] == ["clusters", "reservations", "members"]
+    assert [line.partition("\t")[0] for line in offered] == [
+        *("clusters", "reservations", "borrowed", "lent"),
+        *("members", "tokens", "quotas", "policies"),
+    ]
     assert directive == ":4"

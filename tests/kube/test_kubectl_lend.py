@@ -130,7 +130,7 @@ def test_who_may_nothing_is_told_what_is_missing(site, command):
     said = stranger.lend(*command)
     assert (said.code, said.out, said.err.count("\n")) == (4, "", 1)
     assert 'User "system:serviceaccount:team:stranger" cannot' in said.err
-    assert "the role `view` there lets you look, and `edit` borrow" in said.err
+    assert "the role `view` in the namespace allows reading, and `edit` borrowing" in said.err
 
 
 def _stranger(site):
@@ -275,7 +275,7 @@ def test_output_into_a_file_is_plain_text(site, tmp_path):
 
 
 def test_help_names_the_plugin_and_its_flags(site):
-    assert "with your rights there (--context, --kubeconfig, -n)" in " ".join(
+    assert "in the cluster of kubectl's context, with your rights there" in " ".join(
         site.operator.lend("--help").out.split()
     )
     said = site.operator.lend("borrow", "--help").out

@@ -118,7 +118,7 @@ def test_status_shows_all_parts_and_offers(site):
     # The contract's example.
     assert re.search(r"^agent-cluster-2 +8950m +7\.2Gi +- +0 0 +\d+\.\d\d +yes$", out, re.M)
     assert re.search(r"^agent-cluster-1 +5050m +7\.7Gi +1 ", out, re.M)
-    assert "Nothing is reserved." in out
+    assert "No reservations." in out
 
 
 def test_request_is_walked_through_every_step(site):
@@ -197,7 +197,7 @@ def test_step_that_is_not_seen_fails_the_test(site, provider):
     os.kill(provider, signal.SIGCONT)
     assert code == 7
     assert re.fullmatch(
-        r"error: ProviderInstruction \S+ of agent-cluster-2 is not held within 2 s\n", err
+        r"error: ProviderInstruction \S+ of agent-cluster-2 was not Held within 2 s\n", err
     )
     assert "is Reserved" in out
     # What it asked for is given back all the same.

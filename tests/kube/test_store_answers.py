@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-import brokers
 import kube_stores
 import make
 import tcp_cuts
+import waiting
 from kube_stores import Gate, Place, told
 from kubelend.core.errors import StoreFailed
 from kubelend.kube.client import Client
@@ -59,7 +59,7 @@ class Loss:
         self._mending = self._loop.create_task(self._mend())
 
     async def _mend(self) -> None:
-        await brokers.until(lambda: self._line.has_lost)
+        await waiting.until(lambda: self._line.has_lost)
         if self.meanwhile is not None:
             await asyncio.to_thread(self.meanwhile)
         self._line.mend()
