@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import structlog
 
 import logging_state
-from brokers import LOOPBACK, until
+from brokers import LOOPBACK
 from kubelend.apps import broker
 from kubelend.apps.settings import BrokerSettings
 from kubelend.kits import tasks
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 
 class Running(NamedTuple):

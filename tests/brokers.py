@@ -37,8 +37,7 @@ from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
 from kubelend.stores import audit
 from kubelend.stores.memory import MemoryStore
-from waiting import PATIENCE
-from waiting import until as until
+from waiting import PATIENCE, until
 
 ANY_PORT = Address("127.0.0.1", 0)
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import brokers
+import waiting
 from kubelend.core.audit_log import AuditLine, ChainHead
 from kubelend.core.events import Change, WorkingSet
 from kubelend.core.models import Reservation, ReservationId
@@ -89,4 +90,4 @@ async def outage(
     assert broker.service.unready is not None
     yield
     store.broken = None
-    await brokers.until(lambda: broker.service.unready is None)
+    await waiting.until(lambda: broker.service.unready is None)

@@ -8,6 +8,7 @@ import pytest
 
 import brokers
 import make
+import waiting
 from callers import wish
 from kubelend.stores import factory
 
@@ -104,7 +105,7 @@ async def test_waiters_and_takers_at_once_are_all_served_in_the_end(broker):
         made = await caller.post("reservations", wish(f"{1 + number % 4}", "1Gi", wait="1h"))
         assert made.status in {201, 202}
         found = made.json["id"]
-        await brokers.until(partial(is_placed, caller, found))
+        await waiting.until(partial(is_placed, caller, found))
         answer = await caller.delete("reservations", found)
         assert answer.json["status"]["reason"] == "ReleasedByRequester"
 

@@ -10,6 +10,7 @@ import pytest
 
 import bare
 import brokers
+import waiting
 from waiting import PATIENCE
 
 MANY = 10_000
@@ -72,13 +73,13 @@ async def test_ten_thousand_silent_connections_are_held_and_stop_nobody(certific
         before = memory(broker)
         hundred = [f"127.0.1.{number}" for number in range(1, 101)]
         with many_silent(broker, hundred) as connections:
-            await brokers.until(at_least(broker, MANY), PATIENCE)
+            await waiting.until(at_least(broker, MANY), PATIENCE)
             await serves(broker)
             assert (await broker.probe("/healthz"))[0] == 200
             assert await connections_of(broker) >= MANY
             assert not any(map(bare.is_closed, connections[::100]))
             assert memory(broker) - before < 50 * 2**20
-        await brokers.until(none_left(broker), PATIENCE)
+        await waiting.until(none_left(broker), PATIENCE)
         await serves(broker)
 
 
@@ -125,13 +126,13 @@ async def test_broker_that_runs_out_of_files_makes_room_and_goes_on(certificates
         resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE, (100, 100))
         with bare.silent(broker.port, 300) as connections:
             # All of them have been seen: while they still come, each new one may push out a slow caller.
-            await brokers.until(lambda: sum(map(bare.is_closed, connections)) > 200, PATIENCE)
+            await waiting.until(lambda: sum(map(bare.is_closed, connections)) > 200, PATIENCE)
             await serves(broker)
             spent = processor_time(broker)
             await asyncio.sleep(1)
             assert processor_time(broker) - spent < 0.5
         assert {line["reason"] for line in broker.logged("Connection rejected")} == {"OutOfFiles"}
-        await brokers.until(none_left(broker), PATIENCE)
+        await waiting.until(none_left(broker), PATIENCE)
         assert await broker.stop() == 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import brokers
+import waiting
 from callers import wish
 from kubelend.core.errors import StoreFailed
 
@@ -35,7 +35,7 @@ class Held:
         before = self._store.commits
         self._calls.append(asyncio.create_task(call))
         if not before or len(self._calls) == 1:
-            await brokers.until(lambda: self._store.commits > before)
+            await waiting.until(lambda: self._store.commits > before)
 
     def ask(self, call):
         self._calls.append(asyncio.create_task(call))
@@ -173,7 +173,7 @@ async def test_what_was_only_assumed_is_never_seen_when_the_store_fails(broker, 
     answers = await held.answers()
     assert {answer.refusal for answer in answers} == {(503, "StoreFailed")}
     store.broken = None
-    await brokers.until(lambda: broker.service.unready is None)
+    await waiting.until(lambda: broker.service.unready is None)
     assert await r.phase_of(made["id"]) == "Reserved"
     assert (await a.read("advertisements", "a"))["resources"]["reserved"]["cpu"] == "1"
 
@@ -183,7 +183,7 @@ async def test_calls_of_one_moment_share_a_commit(broker, store, r):
     store.hold()
     before = store.commits
     calls = [asyncio.create_task(r.post("reservations", wish("10m", "1Mi"))) for _ in range(50)]
-    await brokers.until(lambda: store.commits > before)
+    await waiting.until(lambda: store.commits > before)
     await asyncio.wait(calls, timeout=0.3)
     store.let_go()
     assert {answer.status for answer in await asyncio.gather(*calls)} == {201}

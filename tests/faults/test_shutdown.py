@@ -10,6 +10,7 @@ import pytest
 
 import bare
 import brokers
+import waiting
 from callers import Caller, wish
 from troubled import TroubledStore
 from waiting import PATIENCE
@@ -49,7 +50,7 @@ async def test_calls_that_wait_for_the_disk_are_answered_before_the_end(
             ]
             await asyncio.wait(calls, timeout=0.2)
             broker.process.send_signal(number)
-            await brokers.until(lambda: refuses_connections(broker.port))
+            await waiting.until(lambda: refuses_connections(broker.port))
             assert broker.process.poll() is None
             assert not any(call.done() for call in calls)
         answers = await asyncio.gather(*calls)
@@ -89,7 +90,7 @@ async def test_request_that_never_ends_holds_up_the_end_no_longer_than_allowed(
             _, writer = await stack.enter_async_context(stuck)
             writer.write(bare.POST + b"Content-Length: 9\r\n\r\n")
             await writer.drain()
-            await brokers.until(lambda: served_one(broker))
+            await waiting.until(lambda: served_one(broker))
             broker.process.send_signal(signal.SIGTERM)
             return broker.process
 
@@ -138,9 +139,9 @@ async def test_answer_that_is_begun_in_this_process_is_finished_too(certificates
         await caller.get("version")
         store.hold()
         call = asyncio.create_task(caller.advertise())
-        await brokers.until(lambda: store.commits == 1)
+        await waiting.until(lambda: store.commits == 1)
         ending = asyncio.create_task(running.__aexit__(None, None, None))
-        await brokers.until(lambda: refuses_connections(broker.port))
+        await waiting.until(lambda: refuses_connections(broker.port))
         assert not call.done()
         assert not ending.done()
         store.let_go()

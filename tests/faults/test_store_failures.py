@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 import brokers
+import waiting
 from callers import wish
 from disks import mounted
 from kubelend.core.errors import StoreFailed
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.broker(fails=True, offers={"a": ("40", "80Gi")})
 
 
 async def is_ready_again(broker):
-    await brokers.until(lambda: broker.service.unready is None)
+    await waiting.until(lambda: broker.service.unready is None)
 
 
 async def readiness(broker):
@@ -181,7 +182,7 @@ async def test_broken_file_at_the_start_is_named_and_never_answered_from(
     path = tmp_path / "kubelend.db"
     path.write_bytes(content)
     async with brokers.child(certificates, tmp_path, ready=False) as broker:
-        await brokers.until(lambda: bool(broker.logged("Loading the store failed, will retry")))
+        await waiting.until(lambda: bool(broker.logged("Loading the store failed, will retry")))
         status, text = await broker.probe("/readyz")
         assert status == 503
         assert str(path) in text
@@ -215,7 +216,7 @@ async def test_store_that_is_taken_away_is_not_replaced_by_an_empty_one(certific
         made = await r.reserve()
         directory.rename(elsewhere)
         assert (await r.post("reservations", wish())).refusal == (503, "StoreFailed")
-        await brokers.until(lambda: any("has lost" in line["error"] for line in cannot(broker)))
+        await waiting.until(lambda: any("has lost" in line["error"] for line in cannot(broker)))
         for _ in range(3):
             status, why = await broker.probe("/readyz")
             assert status == 503

@@ -16,12 +16,11 @@ from aiohttp import web
 import bare
 import brokers
 import make
-import waiting
 from bare import GET, answer_of, connected, end_of, others_are_served
 from kubelend.core.lifecycle import Role
 from kubelend.pki import identity
 from kubelend.transports import server
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 
 def refused(broker, reason):
@@ -33,7 +32,7 @@ def open_now(broker):
 
 
 async def all_arrived(broker, count):
-    await waiting.until(lambda: open_now(broker) >= count)
+    await until(lambda: open_now(broker) >= count)
 
 
 def closed(connections):
@@ -82,9 +81,9 @@ async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_go
             if speaks:
                 connection.sendall(hello(broker.cluster("a")))
             await all_arrived(broker, min(count, 5))
-        await waiting.until(lambda: refused(broker, "TooManyHandshakes") == 7)
+        await until(lambda: refused(broker, "TooManyHandshakes") == 7)
         await others_are_served(broker)
-        await waiting.until(lambda: all(closed(connections[:7])))
+        await until(lambda: all(closed(connections[:7])))
         assert not any(closed(connections[7:]))
         assert open_now(broker) <= 6
 
@@ -103,8 +102,8 @@ async def test_silent_connection_ends_after_the_time_of_a_handshake(start):
     )
     with bare.silent(broker.port, 3) as connections:
         await all_arrived(broker, 3)
-        await waiting.until(lambda: all(closed(connections)))
-    await waiting.until(lambda: open_now(broker) == 0)
+        await until(lambda: all(closed(connections)))
+    await until(lambda: open_now(broker) == 0)
 
 
 async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
@@ -112,7 +111,7 @@ async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
         with bare.silent(broker.port, 1):
             pass
     await others_are_served(broker)
-    await waiting.until(lambda: open_now(broker) == 0)
+    await until(lambda: open_now(broker) == 0)
     assert [line["event"] for line in log.all if line["level"] == "warning"] == []
 
 
@@ -123,7 +122,7 @@ async def test_end_of_a_broker_waits_for_no_handshake(certificates):
             connections = stack.enter_context(bare.silent(broker.port, 5))
             await all_arrived(broker, 5)
             connections[0].sendall(hello(broker.cluster("a")))
-            await waiting.until(lambda: has_answer(connections[0]))
+            await until(lambda: has_answer(connections[0]))
         assert all(closed(connections))
 
 
@@ -179,7 +178,7 @@ async def test_only_a_trusted_proxy_has_as_many_as_it_likes(start, certificates,
         for _ in range(6):
             _, writer = await stack.enter_async_context(connected(proxy))
             writer.write(GET)
-        await waiting.until(lambda: open_now(broker) == (6 if trusted else 2))
+        await until(lambda: open_now(broker) == (6 if trusted else 2))
     assert refused(broker, "TooManyOfCaller") == (0 if trusted else 4)
 
 
@@ -220,10 +219,10 @@ async def test_newcomer_is_refused_while_all_are_at_work_and_let_in_later(start)
             await one.event()
             await two.event()
             with bare.silent(broker.port, 1) as connections:
-                await waiting.until(lambda: all(closed(connections)))
+                await until(lambda: all(closed(connections)))
             assert refused(broker, "TooManyConnections") == 1
         await broker.cluster("b").hang_up()
-        await waiting.until(lambda: open_now(broker) == 1)
+        await until(lambda: open_now(broker) == 1)
         await others_are_served(broker)
 
 
@@ -234,7 +233,7 @@ async def test_flood_of_strangers_closes_no_connection_of_anybody_known(start):
             for number in range(2, 12):
                 stack.enter_context(bare.silent(broker.port, 20, f"127.0.0.{number}"))
                 await asyncio.sleep(0)
-            await waiting.until(lambda: refused(broker, "TooManyConnections") >= 185)
+            await until(lambda: refused(broker, "TooManyConnections") >= 185)
             assert [await is_answered(*pair) for pair in made] == [True] * 5
             await others_are_served(broker)
 
@@ -248,7 +247,7 @@ async def test_five_hundred_idle_tls_connections_stay_and_others_are_served(star
         for _ in range(50):
             opening = [stack.enter_async_context(connected(caller)) for caller in clusters]
             made += [await found for found in opening]
-        await waiting.until(lambda: open_now(broker) == 500)
+        await until(lambda: open_now(broker) == 500)
         async with asyncio.timeout(PATIENCE):
             for _ in range(20):
                 await others_are_served(broker)
@@ -265,13 +264,13 @@ async def test_open_connections_are_counted(broker):
         with bare.silent(broker.port, 2):
             await all_arrived(broker, 5)
             assert open_now(broker) == 5
-    await waiting.until(lambda: open_now(broker) == 0)
+    await until(lambda: open_now(broker) == 0)
 
 
 async def test_flood_makes_one_line_and_all_are_counted(start, log):
     broker = await start(max_handshakes=1)
     with bare.silent(broker.port, 30):
-        await waiting.until(lambda: refused(broker, "TooManyHandshakes") == 29)
+        await until(lambda: refused(broker, "TooManyHandshakes") == 29)
     (line,) = log.lines("Connection rejected")
     assert (line["reason"], line["remote"]) == ("TooManyHandshakes", "127.0.0.1")
 
@@ -280,7 +279,7 @@ async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_coun
     for _ in range(10):
         with bare.silent(broker.port, 1) as connections:
             connections[0].sendall(GET)
-            await waiting.until(lambda: all(closed(connections)))
+            await until(lambda: all(closed(connections)))
     (line,) = log.lines("TLS handshake rejected")
     assert (line["remote"], line["suppressed"]) == ("127.0.0.1", 0)
     name, labels = "kubelend_http_requests_rejected_total", {"route": "handshake"}
@@ -312,7 +311,7 @@ async def test_running_out_of_files_neither_spins_nor_stops_the_server():
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         with no_files_left():
             spent, began = time.process_time(), time.monotonic()
-            await waiting.until(lambda: "OutOfFiles" in watch.limits)
+            await until(lambda: "OutOfFiles" in watch.limits)
             await asyncio.sleep(0.5)
             busy = (time.process_time() - spent) / (time.monotonic() - began)
             assert busy < 0.5

@@ -74,7 +74,7 @@ async def test_waiting_one_is_notified_once_and_goes_on_when_it_is_accepted(brok
     waiting = asyncio.create_task(
         join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=pending.append)
     )
-    await waiting.until(lambda: bool(pending))
+    await until(lambda: bool(pending))
     await broker.admin().post("members", "cluster", "berlin", "accept", {"key": pending[0].key})
     await waiting
     assert len(pending) == 1
@@ -98,7 +98,7 @@ async def test_rejected_one_gets_an_error(broker, tmp_path):
     waiting = asyncio.create_task(
         join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=pending.append)
     )
-    await waiting.until(lambda: bool(pending))
+    await until(lambda: bool(pending))
     await broker.admin().post("members", "cluster", "berlin", "reject")
     with pytest.raises(TokenRefused, match="no uses left"):
         await waiting
