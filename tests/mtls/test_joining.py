@@ -29,7 +29,7 @@ from kubelend.pki import files, identity, keys, tokens
 from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm
 from kubelend.wire.admin_bodies import JoinPending
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 SOON = timedelta(seconds=PATIENCE)
 
