@@ -310,20 +310,20 @@ class Desk:
     def expire(self, retention: timedelta = RETENTION) -> None:
         self.run(commands.expire_reservations(self.ledger, retention, self.now))
 
-    def vigil(self, lost_after: timedelta = 5 * MINUTE) -> ProviderMonitor:
+    def monitor(self, lost_after: timedelta = 5 * MINUTE) -> ProviderMonitor:
         """What a broker that starts now knows of the silence of others."""
         return ProviderMonitor(lost_after, self.ledger, self.now)
 
-    def leave(self, vigil: ProviderMonitor) -> list[Cluster]:
+    def fail_over(self, monitor: ProviderMonitor) -> list[Cluster]:
         """Look once for providers that fell silent; gives those that are given up."""
-        return self.run(failover.fail_over(self.ledger, vigil, self.now))
+        return self.run(failover.fail_over(self.ledger, monitor, self.now))
 
-    def listen(self, vigil: ProviderMonitor, duration: timedelta) -> list[Cluster]:
+    def run_failover(self, monitor: ProviderMonitor, duration: timedelta) -> list[Cluster]:
         """Let time pass for a broker that looks around all the while."""
         until, given_up = self.now + duration, []
         while self.now < until:
             self.pass_time(min(5 * SECOND, until - self.now))
-            given_up += self.leave(vigil)
+            given_up += self.fail_over(monitor)
         return given_up
 
     # -- questions
@@ -348,7 +348,7 @@ class Desk:
     def waiting(self) -> list[ReservationId]:
         return [waiter.id for waiter in self.ledger.waiting()]
 
-    def earmarks(self) -> dict[str, str]:
+    def nominations(self) -> dict[str, str]:
         """Who waits for which cluster."""
         return {
             w.id: w.nominated_cluster

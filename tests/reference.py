@@ -36,7 +36,7 @@ def decide(question: PlacementQuery, ledger: Ledger) -> tuple[ClusterId, float] 
     fitting = [
         cluster
         for _, cluster in sorted(ledger.clusters.items())
-        if not refusals(question, cluster, ledger)
+        if not rejections(question, cluster, ledger)
     ]
     if not fitting:
         return None
@@ -55,18 +55,18 @@ def decide(question: PlacementQuery, ledger: Ledger) -> tuple[ClusterId, float] 
     return equals[0].id, best
 
 
-def refusals(question: PlacementQuery, cluster: Cluster, ledger: Ledger) -> list[Rejection]:
+def rejections(question: PlacementQuery, cluster: Cluster, ledger: Ledger) -> list[Rejection]:
     """Every reason why this cluster cannot serve the request, in the order of reporting."""
     found = [
         *_by_identity(question, cluster),
         *_by_state(question.now, cluster),
         *_by_constraints(question.request, cluster),
         *_by_amounts(question.request.resources, ledger.available(cluster.id)),
-        *_by_earmark(question, cluster, ledger.waiting()),
+        *_by_nomination(question, cluster, ledger.waiting()),
         *_by_policies(question, cluster, ledger),
         *_by_money(question, cluster),
     ]
-    return [refusal for refusal in Rejection if refusal in found]
+    return [rejection for rejection in Rejection if rejection in found]
 
 
 def price(request: Request, cluster: Cluster) -> float:
@@ -177,13 +177,13 @@ def _by_amounts(wanted: Resources, available: Resources) -> list[Rejection]:
         (wanted.gpu, available.gpu, Rejection.INSUFFICIENT_GPU),
         (wanted.storage, available.storage, Rejection.INSUFFICIENT_STORAGE),
     ]
-    found = [refusal for asked, free, refusal in named if asked and asked > free]
+    found = [rejection for asked, free, rejection in named if asked and asked > free]
     if any(asked > available.extended.get(name, 0) for name, asked in wanted.extended.items()):
         found.append(Rejection.INSUFFICIENT_EXTENDED)
     return found
 
 
-def _by_earmark(
+def _by_nomination(
     question: PlacementQuery, cluster: Cluster, waiting: list[Reservation]
 ) -> list[Rejection]:
     """Kept for somebody of higher priority, or of the same priority and older."""
@@ -212,7 +212,7 @@ def _by_policies(question: PlacementQuery, cluster: Cluster, ledger: Ledger) -> 
             yield Rejection.REQUESTER_DENIED
         if not is_open((policy.hours,), question.now):
             yield Rejection.OUTSIDE_OPENING_HOURS
-        has = sum((r.request.resources for r in loans(requester, cluster, ledger)), Resources())
+        has = sum((r.request.resources for r in lent_to(requester, cluster, ledger)), Resources())
         for name, amount in wanted.items():
             if available.amount(name) < amount:
                 continue  # it is not there at all: nothing is withheld
@@ -251,7 +251,9 @@ def could_serve(waiter: Reservation, cluster: Cluster, ledger: Ledger) -> bool:
     """Whether a cluster that lends nothing to anybody else would have room for a waiter."""
     if exceeds_quota(waiter.request, ledger, served=True):
         return False
-    has = sum((r.request.resources for r in loans(waiter.requester, cluster, ledger)), Resources())
+    has = sum(
+        (r.request.resources for r in lent_to(waiter.requester, cluster, ledger)), Resources()
+    )
     ceiling = cluster.ceiling
     return all(
         ceiling.amount(name) >= wanted
@@ -265,7 +267,7 @@ def could_serve(waiter: Reservation, cluster: Cluster, ledger: Ledger) -> bool:
     )
 
 
-def loans(requester: ClusterId, provider: Cluster, ledger: Ledger) -> list[Reservation]:
+def lent_to(requester: ClusterId, provider: Cluster, ledger: Ledger) -> list[Reservation]:
     """What a requester has of a provider now."""
     return [found for found in ledger.lent_by(provider.id) if found.requester == requester]
 
@@ -320,12 +322,12 @@ def agreed(request: Request, cluster: Cluster) -> int:
 
 
 def _by_money(question: PlacementQuery, cluster: Cluster) -> Iterator[Rejection]:
-    purse, prices = question.budget, cluster.advertisement.prices
-    if purse is None or prices is None:
+    budget, prices = question.budget, cluster.advertisement.prices
+    if budget is None or prices is None:
         return
-    if prices.currency != purse.currency:
+    if prices.currency != budget.currency:
         yield Rejection.CURRENCY_MISMATCH
-    elif agreed(question.request, cluster) > purse.max_hourly_price:
+    elif agreed(question.request, cluster) > budget.max_hourly_price:
         yield Rejection.OVER_BUDGET
 
 

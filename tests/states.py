@@ -58,7 +58,7 @@ def state(ledger: Ledger) -> dict[str, object]:
         "admits": None
         if fleet.policy_columns is None
         else _plain(fleet.policy_columns.requester_mask(R, len(fleet))),
-        "earmarks": (
+        "nominations": (
             fleet.nomination_count,
             [_plain(fleet.not_nominated_above(*rank)) for rank in ranks],
         ),

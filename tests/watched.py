@@ -48,7 +48,7 @@ class Watched(make.Recorder):
 
     def _breaches(self, found: Reservation, cluster: ClusterId, at: datetime) -> Iterator[str]:
         record, requester = self.clusters[cluster], found.requester
-        own = _sum(reference.loans(requester, record, self))
+        own = _sum(reference.lent_to(requester, record, self))
         for policy in reference.policies(record, self):
             if policy.allow and not reference.is_named(requester, policy.allow):
                 yield f"{cluster} does not lend to {requester}"

@@ -178,22 +178,24 @@ class Dice(random.Random):
 @settings(max_examples=1500)
 @given(st.integers(0, 2**32))
 def test_engine_equals_the_reference(seed):
-    """The same choice with the same score, the same refusals of every cluster, the same prices."""
+    """The same choice with the same score, the same rejections of every cluster, the same prices."""
     dice = Dice(seed)
     ledger = dice.ledger()
     question = dice.question(ledger)
     until = question.now + question.request.duration
-    purse = reference.most_per_hour(ledger, question.request.requester, question.now, until)
-    assert (question.budget and question.budget.max_hourly_price) == purse
+    max_hourly_price = reference.most_per_hour(
+        ledger, question.request.requester, question.now, until
+    )
+    assert (question.budget and question.budget.max_hourly_price) == max_hourly_price
     assert decided(question, ledger) == reference.decide(question, ledger)
     verdicts = list(filters.filter_masks(question, ledger.fleet))
     passing = filters.feasible_clusters(question, ledger.fleet).tolist()
     hourly = filters.hourly_costs(question.request, ledger.fleet).tolist()
     for row, name in enumerate(ledger.fleet.ids):
         cluster = ledger.clusters[name]
-        refusals = [refusal for refusal, mask in verdicts if not mask[row]]
-        assert refusals == reference.refusals(question, cluster, ledger)
-        assert passing[row] == (not refusals)
+        rejections = [rejection for rejection, mask in verdicts if not mask[row]]
+        assert rejections == reference.rejections(question, cluster, ledger)
+        assert passing[row] == (not rejections)
         assert hourly[row] == reference.price(question.request, cluster)
         prices, wanted = cluster.advertisement.prices, question.request.resources
         assert prices is None or prices.hourly_cost(wanted) == reference.agreed(

@@ -41,7 +41,7 @@ def test_codes_are_unique():
     assert len(set(codes)) == len(codes)
 
 
-def test_hidden_one_cannot_be_told_from_a_missing_one():
+def test_hidden_one_is_indistinguishable_from_a_missing_one():
     assert Hidden.code == NotFound.code
 
 

@@ -13,7 +13,7 @@ from kubelend.core.prices import Prices
 from kubelend.core.resources import Resources
 
 
-def refusals(question, ledger, cluster="a"):
+def rejections(question, ledger, cluster="a"):
     """All that speaks against a cluster, in the order of reporting."""
     row = ledger.fleet.find_row(ClusterId(cluster))
     return [str(r) for r, mask in filters.filter_masks(question, ledger.fleet) if not mask[row]]
@@ -24,7 +24,7 @@ def asked(**fields):
 
 
 def test_refusals_keep_their_names():
-    assert {str(refusal) for refusal in Rejection} == {
+    assert {str(rejection) for rejection in Rejection} == {
         "IsRequester",
         "NotPinned",
         "Excluded",
@@ -51,17 +51,17 @@ def test_refusals_keep_their_names():
 
 
 def test_every_refusal_has_its_filter_in_the_order_of_its_definition():
-    assert [refusal for refusal, _ in FILTERS] == list(Rejection)
+    assert [rejection for rejection, _ in FILTERS] == list(Rejection)
 
 
 def test_open_cluster_that_fits_passes():
     ledger = make.ledger(a="cpu=1,memory=1Gi")
-    assert refusals(asked(), ledger) == []
+    assert rejections(asked(), ledger) == []
     assert filters.feasible_clusters(asked(), ledger.fleet).tolist() == [True]
 
 
 @pytest.mark.parametrize(
-    "fields, refusal",
+    "fields, rejection",
     [
         ({"requester": "a"}, "IsRequester"),
         ({"pinned": "b"}, "NotPinned"),
@@ -77,7 +77,7 @@ def test_open_cluster_that_fits_passes():
         ({"max_price": "0.01", "currency": "EUR"}, "CurrencyMismatch"),
     ],
 )
-def test_one_obstacle_is_one_refusal(fields, refusal):
+def test_one_obstacle_is_one_rejection(fields, rejection):
     offer = make.advertisement(
         "a",
         labels={"tier": "gold"},
@@ -85,7 +85,7 @@ def test_one_obstacle_is_one_refusal(fields, refusal):
         prices=make.price_list("USD", cpu="0.1"),
     )
     ledger = make.ledger(a=offer, b="cpu=1,memory=1Gi")
-    assert refusals(asked(**fields), ledger) == [refusal]
+    assert rejections(asked(**fields), ledger) == [rejection]
     assert filters.feasible_clusters(asked(**fields), ledger.fleet).tolist()[0] is False
 
 
@@ -109,22 +109,22 @@ def test_constraint_that_is_met_refuses_nothing(fields):
         region="eu-north",
         prices=make.price_list("USD", cpu="0.1"),
     )
-    assert refusals(asked(**fields), make.ledger(a=offer)) == []
+    assert rejections(asked(**fields), make.ledger(a=offer)) == []
 
 
 def test_cordoned_cluster_is_closed_until_it_is_opened():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.cordon("a")
-    assert refusals(asked(), desk.ledger) == ["Cordoned"]
+    assert rejections(asked(), desk.ledger) == ["Cordoned"]
     desk.uncordon("a")
-    assert refusals(asked(), desk.ledger) == []
+    assert rejections(asked(), desk.ledger) == []
 
 
 def test_cluster_that_was_left_is_not_asked_again():
     question = PlacementQuery(
         make.request(), make.T0, excluded_before=(ClusterId("a"), ClusterId("gone"))
     )
-    assert refusals(question, make.ledger(a="cpu=4,memory=8Gi")) == ["LeftBefore"]
+    assert rejections(question, make.ledger(a="cpu=4,memory=8Gi")) == ["LeftBefore"]
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_cluster_that_was_left_is_not_asked_again():
         ("nvidia.com/gpu=3", ["InsufficientGPU"]),
         ("storage=11Gi", ["InsufficientStorage"]),
         ("example.com/fpga=2", ["InsufficientExtendedResource"]),
-        ("example.com/unheard-of=1", ["InsufficientExtendedResource"]),
+        ("example.com/unknown=1", ["InsufficientExtendedResource"]),
         ("cpu=5,memory=9Gi,gpu=3", ["InsufficientCPU", "InsufficientMemory", "InsufficientGPU"]),
     ],
 )
 def test_exact_fit_fits_and_one_more_does_not(wanted, refused):
     ledger = make.ledger(a="cpu=4,memory=8Gi,gpu=2,storage=10Gi,example.com/fpga=1")
-    assert refusals(make.question(wanted), ledger) == refused
+    assert rejections(make.question(wanted), ledger) == refused
     assert isinstance(
         decision.decide_placement(make.question(wanted), ledger.fleet), decision.NoFit
     ) == bool(refused)
@@ -160,7 +160,7 @@ def test_gpu_cluster_without_gpu_pods_lends_its_gpus():
 def test_cluster_without_a_price_asks_for_none():
     """Published prices must not punish: unpriced passes any maximum, and in any currency."""
     question = asked(max_price="0", currency="EUR")
-    assert refusals(question, make.ledger(a="cpu=4,memory=8Gi")) == []
+    assert rejections(question, make.ledger(a="cpu=4,memory=8Gi")) == []
 
 
 def test_price_that_floating_point_puts_a_hair_over_the_maximum_is_not_over_it():
@@ -169,24 +169,24 @@ def test_price_that_floating_point_puts_a_hair_over_the_maximum_is_not_over_it()
     ledger = make.ledger(a=offer)
     question = make.question("gpu=3", max_price="0.3")
     assert filters.hourly_costs(question.request, ledger.fleet)[0] > 0.3
-    assert refusals(question, ledger) == []
-    assert refusals(make.question("gpu=3", max_price="0.299999999"), ledger) == ["TooExpensive"]
+    assert rejections(question, ledger) == []
+    assert rejections(make.question("gpu=3", max_price="0.299999999"), ledger) == ["TooExpensive"]
 
 
 def test_capacity_kept_for_a_waiter_is_refused_to_those_behind():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=3,memory=1Gi")
     desk.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
-    assert refusals(asked(priority=5), desk.ledger) == ["HeldForWaiter"]
-    assert refusals(asked(priority=6), desk.ledger) == []
+    assert rejections(asked(priority=5), desk.ledger) == ["HeldForWaiter"]
+    assert rejections(asked(priority=6), desk.ledger) == []
 
 
 def test_huge_amounts_are_compared_exactly():
     """A float would round 2**63-1 and its neighbour to the same number."""
     most = 2**63 - 1
     ledger = make.ledger(a=f"cpu=1,memory={most - 1}")
-    assert refusals(make.question(f"memory={most - 1}"), ledger) == []
-    assert refusals(make.question(f"memory={most}"), ledger) == ["InsufficientMemory"]
+    assert rejections(make.question(f"memory={most - 1}"), ledger) == []
+    assert rejections(make.question(f"memory={most}"), ledger) == ["InsufficientMemory"]
 
 
 @given(
@@ -203,4 +203,4 @@ def test_budget_is_exact_to_the_billionth_however_large_the_price(cpu, memory, m
     agreed = Prices("USD", cpu, memory).hourly_cost(wanted.resources)
     most = max(agreed + more, 0)
     question = PlacementQuery(wanted, make.T0, budget=BudgetLimit(most, "USD"))
-    assert refusals(question, ledger) == (["OverBudget"] if agreed > most else [])
+    assert rejections(question, ledger) == (["OverBudget"] if agreed > most else [])

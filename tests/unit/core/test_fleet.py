@@ -135,14 +135,14 @@ def test_labels_of_requests_do_not_fill_the_memory():
     "priority, ticket, open_to",
     [(0, 99, False), (4, 1, False), (5, 11, False), (5, 10, True), (5, 9, True), (6, 99, True)],
 )
-def test_earmark_keeps_out_who_ranks_behind(priority, ticket, open_to):
+def test_nomination_keeps_out_who_ranks_behind(priority, ticket, open_to):
     fleet = Fleet()
     put(fleet, make.cluster("a"))
     fleet.set_nomination(ClusterId("a"), (5, 10))
     assert fleet.not_nominated_above(priority, ticket).tolist() == [open_to]
 
 
-def test_earmarks_are_counted_once_and_end_with_their_cluster():
+def test_nominations_are_counted_once_and_end_with_their_cluster():
     fleet = Fleet()
     put(fleet, make.cluster("a"))
     fleet.set_nomination(ClusterId("a"), (0, 1))

@@ -100,7 +100,7 @@ def test_recreated_advertisement_loses_no_lock(desk):
     assert cpu(restored) == 10_000
 
 
-def test_hold_on_a_cluster_that_is_not_heard_of_can_still_be_given_back(desk):
+def test_hold_on_a_cluster_that_is_unreachable_can_still_be_given_back(desk):
     held = desk.reserve("cpu=3,memory=1Gi")
     desk.reserve("cpu=9,memory=1Gi", wait=make.HOUR)
     _, reservations, revision, *_ = desk.kept()
@@ -217,7 +217,7 @@ def test_next_deadline_is_never_after_the_end_of_a_reservation(desk):
 
 
 def test_key_stays_with_who_had_it_last():
-    """Two have it, as a follower may see for a moment, and the older one is told of before it goes."""
+    """Two have it, as a follower may see for a moment, and the older one is updated before it goes."""
     old = make.reservation("old", make.request(key="k"), ticket=1)
     new = make.reservation("new", make.request(key="k"), ticket=2)
     ledger = Ledger()

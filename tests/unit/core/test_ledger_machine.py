@@ -62,7 +62,7 @@ QUOTAS = [
     {"budget": "0.5", "reservations": 4},
     {"budget": "9", "currency": "EUR"},
 ]
-WISHES = [
+OPTIONS = [
     {},
     {},
     {"labels": {"zone": "x"}},
@@ -92,7 +92,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.desk.max_waiting = 5
         self.looked_at = START
         """When the broker last looked at the clock."""
-        self.vigil = self.desk.vigil(LOST_AFTER)
+        self.monitor = self.desk.monitor(LOST_AFTER)
 
     @property
     def ledger(self) -> Watched:
@@ -151,20 +151,20 @@ class LedgerMachine(RuleBasedStateMachine):
         size=sizes,
         requester=st.sampled_from(["r", "r", "a"]),
         duration=st.sampled_from([make.MINUTE, make.HOUR]),
-        wish=st.sampled_from(WISHES),
+        options=st.sampled_from(OPTIONS),
     )
-    def reserve(self, size, requester, wish, duration):
-        fields = {"requester": requester, "duration": duration, **wish}
+    def reserve(self, size, requester, options, duration):
+        fields = {"requester": requester, "duration": duration, **options}
         self.ask(make.request(vector(size), **fields))
 
     @rule(
         size=st.tuples(st.integers(1, 5), st.integers(1, 3), st.sampled_from([0, 0, 1])),
         priority=st.integers(0, 2),
         wait=st.sampled_from([make.MINUTE, make.HOUR, make.HOUR]),
-        wish=st.sampled_from(WISHES),
+        options=st.sampled_from(OPTIONS),
     )
-    def reserve_or_wait(self, size, priority, wait, wish):
-        self.ask(make.request(vector(size), priority=priority, wait=wait, **wish))
+    def reserve_or_wait(self, size, priority, wait, options):
+        self.ask(make.request(vector(size), priority=priority, wait=wait, **options))
 
     @rule(key=st.sampled_from("kl"), requester=st.sampled_from("rs"), cpu=st.integers(1, 2))
     def retry(self, key, requester, cpu):
@@ -244,7 +244,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.looked_at = self.desk.now
         self.desk.expire()
         before = {found.id: found for found in self.ledger.reservations.values() if found.is_live}
-        given_up = self.desk.listen(self.vigil, seconds * make.SECOND)
+        given_up = self.desk.run_failover(self.monitor, seconds * make.SECOND)
         assert {found.id for found in given_up} <= {silent}
         for reservation, held in before.items():
             after = self.desk[reservation]
@@ -259,7 +259,7 @@ class LedgerMachine(RuleBasedStateMachine):
         restored.events = self.ledger.events
         restored.overbooked = self.ledger.overbooked
         self.desk.ledger = restored
-        self.vigil = self.desk.vigil(LOST_AFTER)
+        self.monitor = self.desk.monitor(LOST_AFTER)
 
     # -- what must hold
 
@@ -303,7 +303,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert len(set(been)) == len(been)
 
     @invariant()
-    def each_earmark_is_for_one_waiter_and_adds_up_to_something(self):
+    def each_nomination_is_for_one_waiter_and_adds_up_to_something(self):
         kept = [
             waiter.nominated_cluster
             for waiter in self.ledger.waiting()
@@ -328,7 +328,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def could_serve(self, cluster, waiter) -> bool:
         """Once it lends nothing to anybody else."""
         question = quotas.query_for_reservation(self.ledger, waiter, self.desk.now)
-        obstacles = set(reference.refusals(question, cluster, self.ledger))
+        obstacles = set(reference.rejections(question, cluster, self.ledger))
         fits = reference.could_serve(waiter, cluster, self.ledger)
         return fits and obstacles <= CURED_BY_WAITING
 

@@ -24,10 +24,10 @@ END = LATER + make.HOUR
 ID = ReservationId("rsv-1")
 
 EVENTS = {
-    "Earmarked": Nominated(LATER, ID, ClusterId("a")),
+    "Nominated": Nominated(LATER, ID, ClusterId("a")),
     "Placed": Placed(LATER, ID, ClusterId("b"), END, Reason.LOCKED),
-    "Stranded": FailoverBlocked(LATER, ID, "nobody is heard"),
-    "Regained": ProviderRecovered(LATER, ID),
+    "FailoverBlocked": FailoverBlocked(LATER, ID, "no provider fits"),
+    "ProviderRecovered": ProviderRecovered(LATER, ID),
     "Acknowledged": Acknowledged(LATER, ID),
     "Activated": Activated(LATER, ID),
     "Renewed": Renewed(LATER, ID, END),

@@ -1,4 +1,4 @@
-"""Limits are set, told in the journal, kept, lifted and kept again."""
+"""Limits are set, audited, stored, cleared and restored."""
 
 import pytest
 
@@ -19,19 +19,19 @@ def last(desk, count=2):
     return desk.changes[-count:]
 
 
-def test_limits_are_kept_and_told():
+def test_limits_are_stored_and_audited():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.limit("a", POLICY)
-    kept, entry = last(desk)
-    assert kept == Limits(A, POLICY, revision=desk.ledger.revision)
+    stored, entry = last(desk)
+    assert stored == Limits(A, POLICY, revision=desk.ledger.revision)
     assert isinstance(entry, AuditEntry)
     assert (entry.action, entry.subject) == ("PolicySet", "limits/a")
-    assert (entry.before, entry.after) == (None, kept)
+    assert (entry.before, entry.after) == (None, stored)
     desk.allot("a", QUOTA)
     both, entry = last(desk)
     assert both == Limits(A, POLICY, QUOTA, desk.ledger.revision)
     assert isinstance(entry, AuditEntry)
-    assert (entry.action, entry.before) == ("QuotaSet", kept)
+    assert (entry.action, entry.before) == ("QuotaSet", stored)
 
 
 def test_cluster_need_not_have_advertised_yet():
@@ -83,16 +83,16 @@ def test_what_is_not_set_cannot_be_cleared(clear):
     assert desk.ledger.revision == 1
 
 
-def test_changed_policy_of_an_advertisement_is_told_once():
+def test_changed_policy_of_an_advertisement_is_reported_once():
     desk = make.Desk()
     for policy in (None, None, POLICY, POLICY, None):
         desk.advertise("a", policy=policy)
-    told = [
+    audited = [
         audit_log.audited_fields(c.after)
         for c in desk.changes
         if isinstance(c, AuditEntry) and c.after
     ]
-    assert [facts.get("policy") for facts in told] == [None, POLICY, None]
+    assert [facts.get("policy") for facts in audited] == [None, POLICY, None]
 
 
 def test_restored_ledger_has_the_same_limits():

@@ -35,7 +35,7 @@ OWN = [
     ("cordoned", node(unschedulable=True), False),
     ("not_ready", node(conditions=[{"type": "Ready", "status": "False"}]), False),
     ("unknown", node(conditions=[{"type": "Ready", "status": "Unknown"}]), False),
-    ("never_heard_of", node(conditions=[]), False),
+    ("no_conditions", node(conditions=[]), False),
     ("another_condition", node(conditions=[{"type": "DiskPressure", "status": "True"}]), False),
     (
         "ready_among_others",

@@ -1,4 +1,4 @@
-"""Of a pod the little is kept that counts, and its owner is known by Liqo's labels."""
+"""A pod is projected to the few fields that count; its origin follows from Liqo's labels."""
 
 import json
 import subprocess
@@ -19,8 +19,8 @@ LIQO = {
 }
 
 
-def kept(cpu="1", node="n1", labels=None, phase="Running"):
-    """What is kept of a Pod that comes as JSON, as an API server sends it."""
+def projected(cpu="1", node="n1", labels=None, phase="Running"):
+    """The projection of a Pod that comes as JSON, as an API server sends it."""
     found = {
         "metadata": {"uid": "u1", "name": "web", "labels": labels or {}},
         "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": cpu}}}]},
@@ -30,7 +30,7 @@ def kept(cpu="1", node="n1", labels=None, phase="Running"):
 
 
 def test_little_of_a_pod_is_kept():
-    assert kept(labels=LIQO) == Pod(
+    assert projected(labels=LIQO) == Pod(
         "u1", "n1", Resources(cpu=1000), offloaded_from=OffloadedFrom("rome", "res-1")
     )
 
@@ -47,11 +47,11 @@ def test_little_of_a_pod_is_kept():
     ],
 )
 def test_pod_is_finished_in_two_phases(phase, is_finished):
-    assert kept(phase=phase).is_finished is is_finished
+    assert projected(phase=phase).is_finished is is_finished
 
 
 def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
-    assert kept(cpu="lots", phase="Failed").requests == NOTHING
+    assert projected(cpu="lots", phase="Failed").requests == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
     ids=["guest", "managed_otherwise", "unmanaged", "no_origin", "no_virtual_node", "own_abroad"],
 )
 def test_guest_is_known_by_its_labels(labels, guest):
-    assert kept(labels=labels).offloaded_from == guest
+    assert projected(labels=labels).offloaded_from == guest
 
 
 def test_smallest_pod_is_read_and_one_that_is_being_deleted_still_counts():
@@ -79,7 +79,7 @@ def test_smallest_pod_is_read_and_one_that_is_being_deleted_still_counts():
 
 
 def test_equal_pods_share_what_they_have_in_common():
-    one, other = (kept(cpu="7", node="".join(["n", "7"]), labels=LIQO) for _ in range(2))
+    one, other = (projected(cpu="7", node="".join(["n", "7"]), labels=LIQO) for _ in range(2))
     assert one.requests is other.requests
     assert one.node is other.node
     assert one.offloaded_from is other.offloaded_from

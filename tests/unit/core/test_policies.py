@@ -80,7 +80,7 @@ def test_cheapest_wins_although_it_is_the_fullest():
     assert choose(clusters, policy="cost") == ("c", 1.0)
 
 
-def test_equal_prices_are_told_apart_by_headroom():
+def test_equal_prices_are_decided_by_headroom():
     clusters = {"a": priced("a", "0.1"), "b": priced("b", "0.1", "cpu=8,memory=16Gi")}
     assert winner(clusters, policy="cost") == "b"
 

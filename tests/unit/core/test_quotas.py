@@ -102,10 +102,10 @@ def test_same_key_is_answered_whatever_the_quota_says(desk):
 def test_quota_that_is_lowered_takes_nothing_back_and_stops_who_waits(desk):
     held = desk.reserve("cpu=60,memory=1Gi")
     waiter = desk.reserve("cpu=20,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     desk.allot("r", "cpu=10")
     assert desk[held].is_live
-    assert desk.earmarks() == {}, "a cluster is not kept for who may not have it"
+    assert desk.nominations() == {}, "a cluster is not kept for who may not have it"
     desk.release(held)
     assert desk[waiter].phase == "Pending"
     desk.allot("r", "cpu=20")
@@ -265,7 +265,7 @@ def test_waiter_is_served_when_the_budget_allows_for_it_again(desk):
     desk.allot("r", budget="10", currency="EUR")
     held = desk.reserve("cpu=10,memory=1Gi")
     waiter = desk.reserve("cpu=5,memory=1Gi", wait=DAY)
-    assert desk.earmarks() == {}, "a cluster is not kept for who cannot pay"
+    assert desk.nominations() == {}, "a cluster is not kept for who cannot pay"
     desk.reserve("cpu=50,memory=1Gi", requester="other")
     desk.release(held)
     assert desk[waiter].is_live

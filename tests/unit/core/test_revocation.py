@@ -1,4 +1,4 @@
-"""Who is put out stays out, and what it lent and borrowed goes where it was told to."""
+"""A revoked member stays revoked; what it lent and borrowed is released or kept as asked."""
 
 import pytest
 
@@ -137,14 +137,14 @@ def test_revoking_one_who_asks_to_return_refuses_it(desk):
         TokenId("t"), "d" * 64, Role.CLUSTER, make.T0, "alice", make.T0 + make.HOUR, name="a"
     )
     desk.run(enrolment.create_token(desk.ledger, token, enrolment.JoinPolicy(), desk.now))
-    judged = enrolment.decide_join(
+    decision = enrolment.decide_join(
         desk.ledger,
         enrolment.Applicant(Role.CLUSTER, "a", "k2"),
         token,
         enrolment.JoinPolicy(),
         desk.now,
     )
-    assert desk.run(enrolment.join_member(desk.ledger, judged, None, desk.now)).asks == "k2"
+    assert desk.run(enrolment.join_member(desk.ledger, decision, None, desk.now)).asks == "k2"
     assert revoke(desk).member.asks == ""
 
 
@@ -242,13 +242,13 @@ def make_token(desk, id, by):
 
 def let_in(desk, token):
     who = enrolment.Applicant(token.role, token.name, "k1")
-    judged = enrolment.decide_join(desk.ledger, who, token, enrolment.JoinPolicy(), desk.now)
+    decision = enrolment.decide_join(desk.ledger, who, token, enrolment.JoinPolicy(), desk.now)
     issued = Certificate("01", desk.now, desk.now + make.HOUR, "sha256:ca")
-    desk.run(enrolment.join_member(desk.ledger, judged, issued, desk.now))
+    desk.run(enrolment.join_member(desk.ledger, decision, issued, desk.now))
 
 
 @pytest.mark.parametrize("put_out", [revoke, remove])
-def test_administrator_leaves_no_token_behind_and_who_it_let_in_is_told(desk, put_out):
+def test_administrator_leaves_no_token_behind_and_who_it_admitted_is_reported(desk, put_out):
     certify(desk, "mallory", role=Role.ADMIN)
     first, *_ = [make_token(desk, name, "mallory") for name in ("t1", "t2")]
     make_token(desk, "t3", "alice")
@@ -272,14 +272,14 @@ def test_expired_tokens_are_listed_for_a_day_and_while_somebody_waits(desk):
     for name in ("t1", "t2"):
         token = Token(TokenId(name), "d" * 64, Role.CLUSTER, make.T0, "alice", make.T0 + make.HOUR)
         desk.run(enrolment.create_token(desk.ledger, token, enrolment.JoinPolicy(), desk.now))
-    judged = enrolment.decide_join(
+    decision = enrolment.decide_join(
         desk.ledger,
         enrolment.Applicant(Role.CLUSTER, "new", "k1"),
         desk.ledger.member_index.tokens[TokenId("t2")],
         enrolment.JoinPolicy(),
         desk.now,
     )
-    desk.run(enrolment.join_member(desk.ledger, judged, None, desk.now))
+    desk.run(enrolment.join_member(desk.ledger, decision, None, desk.now))
     desk.pass_time(25 * make.HOUR - make.MOMENT)
     desk.run(enrolment.collect_expired(desk.ledger, desk.now))
     assert set(desk.ledger.member_index.tokens) == {"t1", "t2"}

@@ -74,7 +74,7 @@ def test_uncordoned_cluster_serves_the_waiter():
     assert desk.target(waiter) == "a"
 
 
-def test_cluster_that_is_heard_from_again_serves_the_waiter():
+def test_cluster_that_advertises_again_serves_the_waiter():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.pass_time(make.STALE_AFTER)
     waiter = desk.reserve("cpu=2,memory=1Gi", **WAIT)
@@ -112,7 +112,7 @@ def test_small_waiters_do_not_pass_a_big_one_of_their_priority():
     assert desk.waiting() == [small]
 
 
-def test_higher_priority_passes_the_earmark():
+def test_higher_priority_passes_the_nomination():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=3,memory=1Gi")
     desk.reserve("cpu=4,memory=1Gi", **WAIT)
@@ -125,7 +125,7 @@ def test_only_one_cluster_is_kept_so_that_others_go_on_lending():
     for name in "ab":
         desk.reserve("cpu=2,memory=1Gi", pinned=name)
     big = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {big: "a"}
+    assert desk.nominations() == {big: "a"}
     assert [desk.target(desk.reserve("cpu=1,memory=1Gi")) for _ in range(2)] == ["b", "b"]
 
 
@@ -134,27 +134,27 @@ def test_nearest_cluster_is_kept():
     desk.reserve("cpu=3,memory=1Gi", pinned="a")
     desk.reserve("cpu=5,memory=1Gi", pinned="b")
     big = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {big: "b"}, "c would never fit, a misses more"
+    assert desk.nominations() == {big: "b"}, "c would never fit, a misses more"
 
 
 def test_request_that_no_cluster_could_ever_serve_keeps_none():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=5,memory=1Gi", **WAIT)
-    desk.reserve("cpu=1,memory=1Gi,example.com/unheard-of=1", **WAIT)
-    assert desk.earmarks() == {}
+    desk.reserve("cpu=1,memory=1Gi,example.com/unknown=1", **WAIT)
+    assert desk.nominations() == {}
     desk.reserve("cpu=4,memory=8Gi")
 
 
-def test_higher_waiter_takes_the_earmark_and_the_lower_one_finds_another():
+def test_higher_waiter_takes_the_nomination_and_the_lower_one_finds_another():
     desk = FullDesk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
     low = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {low: "a"}
+    assert desk.nominations() == {low: "a"}
     high = desk.reserve("cpu=4,memory=1Gi", priority=1, **WAIT)
-    assert desk.earmarks() == {high: "a", low: "b"}
+    assert desk.nominations() == {high: "a", low: "b"}
     third = desk.reserve("cpu=4,memory=1Gi", priority=2, **WAIT)
-    assert desk.earmarks() == {third: "a", high: "b"}
+    assert desk.nominations() == {third: "a", high: "b"}
     desk.release(third)
-    assert desk.earmarks() == {high: "b", low: "a"}
+    assert desk.nominations() == {high: "b", low: "a"}
 
 
 def test_chain_of_displaced_waiters_may_be_as_long_as_the_queue():
@@ -167,8 +167,8 @@ def test_chain_of_displaced_waiters_may_be_as_long_as_the_queue():
     for _ in range(size):
         desk.reserve("cpu=1,memory=1Gi", **WAIT)
     high = desk.reserve("cpu=1,memory=1Gi", priority=1, **WAIT)
-    assert desk.earmarks()[high] == "c0000"
-    assert len(desk.earmarks()) == size
+    assert desk.nominations()[high] == "c0000"
+    assert len(desk.nominations()) == size
 
 
 LOSING = {
@@ -188,7 +188,7 @@ LOSING = {
 
 
 @pytest.mark.parametrize("lose", LOSING.values(), ids=LOSING)
-def test_earmark_moves_on_when_its_cluster_cannot_serve_any_more(lose):
+def test_nomination_moves_on_when_its_cluster_cannot_serve_any_more(lose):
     desk = make.Desk()
     desk.advertise("a", "cpu=4,memory=8Gi", labels={"zone": "x"})
     desk.advertise("b", "cpu=4,memory=8Gi", labels={"zone": "x"})
@@ -196,20 +196,20 @@ def test_earmark_moves_on_when_its_cluster_cannot_serve_any_more(lose):
     desk.reserve("cpu=1,memory=1Gi", pinned="a")
     asked = {"labels": {"zone": "x"}, "max_price": "0.5", **WAIT}
     waiter = desk.reserve("cpu=4,memory=1Gi", **asked)
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     lose(desk)
-    assert desk.earmarks() == {waiter: "b"}
+    assert desk.nominations() == {waiter: "b"}
     assert desk.refused("cpu=1,memory=1Gi", pinned="b") == (
         "0/2 clusters fit: 1 HeldForWaiter, 1 NotPinned"
     )
 
 
-def test_earmark_moves_on_when_its_cluster_withdraws_what_it_offers():
+def test_nomination_moves_on_when_its_cluster_withdraws_what_it_offers():
     desk = FullDesk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     desk.withdraw("a")
-    assert desk.earmarks() == {waiter: "b"}
+    assert desk.nominations() == {waiter: "b"}
     desk.advertise("b", "cpu=5,memory=9Gi")
     assert desk.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
 
@@ -218,9 +218,9 @@ def test_cluster_that_comes_back_is_kept_for_who_waits_longest():
     desk = FullDesk(a="cpu=4,memory=8Gi")
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
     desk.withdraw("a")
-    assert desk.earmarks() == {}
+    assert desk.nominations() == {}
     desk.advertise("a", "cpu=5,memory=9Gi")
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     assert desk.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
 
 
@@ -229,24 +229,24 @@ def test_cluster_that_went_while_no_broker_looked_is_kept_for_nobody():
     desk = FullDesk(a="cpu=4,memory=8Gi")
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
     desk.ledger = make.Recorder.restore(desk.kept()._replace(clusters=[]))
-    assert desk.earmarks() == {}
+    assert desk.nominations() == {}
     assert audit.invariant_violations(desk.ledger) == []
     desk.advertise("a", "cpu=5,memory=9Gi")
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     assert desk.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
 
 
-def test_earmark_moves_on_before_its_cluster_is_removed():
-    """What is kept is also lent, so it must be drained before it can go; that hands the earmark over."""
+def test_nomination_moves_on_before_its_cluster_is_removed():
+    """What is kept is also lent, so it must be drained before it can go; that hands the nomination over."""
     desk = FullDesk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     with pytest.raises(errors.Conflict, match="a still lends"):
         desk.remove("a")
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     desk.drain("a")
     desk.remove("a")
-    assert desk.earmarks() == {waiter: "b"}
+    assert desk.nominations() == {waiter: "b"}
 
 
 def test_repeated_advertisement_takes_nothing_from_the_queue_and_gives_nothing():
@@ -260,7 +260,7 @@ def test_repeated_advertisement_takes_nothing_from_the_queue_and_gives_nothing()
     assert desk.ledger.capacity_freed == {"a"}
 
 
-def test_earmark_ends_with_the_wait():
+def test_nomination_ends_with_the_wait():
     desk = FullDesk(a="cpu=4,memory=8Gi")
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
     desk.release(waiter)
@@ -269,10 +269,10 @@ def test_earmark_ends_with_the_wait():
     assert desk.ledger.fleet.nomination_count == 0
 
 
-def test_earmark_ends_when_the_waiter_is_placed_elsewhere():
+def test_nomination_ends_when_the_waiter_is_placed_elsewhere():
     desk = FullDesk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
     waiter = desk.reserve("cpu=2,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     desk.release(desk.holds["b"])
     assert desk.target(waiter) == "b"
     assert desk.ledger.fleet.nomination_count == 0
@@ -306,14 +306,14 @@ def test_capacity_that_came_free_before_the_wait_was_over_is_not_missed():
     assert desk.target(waiter) == "a"
 
 
-def test_earmark_of_a_timed_out_waiter_is_handed_over_at_once():
+def test_nomination_of_a_timed_out_waiter_is_handed_over_at_once():
     desk = FullDesk(a="cpu=4,memory=8Gi")
     first = desk.reserve("cpu=4,memory=1Gi", wait=make.MINUTE)
     second = desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
-    assert desk.earmarks() == {first: "a"}
+    assert desk.nominations() == {first: "a"}
     desk.pass_time(make.MINUTE)
     desk.expire()
-    assert desk.earmarks() == {second: "a"}
+    assert desk.nominations() == {second: "a"}
 
 
 def test_full_queue_refuses_and_changes_nothing():
@@ -333,7 +333,7 @@ def test_restored_queue_serves_in_the_same_order():
     asked = [desk.reserve("cpu=1,memory=1Gi", priority=p, **WAIT) for p in (1, 0, 2, 1)]
     restored = make.Desk(make.Recorder.restore(desk.kept()), desk.now)
     assert restored.waiting() == desk.waiting() == [asked[2], asked[0], asked[3], asked[1]]
-    assert restored.earmarks() == desk.earmarks()
+    assert restored.nominations() == desk.nominations()
     for one in (desk, restored):
         one.release(desk.holds["a"])
     assert make.state(restored.ledger) == make.state(desk.ledger)
@@ -347,7 +347,7 @@ def test_moved_reservation_keeps_its_rank_against_waiters():
     desk.advertise("b", "cpu=4,memory=8Gi")
     desk.reserve("cpu=2,memory=1Gi", pinned="b")
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "b"}
+    assert desk.nominations() == {waiter: "b"}
     desk.refuse(held, "a")
     assert desk.target(held) == "b"
 

@@ -100,20 +100,20 @@ def test_closed_cluster_is_kept_for_nobody():
         desk.reserve("cpu=3,memory=1Gi", pinned=name)
     desk.limit("a", hours=["13:00-14:00"])
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "b"}
+    assert desk.nominations() == {waiter: "b"}
 
 
-def test_earmark_moves_on_when_its_cluster_closes_and_something_comes_free():
+def test_nomination_moves_on_when_its_cluster_closes_and_something_comes_free():
     desk = make.Desk()
     desk.advertise("a", "cpu=4,memory=8Gi", policy=make.policy(hours=["08:00-12:05"]))
     desk.advertise("b", "cpu=4,memory=8Gi")
     desk.reserve("cpu=1,memory=1Gi", pinned="a")
     small, large = (desk.reserve(f"cpu={n},memory=1Gi", pinned="b") for n in (1, 3))
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     desk.pass_time(5 * make.MINUTE)
     desk.release(small)
-    assert desk.earmarks() == {waiter: "b"}
+    assert desk.nominations() == {waiter: "b"}
     desk.release(large)
     assert desk.target(waiter) == "b"
 
@@ -122,7 +122,7 @@ def test_who_has_its_share_keeps_the_cluster_from_nobody():
     desk = desk_with(max_per_requester="cpu=2")
     held = desk.reserve("cpu=2,memory=1Gi")
     waiter = desk.reserve("cpu=1,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {}
+    assert desk.nominations() == {}
     desk.reserve("cpu=1,memory=1Gi", requester="other")
     desk.release(held)
     assert desk.target(waiter) == "a"
@@ -133,7 +133,7 @@ def test_who_has_its_share_of_a_full_cluster_keeps_it_from_nobody():
     desk.reserve("cpu=2,memory=1Gi")
     others = [desk.reserve("cpu=1,memory=1Gi", requester="other") for _ in range(2)]
     desk.reserve("cpu=1,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {}
+    assert desk.nominations() == {}
     desk.release(others[0])
     desk.reserve("cpu=1,memory=1Gi", requester="another")
 
@@ -143,9 +143,9 @@ def test_who_takes_its_own_share_keeps_the_cluster_no_more():
     for requester, cpu in (("s", 2), ("t", 1)):
         desk.reserve(f"cpu={cpu},memory=1Gi", requester=requester)
     waiter = desk.reserve("cpu=2,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {waiter: "a"}
+    assert desk.nominations() == {waiter: "a"}
     desk.reserve("cpu=1,memory=1Gi", priority=1)
-    assert desk.earmarks() == {}
+    assert desk.nominations() == {}
 
 
 @pytest.mark.parametrize("policy", [{"keep_back": "cpu=1"}, {"max_lent": "cpu=3"}], ids=str)
@@ -164,4 +164,4 @@ def test_request_for_more_than_a_cluster_ever_lends_keeps_it_from_nobody():
     desk = desk_with(max_lent="cpu=3")
     desk.reserve("cpu=1,memory=1Gi")
     desk.reserve("cpu=4,memory=1Gi", **WAIT)
-    assert desk.earmarks() == {}
+    assert desk.nominations() == {}

@@ -16,7 +16,7 @@ from kubelend.kits import files
         pytest.param(0o703, True, id="others'"),
     ],
 )
-def test_directory_that_others_can_write_is_told(tmp_path, mode, exposed):
+def test_directory_that_others_can_write_is_reported(tmp_path, mode, exposed):
     tmp_path.chmod(mode)
     complaint = files.directory_mode_problem(tmp_path)
     assert bool(complaint) == exposed

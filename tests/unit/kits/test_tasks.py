@@ -18,7 +18,7 @@ def lines(own_logging):
 
 
 class Root:
-    """A root task that tells when it starts and when it has stopped."""
+    """A root task that records when it starts and when it has stopped."""
 
     def __init__(self, name, story):
         self.name = name
@@ -32,7 +32,7 @@ class Root:
         try:
             await asyncio.Event().wait()
         finally:
-            self.story.append(f"{self.name} told to stop")
+            self.story.append(f"{self.name} asked to stop")
             await self.may_stop.wait()
             self.story.append(f"{self.name} stopped")
 
@@ -53,14 +53,14 @@ async def test_a_failure_stops_the_others_and_is_raised():
     story: list[str] = []
     with pytest.raises(Boom, match="the reason"):
         await tasks.run_all({"a": Root("a", story).run(), "b": fails()})
-    assert story == ["a told to stop", "a stopped"]
+    assert story == ["a asked to stop", "a stopped"]
 
 
 async def test_an_end_stops_the_others_and_says_who_it_was():
     story: list[str] = []
     ended = await tasks.run_all({"a": Root("a", story).run(), "signals": ends()})
     assert ended == "signals"
-    assert story == ["a told to stop", "a stopped"]
+    assert story == ["a asked to stop", "a stopped"]
 
 
 async def test_a_failure_is_logged_with_the_name_of_its_task(lines):
@@ -80,10 +80,10 @@ async def test_an_end_is_logged_with_the_name_of_its_task(lines):
 async def test_tasks_have_their_names():
     seen: list[str] = []
 
-    async def look():
+    async def run_once():
         seen.extend(task.get_name() for task in asyncio.all_tasks())
 
-    await tasks.run_all({"expiry": look()})
+    await tasks.run_all({"expiry": run_once()})
     assert "expiry" in seen
 
 
@@ -96,10 +96,10 @@ async def test_the_last_is_stopped_first_and_each_waits_for_those_after_it():
     )
     await server.started.wait()
     await _settle()
-    assert story == ["server told to stop"]
+    assert story == ["server asked to stop"]
     server.may_stop.set()
     await running
-    assert story[1:] == ["server stopped", "store told to stop", "store stopped"]
+    assert story[1:] == ["server stopped", "store asked to stop", "store stopped"]
 
 
 async def test_cancelling_stops_all_in_the_same_order(lines):
@@ -110,7 +110,7 @@ async def test_cancelling_stops_all_in_the_same_order(lines):
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert story == ["b told to stop", "b stopped", "a told to stop", "a stopped"]
+    assert story == ["b asked to stop", "b stopped", "a asked to stop", "a stopped"]
     assert lines() == []
 
 
@@ -130,11 +130,11 @@ async def test_cancelling_again_stops_all_at_once():
     await b.started.wait()
     running.cancel()
     await _settle()
-    assert story == ["b told to stop"]
+    assert story == ["b asked to stop"]
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert sorted(story[1:]) == ["a stopped", "a told to stop"]
+    assert sorted(story[1:]) == ["a stopped", "a asked to stop"]
 
 
 async def test_a_failure_while_stopping_is_logged_and_the_first_one_raised(lines):
@@ -173,7 +173,7 @@ async def test_a_task_that_was_cancelled_from_outside_stops_the_others():
 
     story: list[str] = []
     assert await tasks.run_all({"a": Root("a", story).run(), "b": gives_up()}) == "b"
-    assert story == ["a told to stop", "a stopped"]
+    assert story == ["a asked to stop", "a stopped"]
 
 
 async def _settle():

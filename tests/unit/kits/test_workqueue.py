@@ -23,7 +23,7 @@ class Bench:
         self._task = asyncio.create_task(self.queue.run(self.handle))
 
     async def handle(self, key):
-        assert key not in self.busy, "two looks at one key"
+        assert key not in self.busy, "two workers on one key"
         self.busy.append(key)
         self.most_busy = max(self.most_busy, len(self.busy))
         await asyncio.sleep(self.takes)

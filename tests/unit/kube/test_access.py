@@ -148,7 +148,7 @@ def test_plugin_may_hear_of_the_cluster(tmp_path):
         ),
     ],
 )
-def test_mistake_is_told_in_one_line(cluster, user, said, tmp_path):
+def test_mistake_is_reported_in_one_line(cluster, user, said, tmp_path):
     with pytest.raises(InvalidSettings) as caught:
         read(tmp_path, cluster=cluster, user=user)
     assert said in str(caught.value)
@@ -199,7 +199,7 @@ def test_pod_of_ipv6_finds_its_own_cluster(account):
     assert found.server == "https://[fd00::1]:443"
 
 
-def test_pod_without_an_account_is_told_so(account):
+def test_pod_without_an_account_is_an_error(account):
     (account / "token").unlink()
     with pytest.raises(InvalidSettings, match="automountServiceAccountToken"):
         config.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})

@@ -59,7 +59,7 @@ def test_delay_is_taken_from_the_header_before_the_body():
     assert delay(503, b"", "Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
 
 
-def test_page_of_a_proxy_is_told_in_one_line():
+def test_page_of_a_proxy_is_reported_in_one_line():
     error = codec.error_from_response(502, b"<html>\n<b>Bad</b>\n" + b"x" * 1000, None)
     assert type(error) is errors.Unavailable
     assert "502: <html> <b>Bad</b>" in error.message

@@ -158,7 +158,7 @@ async def test_calls_that_wait_for_their_turn_have_all_their_time_still(server):
     assert len(server.asked) == 15
 
 
-async def test_server_that_is_not_there_is_told_of(server, unused_tcp_port):
+async def test_server_that_is_not_there_is_reported(server, unused_tcp_port):
     missing = server.access(server=f"https://127.0.0.1:{unused_tcp_port}")
     async with Client.open(missing) as client:
         with pytest.raises(Unavailable, match=r"cannot connect to the API server at .*: "):

@@ -61,7 +61,7 @@ async def test_token_that_never_was_is_a_mistake(tmp_path):
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "schlüssel"])
-async def test_what_is_no_token_is_not_sent_and_not_told(token):
+async def test_what_is_no_token_is_neither_sent_nor_printed(token):
     credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(token.encode())))
     with pytest.raises(InvalidSettings, match="invalid token") as caught:
         await credentials.current()

@@ -49,19 +49,19 @@ async def test_certificate_is_read(tmp_path):
 
 
 async def test_program_hears_what_is_wanted_of_it(tmp_path):
-    heard = tmp_path / "heard"
+    received = tmp_path / "received"
     body = f"""
 import json, os, sys
 env = os.environ
-heard = [sys.argv[1:], env["A"], json.loads(env["KUBERNETES_EXEC_INFO"]), "HOME" in env, sys.stdin.read()]
-open({str(heard)!r}, "w").write(json.dumps(heard))
+received = [sys.argv[1:], env["A"], json.loads(env["KUBERNETES_EXEC_INFO"]), "HOME" in env, sys.stdin.read()]
+open({str(received)!r}, "w").write(json.dumps(received))
 print(json.dumps({{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{"token": "t"}}}}))
 """
     command = program(tmp_path, body)
     await exec_plugins.run_plugin(
         ExecPlugin(command, V1, ("get", "token"), {"A": "1"}, {"server": "s"})
     )
-    arguments, variable, info, has_home, asked = json.loads(heard.read_text())
+    arguments, variable, info, has_home, asked = json.loads(received.read_text())
     assert (arguments, variable, asked) == (["get", "token"], "1", "")
     assert has_home is ("HOME" in os.environ)
     assert info == {
@@ -113,7 +113,7 @@ async def test_refused_answer_is_asked_for_anew_once(tmp_path):
     ],
     ids=["words", "failure", "other version", "nothing", "half", "no zone"],
 )
-async def test_program_that_does_not_do_is_told_of(body, kind, said, tmp_path):
+async def test_program_that_does_not_do_is_reported(body, kind, said, tmp_path):
     with pytest.raises(kind, match=said) as caught:
         await exec_plugins.run_plugin(ExecPlugin(program(tmp_path, body), V1))
     assert "hunter2" not in str(caught.value)

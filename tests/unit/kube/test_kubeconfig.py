@@ -89,7 +89,7 @@ def changed(path, change):
     ],
     ids=["context", "user", "cluster", "number for a token", "no base64", "no list"],
 )
-def test_mistake_is_told_in_one_line_with_its_file(change, said, tmp_path):
+def test_mistake_is_reported_in_one_line_with_its_file(change, said, tmp_path):
     path = tmp_path / "config"
     changed(path, change)
     with pytest.raises(InvalidSettings) as caught:
@@ -99,7 +99,7 @@ def test_mistake_is_told_in_one_line_with_its_file(change, said, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_broken_yaml_is_told_without_what_is_in_it(tmp_path):
+def test_broken_yaml_is_reported_without_what_is_in_it(tmp_path):
     path = tmp_path / "config"
     path.write_text("users:\n- name: me\n  user: {token: SECRET: [}\n")
     with pytest.raises(

@@ -33,7 +33,7 @@ def plain(change):
     return change if isinstance(change, UndecodableObject) else f"+{change.metadata.name}"
 
 
-async def heard(server, *script, count, backoff=AT_ONCE):
+async def watched(server, *script, count, backoff=AT_ONCE):
     """The first changes that a follower hears while the server goes through this, and what it reports."""
     server.answers += script
     changes: list[object] = []
@@ -61,7 +61,7 @@ def versions(server):
 
 async def test_watch_goes_on_where_the_last_one_ended(server):
     script = [page(one("a"), version="10"), watch(added("b", "11")), watch(added("c", "12"))]
-    changes, problems = await heard(server, *script, count=3)
+    changes, problems = await watched(server, *script, count=3)
     assert changes == [["a"], "+b", "+c"]
     assert versions(server) == [None, "10", "11"]
     assert problems == []
@@ -69,14 +69,14 @@ async def test_watch_goes_on_where_the_last_one_ended(server):
 
 async def test_bookmark_moves_the_version_on(server):
     mark = event("BOOKMARK", {"metadata": {"resourceVersion": "50"}})
-    changes, _ = await heard(server, page(), watch(mark), watch(added("a", "51")), count=2)
+    changes, _ = await watched(server, page(), watch(mark), watch(added("a", "51")), count=2)
     assert changes == [[], "+a"]
     assert versions(server) == [None, "10", "50"]
 
 
-async def test_broken_connection_is_told_of_and_gone_on_from(server):
+async def test_broken_connection_is_reported_and_retried(server):
     script = [page(), watch(added("a", "11"), cut=True), watch(added("b", "12"))]
-    changes, problems = await heard(server, *script, count=3)
+    changes, problems = await watched(server, *script, count=3)
     assert changes == [[], "+a", "+b"]
     assert versions(server) == [None, "10", "11"]
     assert len(problems) == 2
@@ -97,7 +97,7 @@ async def test_forgotten_version_makes_it_list_again(server, gone):
         page(one("c")),
         watch(added("d", "22")),
     ]
-    changes, _ = await heard(server, *script, count=4)
+    changes, _ = await watched(server, *script, count=4)
     assert changes == [["a"], "+b", ["c"], "+d"]
 
 
@@ -111,7 +111,7 @@ async def test_every_error_is_waited_out(server):
         status(403, "no watching"),
         watch(event("DELETED", one("a", "11"))),
     ]
-    changes, problems = await heard(server, *script, count=2)
+    changes, problems = await watched(server, *script, count=2)
     assert changes == [["a"], "-a"]
     assert [problem.split(";")[0].split(": ")[-1] for problem in problems] == [
         "not yet",
@@ -123,15 +123,15 @@ async def test_every_error_is_waited_out(server):
     ]
 
 
-async def test_same_problem_is_told_once(server):
+async def test_same_problem_is_reported_once(server):
     script = [*(status(503) for _ in range(5)), page(), watch(added("a", "11"))]
-    _, problems = await heard(server, *script, count=2)
+    _, problems = await watched(server, *script, count=2)
     assert len(problems) == 2
 
 
 async def test_watch_that_never_lasts_is_backed_off_from(server):
     script = [page(), *(watch() for _ in range(3)), watch(added("a", "11"))]
-    _, problems = await heard(server, *script, count=2)
+    _, problems = await watched(server, *script, count=2)
     assert problems == ["watches of configmaps end immediately", "", *problems[:2] * 2]
 
 
@@ -146,7 +146,7 @@ async def test_pauses_grow_until_something_is_seen(server):
 
     script = [status(503), status(503), page(), watch(added("a", "11"), cut=True)]
     script += [status(503), watch(added("b", "12"))]
-    await heard(server, *script, count=3, backoff=Counted())
+    await watched(server, *script, count=3, backoff=Counted())
     assert pauses == [0, 1, 0, 1]
 
 
@@ -166,6 +166,6 @@ async def test_server_is_left_alone_for_as_long_as_it_says(server):
 async def test_object_that_cannot_be_read_is_handed_on_and_the_next_one_too(server):
     broken = {"metadata": {"name": "x", "namespace": "n", "resourceVersion": "11"}, "data": 1}
     script = [page(), watch(event("ADDED", broken), added("a", "12"))]
-    changes, _ = await heard(server, *script, count=3)
+    changes, _ = await watched(server, *script, count=3)
     assert isinstance(changes[1], UndecodableObject)
     assert changes[2] == "+a"

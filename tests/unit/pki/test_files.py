@@ -62,7 +62,7 @@ def test_no_file_is_written_where_another_authority_is(tmp_path, authority, exis
     assert contents(tmp_path) == {existing: b"precious"}
 
 
-def test_files_are_replaced_when_told(tmp_path, authority, credentials):
+def test_files_are_replaced_if_asked(tmp_path, authority, credentials):
     files.save_credentials(tmp_path, authority.issue(identity.client_profile("b"), now=NOW))
     files.save_credentials(tmp_path, credentials, overwrite=True)
     assert files.load_credentials(tmp_path).certificate == credentials.certificate

@@ -1,4 +1,4 @@
-"""When a certificate is renewed: told from the certificate alone, at the right part of its life."""
+"""When a certificate is renewed: computed from the certificate alone, at the right part of its life."""
 
 from datetime import UTC, datetime, timedelta
 

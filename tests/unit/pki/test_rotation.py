@@ -124,7 +124,7 @@ def test_the_cross_certificate_ends_with_the_old_authority_and_the_new_lives_on(
 
 
 @pytest.mark.parametrize("kind", Algorithm)
-def test_the_new_key_is_of_the_old_kind_unless_told(tmp_path, kind):
+def test_the_new_key_is_of_the_old_kind_by_default(tmp_path, kind):
     Authority.create("kubelend", now=NOW, algorithm=kind).save(tmp_path)
     assert keys.algorithm_of_successor(authority.rotate_authority(tmp_path, now=NOW).key) is kind
 

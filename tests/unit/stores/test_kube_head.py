@@ -21,7 +21,7 @@ def write(number, size=10):
     return RecordWrite("cluster", f"c{number}", msgspec.Raw(text))
 
 
-def sealed(number, size=10):
+def chained(number, size=10):
     return ChainedLine.of(
         AuditLine(number, b'{"n":  ' + b"1" * size + b"}", bytes([number % 256] * 32))
     )
@@ -32,7 +32,7 @@ STATE = HeadState(
     sequence=7,
     revision=2**53 + 1,
     end=AuditPosition.of(ChainHead(2, b"\1" * 32)),
-    lines=(sealed(1), sealed(2)),
+    lines=(chained(1), chained(2)),
     changes=CommitChanges((write(1), RecordWrite("token", "t"))),
 )
 
@@ -52,10 +52,10 @@ def test_texts_of_records_and_lines_keep_every_byte():
     read = head.state_from_object(head.head_object(STATE, "ns"))
     assert read.changes.writes[0].text == STATE.changes.writes[0].text
     assert read.changes.writes[1].text == b""
-    assert read.lines[0].line == sealed(1).line
+    assert read.lines[0].line == chained(1).line
 
 
-def test_new_journal_begins_at_the_start():
+def test_new_audit_log_begins_at_the_start():
     assert (HeadState().start.head, HeadState().end.head) == (CHAIN_START, CHAIN_START)
 
 
@@ -76,7 +76,7 @@ def test_small_commit_is_in_the_head_alone():
 def test_commit_that_is_too_large_is_put_into_objects_that_the_head_names():
     changes = CommitChanges(
         tuple(write(number, 100_000) for number in range(20)),
-        tuple(sealed(number, 300_000) for number in range(1, 6)),
+        tuple(chained(number, 300_000) for number in range(1, 6)),
     )
     state, parts = head.split_oversized(replace(STATE, changes=changes), "ns", "5")
     assert state.elsewhere == tuple(f"pending-5-{number}" for number in range(len(parts)))
@@ -93,7 +93,7 @@ def test_quotes_count_twice_because_they_are_written_so():
 
 
 def test_lines_wait_in_the_head_until_they_are_many():
-    few = tuple(sealed(number) for number in range(1, 6))
+    few = tuple(chained(number) for number in range(1, 6))
     assert audit_log.split_log_tail(HeadState(), few) == (few, ())
-    many = tuple(sealed(number, 1000) for number in range(1, 60))
+    many = tuple(chained(number, 1000) for number in range(1, 60))
     assert audit_log.split_log_tail(HeadState(lines=few), many) == ((), few + many)

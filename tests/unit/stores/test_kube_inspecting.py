@@ -1,4 +1,4 @@
-"""A head that somebody has spoilt is told as what it is: no store, and no end of the broker."""
+"""A corrupt head record is reported as such; it neither is a store nor ends the broker."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from kubelend.stores.kubernetes.head import HeadState
 
 async def test_object_cannot_be_judged_by_a_damaged_head(certificates):
     whole = kubernetes_head.head_object(HeadState(epoch=1, key="k"), "hub", "7")
-    head = replace(whole, record=replace(whole.record, checksum="spoilt"))
+    head = replace(whole, record=replace(whole.record, checksum="corrupt"))
     async with scripted_api.running(certificates.server()) as server:
         server.answers.append(scripted_api.found(msgspec.to_builtins(head)))
         async with Client.open(server.access()) as client:

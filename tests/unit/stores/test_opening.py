@@ -105,7 +105,7 @@ def test_fresh_store_is_nobody_elses_business(tmp_path):
 
 @pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602])
-def test_store_that_others_can_reach_is_told_in_one_sentence(tmp_path, name, mode):
+def test_store_that_others_can_reach_is_reported_in_one_sentence(tmp_path, name, mode):
     path = tmp_path / "store.db"
     with closing(open_store(str(path))) as store:
         store.commit([make.cluster("a")], 1)
@@ -116,7 +116,7 @@ def test_store_that_others_can_reach_is_told_in_one_sentence(tmp_path, name, mod
         ]
 
 
-def test_store_that_others_can_reach_in_all_its_files_is_told_once(tmp_path):
+def test_store_that_others_can_reach_in_all_its_files_is_reported_once(tmp_path):
     path = tmp_path / "store.db"
     with closing(open_store(str(path))) as store:
         store.commit([make.cluster("a")], 1)
@@ -125,7 +125,7 @@ def test_store_that_others_can_reach_in_all_its_files_is_told_once(tmp_path):
         assert len(store_mode_problems(str(path))) == 1
 
 
-def test_directory_in_which_others_can_replace_the_store_is_told(tmp_path):
+def test_directory_in_which_others_can_replace_the_store_is_reported(tmp_path):
     """Through a link too: what counts is where the file lies."""
     there = tmp_path / "there"
     there.mkdir()

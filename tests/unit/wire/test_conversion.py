@@ -85,8 +85,8 @@ def test_region_is_a_label_like_any_other():
     body = bodies.Advertisement("a", bodies.Metrics(CAPACITY), labels={"x": "y"}, region="eu")
     found = conversion.to_advertisement(body, A, make.T0)
     assert found.labels == {"x": "y", REGION_LABEL: "eu"}
-    wish = bodies.Constraints(region="eu", labels={"x": "y"})
-    assert request(constraints=wish).constraints.labels == {"x": "y", REGION_LABEL: "eu"}
+    constraints = bodies.Constraints(region="eu", labels={"x": "y"})
+    assert request(constraints=constraints).constraints.labels == {"x": "y", REGION_LABEL: "eu"}
 
 
 def test_request_has_what_was_asked_and_what_the_broker_adds():
@@ -148,10 +148,10 @@ def test_cost_without_an_amount_is_no_price(cost):
 
 
 def test_currency_is_named_or_left_to_those_who_fit():
-    wish = bodies.Constraints(max_price_per_hour="1")
-    assert request(constraints=wish).constraints.currency == ""
-    wish = bodies.Constraints(currency="eur")
-    assert request(constraints=wish).constraints.currency == "EUR"
+    constraints = bodies.Constraints(max_price_per_hour="1")
+    assert request(constraints=constraints).constraints.currency == ""
+    constraints = bodies.Constraints(currency="eur")
+    assert request(constraints=constraints).constraints.currency == "EUR"
 
 
 def test_cluster_shows_reserved_and_what_is_left_of_it():

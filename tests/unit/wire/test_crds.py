@@ -191,7 +191,7 @@ def test_every_kind_has_its_sample():
     assert {type(sample) for sample in object_samples.ALL} == set(crds.ALL_KINDS)
 
 
-def test_names_are_told_apart():
+def test_names_are_distinct():
     names = [document["spec"]["names"] for document in crds.crd_documents().values()]
     short = [one for each in names for one in each["shortNames"]]
     assert short == ["adv", "rreq", "rins", "pins", "cadv", "rsv", "csess", "ledg"]

@@ -26,7 +26,7 @@ def test_id_that_looks_hashed_is_hashed_again_so_that_no_two_names_meet():
 
 
 @pytest.mark.parametrize("id", ["bonn", "Bonn", "hashed-x"])
-def test_mailbox_and_store_call_the_same_thing_the_same(id):
+def test_cluster_namespace_and_store_call_the_same_thing_the_same(id):
     assert cluster_namespaces.advertisement_object_name(id) == objects.record_object_name(
         "cluster", id
     )

@@ -60,7 +60,7 @@ def offer(**fields):
     )
 
 
-def wish(target="", **constraints):
+def constrained_request(target="", **constraints):
     limits = conversion.RequestLimits(*[durations.MAX_DURATION] * 3)
     body = bodies.ReservationRequest(
         bodies.Quantities("1", "1Gi"),
@@ -83,11 +83,11 @@ BAD = "x\x1b[2J\r\nfake"
         (offer, {"labels": {BAD: "ok"}}, "labels"),
         (offer, {"policy": bodies.LendingPolicy(allow=[BAD])}, "policy.allow"),
         (offer, {"policy": bodies.LendingPolicy(hours=[BAD])}, "policy.hours"),
-        (wish, {"target": BAD}, "targetClusterID"),
-        (wish, {"region": BAD}, "constraints.region"),
-        (wish, {"exclude": ["ok", BAD]}, "constraints.exclude"),
-        (wish, {"labels": {"tier": BAD}}, "constraints.labels.tier"),
-        (wish, {"labels": {BAD: "ok"}}, "constraints.labels"),
+        (constrained_request, {"target": BAD}, "targetClusterID"),
+        (constrained_request, {"region": BAD}, "constraints.region"),
+        (constrained_request, {"exclude": ["ok", BAD]}, "constraints.exclude"),
+        (constrained_request, {"labels": {"tier": BAD}}, "constraints.labels.tier"),
+        (constrained_request, {"labels": {BAD: "ok"}}, "constraints.labels"),
     ],
 )
 def test_text_that_steers_is_refused_with_its_field(make, fields, where):

@@ -53,7 +53,7 @@ def test_a_link_to_nowhere_is_kept_too(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_an_existing_file_is_replaced_when_told(tmp_path):
+def test_an_existing_file_is_replaced_if_asked(tmp_path):
     (tmp_path / "key").write_bytes(b"first")
     (tmp_path / "key").chmod(0o644)
     files.write_atomic(tmp_path / "key", b"second", mode=0o600, overwrite=True)

@@ -1,4 +1,4 @@
-"""What the journal tells is there, or it is said that it is not; of an honest store nothing is said."""
+"""The replayed audit log and the store agree, or each difference is reported; a sound store has none."""
 
 import pytest
 from hypothesis import example, given
@@ -19,19 +19,21 @@ A = ClusterId("a")
 B = ClusterId("b")
 
 
-def told(desk):
+def audit_lines(desk):
     entries = [change for change in desk.changes if isinstance(change, AuditEntry)]
     return audit_log.chain_entries(entries, audit_log.CHAIN_START)
 
 
-def complaints(records, lines, *, settled=None, start=None, end=None):
-    """All that a witness who hears these lines has to say; by default they are all of the journal."""
+def differences(records, lines, *, complete_until=None, start=None, end=None):
+    """What a replay of these lines finds; by default they are the whole audit log."""
     start = lines[0].number - 1 if start is None else start
     end = lines[-1].number if end is None else end
-    witness = AuditLogReplay(Ledger.restore(records), end if settled is None else settled)
+    replay = AuditLogReplay(
+        Ledger.restore(records), end if complete_until is None else complete_until
+    )
     for line in lines:
-        witness.feed(line)
-    return [*witness.missing().values(), *witness.violations(start, end)]
+        replay.feed(line)
+    return [*replay.missing().values(), *replay.violations(start, end)]
 
 
 def without(desk, *names):
@@ -64,37 +66,37 @@ def desk():
 )
 def test_reservation_that_is_not_over_and_not_there_is_lost(desk, name, what):
     expected = f"{name}: it is {what} in the audit log, but is missing in the store"
-    assert complaints(without(desk, name), told(desk)) == [expected]
+    assert differences(without(desk, name), audit_lines(desk)) == [expected]
 
 
 def test_reservation_that_is_over_need_not_be_there(desk):
-    assert complaints(without(desk, "rsv-4"), told(desk)) == []
+    assert differences(without(desk, "rsv-4"), audit_lines(desk)) == []
     desk.pass_time(2 * make.RETENTION)
     desk.expire()
-    assert complaints(desk.kept(), told(desk)) == []
+    assert differences(desk.kept(), audit_lines(desk)) == []
 
 
-def test_move_is_followed_to_the_provider_that_was_told_last(desk):
+def test_move_is_followed_to_the_latest_provider(desk):
     held = desk.reserve("cpu=1")
     there = desk.target(held)
     desk.drain(there)
     target = {"a": "b", "b": "a"}[there]
     expected = f"{held}: it is Reserved on {target} in the audit log, but is missing in the store"
-    assert complaints(without(desk, held), told(desk)) == [expected]
+    assert differences(without(desk, held), audit_lines(desk)) == [expected]
 
 
-def test_refusal_tells_nothing_of_what_is_there(desk):
+def test_rejected_request_changes_no_state(desk):
     desk.changes.append(
         AuditEntry(desk.now, BROKER_ACTOR, "release", "reservation/no-such", code="no")
     )
-    assert complaints(desk.kept(), told(desk)) == []
+    assert differences(desk.kept(), audit_lines(desk)) == []
 
 
-# -- what is otherwise
+# -- what differs
 
 
 @pytest.mark.parametrize(
-    "name, fields, says, kept",
+    "name, fields, logged, stored",
     [
         ("rsv-1", {"phase": Phase.ACTIVE}, "is Reserved on b", "is Active on b"),
         ("rsv-1", {"target": A}, "is Reserved on b", "is Reserved on a"),
@@ -103,12 +105,12 @@ def test_refusal_tells_nothing_of_what_is_there(desk):
     ],
     ids=["in use", "elsewhere", "over", "back again"],
 )
-def test_record_that_says_otherwise_is_found(desk, name, fields, says, kept):
-    expected = f"{name}: it {says} in the audit log, but {kept} in the store"
-    assert complaints(with_changed(desk, name, **fields), told(desk)) == [expected]
+def test_record_that_differs_is_found(desk, name, fields, logged, stored):
+    expected = f"{name}: it {logged} in the audit log, but {stored} in the store"
+    assert differences(with_changed(desk, name, **fields), audit_lines(desk)) == [expected]
 
 
-def test_open_reservation_that_no_line_tells_of_is_found(desk):
+def test_live_reservation_without_an_entry_is_found(desk):
     kept, later = desk.kept(), desk.now + make.SECOND
     secret = make.reservation(
         "rsv-secret",
@@ -118,7 +120,7 @@ def test_open_reservation_that_no_line_tells_of_is_found(desk):
         created_at=later,
     )
     records = kept._replace(reservations=[*kept.reservations, secret])
-    assert complaints(records, told(desk)) == [
+    assert differences(records, audit_lines(desk)) == [
         "rsv-secret: it is Reserved on b in the store, but the audit log has no entry for it"
     ]
 
@@ -129,31 +131,31 @@ def test_open_reservation_that_no_line_tells_of_is_found(desk):
 def test_name_that_was_retired_and_is_used_again_means_the_newer_one(desk):
     desk.ask_as(NAMED, make.request("cpu=1", pinned="a"))
     desk.retire(NAMED)
-    assert complaints(desk.kept(), told(desk)) == []
+    assert differences(desk.kept(), audit_lines(desk)) == []
     desk.ask_as(NAMED, make.request("cpu=9", wait=make.HOUR))
-    assert complaints(desk.kept(), told(desk)) == []
+    assert differences(desk.kept(), audit_lines(desk)) == []
     expected = "an-object: it is Pending in the audit log, but is missing in the store"
-    assert complaints(without(desk, NAMED), told(desk)) == [expected]
+    assert differences(without(desk, NAMED), audit_lines(desk)) == [expected]
     desk.retire(NAMED)
-    assert complaints(desk.kept(), told(desk)) == []
+    assert differences(desk.kept(), audit_lines(desk)) == []
 
 
-# -- a beginning that was cut off
+# -- a truncated log
 
 
-def test_of_a_reservation_older_than_the_lines_only_what_they_tell_must_be_so(desk):
+def test_of_a_reservation_older_than_the_lines_only_what_they_contain_is_compared(desk):
     desk.pass_time(make.MINUTE)
-    before = len(told(desk))
+    before = len(audit_lines(desk))
     desk.renew(ReservationId("rsv-1"), 2 * make.HOUR)
-    lines = told(desk)[before:]
-    assert complaints(desk.kept(), lines) == []
-    # Neither its phase nor its provider is told.
-    assert complaints(with_changed(desk, "rsv-1", phase=Phase.ACTIVE, target=A), lines) == []
-    assert complaints(without(desk, "rsv-1", "rsv-2", "rsv-3"), lines) == [
+    lines = audit_lines(desk)[before:]
+    assert differences(desk.kept(), lines) == []
+    # Neither its phase nor its provider is in the lines.
+    assert differences(with_changed(desk, "rsv-1", phase=Phase.ACTIVE, target=A), lines) == []
+    assert differences(without(desk, "rsv-1", "rsv-2", "rsv-3"), lines) == [
         "rsv-1: it is present in the audit log, but is missing in the store"
     ]
     over = with_changed(desk, "rsv-1", phase=Phase.RELEASED, finished_at=desk.now)
-    assert complaints(over, lines) == [
+    assert differences(over, lines) == [
         "rsv-1: it is present in the audit log, but is Released on b in the store"
     ]
 
@@ -162,17 +164,17 @@ def test_of_a_reservation_older_than_the_lines_only_what_they_tell_must_be_so(de
     "younger_by, is_found",
     [(make.NO_TIME, False), (MAX_CLOCK_SKEW, False), (MAX_CLOCK_SKEW + make.SECOND, True)],
 )
-def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, younger_by, is_found):
+def test_reservation_without_an_entry_may_be_older_than_the_truncation(desk, younger_by, is_found):
     desk.pass_time(younger_by)
     desk.advertise("a")
     held = desk.reserve("cpu=1")
-    last = told(desk)[-1]
+    last = audit_lines(desk)[-1]
     # The lines of its birth are lost, and another one is the first that is left.
     first = audit_log.chain_entries(
         [AuditEntry(desk.now - younger_by, BROKER_ACTOR, "x", "cluster/x")], audit_log.CHAIN_START
     )
     lines = [AuditLine(last.number + 1, first[0].text, b"")]
-    found = complaints(desk.kept(), lines)
+    found = differences(desk.kept(), lines)
     assert found == (
         [f"{held}: it is Reserved on a in the store, but the audit log has no entry for it"]
         if is_found
@@ -184,7 +186,7 @@ def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, you
 
 
 @pytest.mark.parametrize(
-    "lines, is_complained_of",
+    "lines, is_reported",
     [
         (slice(1, None), True),
         (slice(None, -1), True),
@@ -193,43 +195,43 @@ def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, you
     ],
     ids=["first", "last", "all", "none"],
 )
-def test_missing_lines_are_told_of(desk, lines, is_complained_of):
-    whole = told(desk)
-    found = complaints(desk.kept(), whole[lines], start=0, end=len(whole))
+def test_missing_lines_are_reported(desk, lines, is_reported):
+    whole = audit_lines(desk)
+    found = differences(desk.kept(), whole[lines], start=0, end=len(whole))
     sentence = "lines of the audit log are missing: see `kubelend audit verify`"
-    assert (sentence in found) is is_complained_of
+    assert (sentence in found) is is_reported
 
 
-def test_line_that_cannot_be_read_is_told_of(desk):
-    lines = told(desk)
+def test_undecodable_line_is_reported(desk):
+    lines = audit_lines(desk)
     lines[3] = lines[3]._replace(text=b"{")
-    found = complaints(desk.kept(), lines)
+    found = differences(desk.kept(), lines)
     assert found == ["line 4 of the audit log cannot be decoded: see `kubelend audit verify`"]
 
 
-def test_what_was_heard_before_a_cut_is_forgotten_with_it(desk):
-    """The line of an end may be among those that were cut off while they were read."""
-    born = told(desk)
+def test_state_from_before_a_truncation_is_dropped_with_it(desk):
+    """The line of an end may be among those that were truncated while they were read."""
+    born = audit_lines(desk)
     desk.release(ReservationId("rsv-1"))
-    last = len(told(desk))
+    last = len(audit_lines(desk))
     desk.reserve("cpu=1")
-    lines = [*born, *told(desk)[last:]]
+    lines = [*born, *audit_lines(desk)[last:]]
     desk.pass_time(2 * make.RETENTION)
     kept = without(desk, "rsv-1")
-    assert complaints(kept, lines, start=last) == []
-    assert "lines of the audit log are missing" in complaints(kept, lines, start=0)[0]
+    assert differences(kept, lines, start=last) == []
+    assert "lines of the audit log are missing" in differences(kept, lines, start=0)[0]
 
 
-def test_what_changes_while_the_store_is_read_is_not_judged(desk):
-    before, earlier = len(told(desk)), desk.kept()
+def test_what_changes_while_the_store_is_read_is_not_compared(desk):
+    before, earlier = len(audit_lines(desk)), desk.kept()
     desk.release(ReservationId("rsv-1"))
     desk.reserve("cpu=1")
     later = desk.kept()
     for records in (earlier, later):
-        assert complaints(records, told(desk), settled=before) == []
-    assert complaints(earlier, told(desk)) != []
+        assert differences(records, audit_lines(desk), complete_until=before) == []
+    assert differences(earlier, audit_lines(desk)) != []
     lost = earlier._replace(reservations=earlier.reservations[:1])
-    assert len(complaints(lost, told(desk), settled=before)) == 2
+    assert len(differences(lost, audit_lines(desk), complete_until=before)) == 2
 
 
 # -- members and tokens
@@ -238,9 +240,11 @@ def test_what_changes_while_the_store_is_read_is_not_judged(desk):
 def admit(desk, name="berlin"):
     token = Token(TokenId("abc"), "0" * 64, Role.CLUSTER, desk.now, "alice", desk.now + make.HOUR)
     desk.run(enrolment.create_token(desk.ledger, token, enrolment.JoinPolicy(), desk.now))
-    newcomer = enrolment.Applicant(Role.CLUSTER, name, "k1")
-    judged = enrolment.decide_join(desk.ledger, newcomer, token, enrolment.JoinPolicy(), desk.now)
-    desk.run(enrolment.join_member(desk.ledger, judged, None, desk.now))
+    applicant = enrolment.Applicant(Role.CLUSTER, name, "k1")
+    decision = enrolment.decide_join(
+        desk.ledger, applicant, token, enrolment.JoinPolicy(), desk.now
+    )
+    desk.run(enrolment.join_member(desk.ledger, decision, None, desk.now))
 
 
 def revoke(desk, name="berlin"):
@@ -255,12 +259,12 @@ def test_member_that_was_revoked_must_be_there_and_revoked(desk):
     admit(desk)
     earlier = desk.kept().members
     revoke(desk)
-    kept, lines = desk.kept(), told(desk)
-    assert complaints(kept, lines) == []
-    assert complaints(kept._replace(members=()), lines) == [
+    kept, lines = desk.kept(), audit_lines(desk)
+    assert differences(kept, lines) == []
+    assert differences(kept._replace(members=()), lines) == [
         "member/cluster/berlin: it is Revoked in the audit log, but is missing in the store"
     ]
-    assert complaints(kept._replace(members=earlier), lines) == [
+    assert differences(kept._replace(members=earlier), lines) == [
         "member/cluster/berlin: it is Revoked in the audit log, but is Pending in the store"
     ]
 
@@ -268,12 +272,12 @@ def test_member_that_was_revoked_must_be_there_and_revoked(desk):
 def test_token_that_was_removed_must_be_gone_and_no_other(desk):
     admit(desk)
     tokens = desk.kept().tokens
-    assert complaints(desk.kept()._replace(tokens=()), told(desk)) == [
+    assert differences(desk.kept()._replace(tokens=()), audit_lines(desk)) == [
         "token/abc: it is present in the audit log, but is missing in the store"
     ]
     desk.run(enrolment.delete_token(desk.ledger, TokenId("abc"), desk.now))
-    assert complaints(desk.kept(), told(desk)) == []
-    assert complaints(desk.kept()._replace(tokens=tokens), told(desk)) == [
+    assert differences(desk.kept(), audit_lines(desk)) == []
+    assert differences(desk.kept()._replace(tokens=tokens), audit_lines(desk)) == [
         "token/abc: it was removed in the audit log, but is present in the store"
     ]
 
@@ -311,12 +315,12 @@ STEPS = {
     "wipe": lambda desk, _: desk.run(enrolment.collect_expired(desk.ledger, desk.now)),
     "time": lambda desk, n: desk.pass_time(n * n * make.MINUTE),
     "expire": lambda desk, n: desk.expire(make.RETENTION if n % 2 else make.NO_TIME),
-    "silence": lambda desk, _: desk.listen(desk.vigil(make.SECOND), 10 * make.SECOND),
+    "failover": lambda desk, _: desk.run_failover(desk.monitor(make.SECOND), 10 * make.SECOND),
 }
 steps = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9)), max_size=40)
 
 
-def lived(done):
+def desk_after(done):
     desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
     for name, number in done:
         try:
@@ -327,24 +331,24 @@ def lived(done):
 
 
 @given(done=steps)
-@example(done=[("apply", 1), ("delete", 0), ("apply", 9), ("silence", 0)])
-def test_honest_journal_agrees_with_its_records_wherever_its_beginning_was_cut(done):
-    desk = lived(done)
-    kept, lines = desk.kept(), told(desk)
-    for cut in range(len(lines)):
-        assert complaints(kept, lines[cut:]) == []
+@example(done=[("apply", 1), ("delete", 0), ("apply", 9), ("failover", 0)])
+def test_sound_log_agrees_with_its_records_wherever_it_was_truncated(done):
+    desk = desk_after(done)
+    kept, lines = desk.kept(), audit_lines(desk)
+    for first in range(len(lines)):
+        assert differences(kept, lines[first:]) == []
 
 
 @given(done=steps)
 @example(done=[("reserve", 0), ("admit", 2), ("time", 1)])
-def test_whatever_is_lost_of_what_is_not_over_is_missed_by_its_name(done):
-    desk = lived(done)
-    kept, lines = desk.kept(), told(desk)
+def test_each_missing_live_record_is_reported_by_its_name(done):
+    desk = desk_after(done)
+    kept, lines = desk.kept(), audit_lines(desk)
     for found in kept.reservations:
         expected = [] if found.phase in FINAL else [found.id]
-        missed = complaints(without(desk, found.id), lines)
-        assert [one.partition(":")[0] for one in missed] == expected
+        missing = differences(without(desk, found.id), lines)
+        assert [one.partition(":")[0] for one in missing] == expected
     for member in kept.members:
         rest = [one for one in kept.members if one != member]
-        (missed,) = complaints(kept._replace(members=rest), lines)
-        assert missed.startswith(f"member/{member_id(member.role, member.name)}: ")
+        (missing,) = differences(kept._replace(members=rest), lines)
+        assert missing.startswith(f"member/{member_id(member.role, member.name)}: ")

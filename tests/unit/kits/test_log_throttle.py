@@ -43,7 +43,7 @@ def test_of_many_subjects_the_oldest_is_forgotten(time):
     assert lines.suppressed(0) == 0
 
 
-def test_subject_that_was_told_of_again_is_not_the_oldest(time):
+def test_subject_that_was_logged_again_is_not_the_oldest(time):
     lines = LogThrottle(10, time)
     for number in range(ratelimit.MAX_LOG_KEYS):
         lines.suppressed(number)

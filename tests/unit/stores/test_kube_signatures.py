@@ -23,7 +23,7 @@ def test_what_was_sealed_is_whole():
         pytest.param(KEY, "reservation", "rsv-2", {}, id="another name"),
         pytest.param(KEY, "reservation", "rsv-1", {"revision": 8}, id="another revision"),
         pytest.param(KEY, "reservation", "rsv-1", {"data": "{} "}, id="another record"),
-        pytest.param(KEY, "reservation", "rsv-1", {"checksum": "é"}, id="no seal"),
+        pytest.param(KEY, "reservation", "rsv-1", {"checksum": "é"}, id="no signature"),
     ],
 )
 def test_what_was_changed_is_not_whole(key, kind, name, edited):

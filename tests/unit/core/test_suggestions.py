@@ -23,7 +23,7 @@ def explain(ledger, wanted="cpu=1,memory=1Gi", limit=10, **fields) -> Explanatio
     return explanations.explain_placement(make.question(wanted, **fields), ledger.fleet, limit)
 
 
-def remedy(ledger, wanted="cpu=1,memory=1Gi", **fields) -> Suggestion:
+def suggestion(ledger, wanted="cpu=1,memory=1Gi", **fields) -> Suggestion:
     found = explain(ledger, wanted, **fields).suggestion
     assert found is not None
     return found
@@ -33,16 +33,16 @@ def priced(cluster, offer="cpu=4,memory=8Gi", currency="USD", **per_hour):
     return make.advertisement(cluster, offer, prices=make.price_list(currency, **per_hour))
 
 
-def applied(request: Request, remedy: Suggestion) -> Request:
-    """The request after the change that a remedy asks for."""
+def applied(request: Request, suggested: Suggestion) -> Request:
+    """The request after the change that a suggestion asks for."""
     constraints = request.constraints
-    kept = {k: v for k, v in constraints.labels.items() if k not in remedy.drop_labels}
+    kept = {k: v for k, v in constraints.labels.items() if k not in suggested.drop_labels}
     constraints = replace(constraints, labels=kept)
-    if remedy.max_price is not None:
+    if suggested.max_price is not None:
         constraints = replace(
-            constraints, max_price=remedy.max_price, currency=remedy.currency, pinned=None
+            constraints, max_price=suggested.max_price, currency=suggested.currency, pinned=None
         )
-    return replace(request, resources=request.resources - remedy.less, constraints=constraints)
+    return replace(request, resources=request.resources - suggested.less, constraints=constraints)
 
 
 def is_placed(request: Request, cluster: str, ledger: Ledger) -> bool:
@@ -68,12 +68,14 @@ def is_taken(request: Request, asked: Request) -> bool:
 )
 def test_remedy_says_in_words_what_to_change(fields, text):
     ledger = make.ledger(a="cpu=4,memory=8Gi")
-    assert text in remedy(ledger, "cpu=5,memory=9Gi", **fields).text
+    assert text in suggestion(ledger, "cpu=5,memory=9Gi", **fields).text
 
 
 def test_remedy_names_every_step():
     offer = priced("a", cpu="0.1", memory="0")
-    found = remedy(make.ledger(a=offer), "cpu=5,memory=8Gi", labels={"ssd": "yes"}, max_price="0.1")
+    found = suggestion(
+        make.ledger(a=offer), "cpu=5,memory=8Gi", labels={"ssd": "yes"}, max_price="0.1"
+    )
     assert found.text == (
         "a fits if you request 1 cpu less and allow 0.4 USD per hour and drop the label ssd=yes"
     )
@@ -85,8 +87,8 @@ def test_remedy_says_when_waiting_would_help():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=3,memory=1Gi")
     text = "a fits if you request 1 cpu less, or wait until reservations there end"
-    assert remedy(desk.ledger, "cpu=2,memory=1Gi").text == text
-    assert "wait" not in remedy(desk.ledger, "cpu=5,memory=1Gi").text
+    assert suggestion(desk.ledger, "cpu=2,memory=1Gi").text == text
+    assert "wait" not in suggestion(desk.ledger, "cpu=5,memory=1Gi").text
 
 
 def test_asking_for_nothing_is_no_remedy():
@@ -97,7 +99,7 @@ def test_asking_for_nothing_is_no_remedy():
 def test_remedy_looks_past_clusters_that_have_nothing_to_offer():
     """`a` has no CPU at all; `b` is two steps away, but can be reached."""
     ledger = make.ledger(a="memory=8Gi", b=priced("b", cpu="1"))
-    found = remedy(ledger, "cpu=4", labels={"zone": "x"}, max_price="1")
+    found = suggestion(ledger, "cpu=4", labels={"zone": "x"}, max_price="1")
     assert found.text == "b fits if you allow 4 USD per hour and drop the label zone=x"
 
 
@@ -116,7 +118,7 @@ def test_what_no_request_can_change_has_no_remedy(spoil):
 def test_remedy_for_a_price_is_the_price():
     """And not a billionth above it, however the sum was rounded."""
     ledger = make.ledger(a=priced("a", "cpu=9,memory=9Gi,gpu=9", gpu="0.1"))
-    found = remedy(ledger, "gpu=3", max_price="0.2")
+    found = suggestion(ledger, "gpu=3", max_price="0.2")
     assert found.text == "a fits if you allow 0.3 USD per hour"
     assert found.max_price == 300_000_000
 
@@ -124,7 +126,7 @@ def test_remedy_for_a_price_is_the_price():
 @pytest.mark.parametrize("maximum", ["0.1", "9"], ids=["below", "above"])
 def test_remedy_for_another_currency_is_the_price_in_it(maximum):
     ledger = make.ledger(a=priced("a", currency="EUR", cpu="0.5"))
-    found = remedy(ledger, "cpu=1,memory=1Gi", max_price=maximum, currency="USD")
+    found = suggestion(ledger, "cpu=1,memory=1Gi", max_price=maximum, currency="USD")
     assert found.text == "a fits if you allow 0.5 EUR per hour"
     assert (found.max_price, found.currency) == (500_000_000, "EUR")
 
@@ -133,7 +135,7 @@ def test_kept_capacity_is_had_by_waiting_or_by_priority():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=3,memory=1Gi")
     desk.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
-    found = remedy(desk.ledger, "cpu=1,memory=1Gi")
+    found = suggestion(desk.ledger, "cpu=1,memory=1Gi")
     assert found.text == "a fits if you wait, or use a higher priority"
     assert desk.target(desk.reserve("cpu=1,memory=1Gi", priority=6)) == "a"
 
@@ -144,7 +146,9 @@ def test_neither_cpu_nor_memory_falls_to_zero():
     assert explain(make.ledger(a=full), "cpu=4,memory=1Gi").suggestion is None
     full = make.advertisement("a", "cpu=4,memory=8Gi", allocated="memory=8Gi")
     assert explain(make.ledger(a=full), "cpu=4,memory=1Gi").suggestion is None
-    found = remedy(make.ledger(a="cpu=4,memory=8Gi"), "cpu=4,memory=1Gi,gpu=2,example.com/fpga=1")
+    found = suggestion(
+        make.ledger(a="cpu=4,memory=8Gi"), "cpu=4,memory=1Gi,gpu=2,example.com/fpga=1"
+    )
     assert found.text == "a fits if you request 2 gpu and 1 example.com/fpga less"
 
 
@@ -155,7 +159,7 @@ def test_neither_cpu_nor_memory_falls_to_zero():
 def test_where_no_cpu_is_left_only_waiting_helps(lent, wanted):
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve(lent)
-    found = remedy(desk.ledger, wanted)
+    found = suggestion(desk.ledger, wanted)
     assert found.text == "a fits if you wait until reservations there end"
     assert not found.less
 
@@ -164,16 +168,16 @@ def test_small_raise_of_the_price_is_nearer_than_a_tenth_of_the_request():
     ledger = make.ledger(
         c2=priced("c2", "cpu=10,memory=8Gi", "EUR", cpu="0.1"), c3="cpu=1,memory=8Gi"
     )
-    found = remedy(ledger, "cpu=10,memory=1Gi", max_price="0.9", currency="EUR")
+    found = suggestion(ledger, "cpu=10,memory=1Gi", max_price="0.9", currency="EUR")
     assert found.text == "c2 fits if you allow 1 EUR per hour"
 
 
 def test_price_to_allow_is_that_of_what_is_left_of_the_request():
     ledger = make.ledger(c2=priced("c2", "cpu=10,memory=8Gi", "EUR", cpu="0.1"))
     asked = {"max_price": "0.9", "currency": "EUR", "pinned": "c2"}
-    found = remedy(ledger, "cpu=20,memory=1Gi", **asked)
+    found = suggestion(ledger, "cpu=20,memory=1Gi", **asked)
     assert found.text == "c2 fits if you request 10 cpu less and allow 1 EUR per hour"
-    found = remedy(ledger, "cpu=20,memory=1Gi", **{**asked, "max_price": "1"})
+    found = suggestion(ledger, "cpu=20,memory=1Gi", **{**asked, "max_price": "1"})
     assert found.text == "c2 fits if you request 10 cpu less"
 
 
@@ -182,7 +186,7 @@ def test_waiting_for_one_who_came_before_is_nearer_than_doing_with_almost_nothin
     desk.reserve("cpu=3,memory=1Gi")
     desk.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
     desk.advertise("b", "cpu=1m,memory=8Gi")
-    found = remedy(desk.ledger, "cpu=1,memory=1Gi")
+    found = suggestion(desk.ledger, "cpu=1,memory=1Gi")
     assert found.text == "a fits if you wait, or use a higher priority"
 
 
@@ -207,27 +211,27 @@ def test_sizes_of_all_changes_add_up(fields, near):
         a=priced("a", "cpu=3,memory=8Gi", cpu="1"),
         b=make.advertisement("b", "cpu=2,memory=8Gi", labels=labels),
     )
-    assert remedy(ledger, "cpu=4,memory=1Gi", **fields).cluster == near
+    assert suggestion(ledger, "cpu=4,memory=1Gi", **fields).cluster == near
 
 
-def test_of_equally_near_clusters_the_first_is_told():
+def test_of_equally_near_clusters_the_first_is_suggested():
     """Missing shares of 1/10 and 2/10 are not above one of 3/10, as they are in floating point."""
     ledger = make.ledger(a="cpu=9,memory=8G", b="cpu=7,memory=10G")
-    assert remedy(ledger, "cpu=10,memory=10G").cluster == "a"
+    assert suggestion(ledger, "cpu=10,memory=10G").cluster == "a"
 
 
-def test_waiting_is_told_with_the_price_of_all_and_asking_for_less_with_that_of_the_rest():
+def test_waiting_is_suggested_with_the_price_of_all_and_less_with_that_of_the_rest():
     """`wait` would be a lie where the whole request is too expensive."""
     desk = make.desk(a=priced("a", "cpu=10,memory=8Gi", cpu="0.1"))
     desk.reserve("cpu=2,memory=1Gi")
-    assert remedy(desk.ledger, "cpu=10,memory=1Gi", max_price="0.8").text == (
+    assert suggestion(desk.ledger, "cpu=10,memory=1Gi", max_price="0.8").text == (
         "a fits if you request 2 cpu less"
     )
-    assert remedy(desk.ledger, "cpu=10,memory=1Gi", max_price="1").text == (
+    assert suggestion(desk.ledger, "cpu=10,memory=1Gi", max_price="1").text == (
         "a fits if you request 2 cpu less, or wait until reservations there end"
     )
     desk.reserve("cpu=7,memory=1Gi")
-    assert remedy(desk.ledger, "cpu=10,memory=1Gi", max_price="0.8").text == (
+    assert suggestion(desk.ledger, "cpu=10,memory=1Gi", max_price="0.8").text == (
         "a fits if you wait until reservations there end and allow 1 USD per hour"
     )
 
@@ -245,7 +249,7 @@ def test_what_is_given_up_anyway_spares_the_budget(most, steps):
 
 def test_maximum_that_cannot_be_written_is_no_remedy():
     ledger = make.ledger(a=priced("a", "cpu=2000,memory=8Gi", cpu="1000000"))
-    assert remedy(ledger, "cpu=999,memory=1Gi", max_price="1").max_price == 999 * 10**15
+    assert suggestion(ledger, "cpu=999,memory=1Gi", max_price="1").max_price == 999 * 10**15
     assert explain(ledger, "cpu=1000,memory=1Gi", max_price="1").suggestion is None
 
 
@@ -270,32 +274,32 @@ def test_every_remedy_is_true(ledger, request):
     for candidate in explanations.explain_placement(
         make.question(request), ledger.fleet, 10
     ).candidates:
-        remedy = candidate.suggestion
-        if remedy is None or "fits if you wait" in remedy.text:
+        suggested = candidate.suggestion
+        if suggested is None or "fits if you wait" in suggested.text:
             continue
         assert set(candidate.rejections) <= CURABLE
-        cured = applied(request, remedy)
+        cured = applied(request, suggested)
         assert cured != request
-        assert is_taken(cured, request), remedy.text
-        assert is_placed(cured, candidate.cluster, ledger), remedy.text
+        assert is_taken(cured, request), suggested.text
+        assert is_placed(cured, candidate.cluster, ledger), suggested.text
 
 
 @settings(max_examples=200)
 @given(ledgers(), requests())
 def test_no_part_of_a_remedy_is_larger_than_need_be(ledger, request):
-    """One unit, or one billionth, less than the remedy asks for is not enough."""
+    """One unit, or one billionth, less than the suggestion asks for is not enough."""
     for candidate in explanations.explain_placement(
         make.question(request), ledger.fleet, 10
     ).candidates:
-        remedy = candidate.suggestion
-        if remedy is None or "fits if you wait" in remedy.text:
+        suggested = candidate.suggestion
+        if suggested is None or "fits if you wait" in suggested.text:
             continue
-        for name, amount in remedy.less.items():
-            less = Resources.of({**dict(remedy.less.items()), name: amount - 1})
-            more = applied(request, replace(remedy, less=less))
+        for name, amount in suggested.less.items():
+            less = Resources.of({**dict(suggested.less.items()), name: amount - 1})
+            more = applied(request, replace(suggested, less=less))
             assert not is_placed(more, candidate.cluster, ledger)
-        if remedy.max_price:
-            cheaper = applied(request, replace(remedy, max_price=remedy.max_price - 1))
+        if suggested.max_price:
+            cheaper = applied(request, replace(suggested, max_price=suggested.max_price - 1))
             assert not is_placed(cheaper, candidate.cluster, ledger)
 
 
@@ -310,18 +314,24 @@ def test_no_smaller_change_would_do(ledger, request):
         for other in changed(request, cluster):
             if is_placed(other, cluster.id, ledger):
                 assert found.suggestion is not None
-                assert size_told(found.suggestion, request, ledger) <= size(other, request, cluster)
+                assert suggestion_size(found.suggestion, request, ledger) <= size(
+                    other, request, cluster
+                )
 
 
 @settings(max_examples=200)
 @given(ledgers(), requests())
 def test_candidates_that_do_not_fit_are_in_the_order_of_their_remedies(ledger, request):
     found = explanations.explain_placement(make.question(request), ledger.fleet, 10)
-    remedies = [c.suggestion for c in found.candidates if c.rejections]
-    sizes = [size_told(remedy, request, ledger) for remedy in remedies if remedy is not None]
-    assert remedies[len(sizes) :] == [None] * (len(remedies) - len(sizes))
+    suggestions = [c.suggestion for c in found.candidates if c.rejections]
+    sizes = [
+        suggestion_size(suggested, request, ledger)
+        for suggested in suggestions
+        if suggested is not None
+    ]
+    assert suggestions[len(sizes) :] == [None] * (len(suggestions) - len(sizes))
     assert sizes == sorted(sizes)
-    assert found.fitting or found.suggestion == next(iter(remedies), None)
+    assert found.fitting or found.suggestion == next(iter(suggestions), None)
 
 
 def changed(request: Request, cluster: Cluster) -> Iterator[Request]:
@@ -367,14 +377,14 @@ def _raise(other: Request, request: Request, cluster: Cluster) -> Fraction:
     return Fraction(higher, offer.prices.hourly_cost(request.resources) or 1)
 
 
-def size_told(remedy: Suggestion, request: Request, ledger: Ledger) -> Fraction:
-    """That of a remedy: waiting for reservations stands in for asking for less, if it is the smaller."""
-    cluster = ledger.cluster(remedy.cluster)
-    in_full = applied(request, replace(remedy, less=Resources()))
+def suggestion_size(suggested: Suggestion, request: Request, ledger: Ledger) -> Fraction:
+    """That of a suggestion: waiting for reservations stands in for asking for less, if it is the smaller."""
+    cluster = ledger.cluster(suggested.cluster)
+    in_full = applied(request, replace(suggested, less=Resources()))
     waiting = size(in_full, request, cluster) + Fraction(1, 2)
-    opening = Fraction("until it opens" in remedy.text, 2)
-    if "until reservations" not in remedy.text:
-        return size(applied(request, remedy), request, cluster) + opening
-    if not remedy.less:
+    opening = Fraction("until it opens" in suggested.text, 2)
+    if "until reservations" not in suggested.text:
+        return size(applied(request, suggested), request, cluster) + opening
+    if not suggested.less:
         return waiting + opening
-    return min(size(applied(request, remedy), request, cluster), waiting) + opening
+    return min(size(applied(request, suggested), request, cluster), waiting) + opening

@@ -17,18 +17,18 @@ def desk_with(**fields):
     return desk
 
 
-def refusals(desk, wanted="cpu=1,memory=1Gi", cluster="a", **fields):
+def rejections(desk, wanted="cpu=1,memory=1Gi", cluster="a", **fields):
     """All that speaks against a cluster; that the decision agrees is checked."""
     question, fleet = desk.question(wanted, **fields), desk.ledger.fleet
     row = fleet.find_row(ClusterId(cluster))
     found = [
-        str(refusal) for refusal, mask in filters.filter_masks(question, fleet) if not mask[row]
+        str(rejection) for rejection, mask in filters.filter_masks(question, fleet) if not mask[row]
     ]
     assert bool(filters.feasible_clusters(question, fleet)[row]) == (not found)
     return found
 
 
-def remedy(desk, wanted="cpu=1,memory=1Gi", **fields):
+def suggestion(desk, wanted="cpu=1,memory=1Gi", **fields):
     found = explanations.explain_placement(
         desk.question(wanted, **fields), desk.ledger.fleet, 5
     ).suggestion
@@ -53,18 +53,18 @@ def remedy(desk, wanted="cpu=1,memory=1Gi", **fields):
 )
 def test_lists_say_to_whom(policy, refused):
     desk = desk_with(**policy)
-    assert refusals(desk) == refused
-    assert remedy(desk) is None, "no other request would help"
+    assert rejections(desk) == refused
+    assert suggestion(desk) is None, "no other request would help"
     own = make.Desk()
     own.advertise("a", OFFER, policy=make.policy(**policy))
-    assert refusals(own) == refused
+    assert rejections(own) == refused
 
 
 def test_what_is_advertised_and_what_is_set_hold_both():
     desk = make.Desk()
     desk.advertise("a", OFFER, policy=make.policy(allow=["r", "s"]))
     desk.limit("a", allow=["s", "t"])
-    assert [refusals(desk, requester=name) for name in "rst"] == [
+    assert [rejections(desk, requester=name) for name in "rst"] == [
         ["RequesterNotAllowed"],
         [],
         ["RequesterNotAllowed"],
@@ -73,16 +73,16 @@ def test_what_is_advertised_and_what_is_set_hold_both():
 
 def test_list_that_changes_is_seen_at_once():
     desk = desk_with(allow=["r"])
-    assert refusals(desk) == []
+    assert rejections(desk) == []
     desk.limit("a", allow=["s"])
-    assert refusals(desk) == ["RequesterNotAllowed"]
+    assert rejections(desk) == ["RequesterNotAllowed"]
     desk.advertise("0")
-    assert refusals(desk) == ["RequesterNotAllowed"]
-    assert refusals(desk, cluster="0") == []
+    assert rejections(desk) == ["RequesterNotAllowed"]
+    assert rejections(desk, cluster="0") == []
     desk.remove("0")
-    assert refusals(desk) == ["RequesterNotAllowed"]
+    assert rejections(desk) == ["RequesterNotAllowed"]
     desk.limit("a", make.policy())
-    assert refusals(desk) == []
+    assert rejections(desk) == []
     assert desk.ledger.fleet.policy_columns is None, (
         "a fleet without policies pays nothing for them"
     )
@@ -91,7 +91,7 @@ def test_list_that_changes_is_seen_at_once():
 def test_requesters_who_ask_do_not_fill_the_memory():
     desk = desk_with(deny=["r7"])
     names = [f"r{number}" for number in range(3 * columns.MAX_REQUESTER_MASKS)]
-    assert [name for name in names if refusals(desk, requester=name)] == ["r7"]
+    assert [name for name in names if rejections(desk, requester=name)] == ["r7"]
     assert desk.ledger.fleet.policy_columns is not None
     assert len(desk.ledger.fleet.policy_columns._requester_masks) <= columns.MAX_REQUESTER_MASKS  # noqa: SLF001 - its size
 
@@ -159,25 +159,25 @@ def test_amounts_are_bounded_and_an_exact_fit_fits(policy, lent, wanted, refused
     desk = desk_with(**policy)
     if lent:
         desk.reserve(lent)
-    assert refusals(desk, wanted) == refused
-    assert remedy(desk, wanted) == helps
+    assert rejections(desk, wanted) == refused
+    assert suggestion(desk, wanted) == helps
 
 
 def test_share_of_one_requester_is_not_anothers():
     desk = desk_with(max_per_requester="cpu=3")
     held = desk.reserve("cpu=3")
-    assert refusals(desk, "cpu=1") == ["RequesterCapReached"]
-    assert refusals(desk, "cpu=3", requester="s") == []
+    assert rejections(desk, "cpu=1") == ["RequesterCapReached"]
+    assert rejections(desk, "cpu=3", requester="s") == []
     desk.release(held)
-    assert refusals(desk, "cpu=3") == []
+    assert rejections(desk, "cpu=3") == []
 
 
 def test_share_counts_what_was_lent_before_it_was_set():
     desk = make.desk(a=OFFER)
     desk.reserve("cpu=3")
     desk.limit("a", max_per_requester="cpu=4")
-    assert refusals(desk, "cpu=2") == ["RequesterCapReached"]
-    assert refusals(desk, "cpu=1") == []
+    assert rejections(desk, "cpu=2") == ["RequesterCapReached"]
+    assert rejections(desk, "cpu=1") == []
 
 
 def test_available_stays_what_is_there_and_what_is_held_stays_held():
@@ -199,14 +199,14 @@ def test_score_is_that_of_what_is_there():
 def test_extended_resources_are_bounded_too_and_come_and_go():
     desk = make.desk(a="cpu=4,example.com/fpga=4")
     desk.limit("a", keep_back="example.com/fpga=1", max_lent="example.com/fpga=2")
-    assert refusals(desk, "cpu=1,example.com/fpga=2") == []
-    assert refusals(desk, "cpu=1,example.com/fpga=3") == ["LendingCapReached"]
-    assert refusals(desk, "cpu=1,example.com/fpga=4") == ["KeptBack", "LendingCapReached"]
+    assert rejections(desk, "cpu=1,example.com/fpga=2") == []
+    assert rejections(desk, "cpu=1,example.com/fpga=3") == ["LendingCapReached"]
+    assert rejections(desk, "cpu=1,example.com/fpga=4") == ["KeptBack", "LendingCapReached"]
     desk.advertise("a", "cpu=4")
-    assert refusals(desk, "cpu=1,example.com/fpga=1") == ["InsufficientExtendedResource"]
+    assert rejections(desk, "cpu=1,example.com/fpga=1") == ["InsufficientExtendedResource"]
     desk.advertise("b", "cpu=4,example.com/fpga=4")
-    assert refusals(desk, "cpu=1,example.com/fpga=4", cluster="b") == []
-    assert refusals(desk, "cpu=1,example.com/fpga=1") == ["InsufficientExtendedResource"]
+    assert rejections(desk, "cpu=1,example.com/fpga=4", cluster="b") == []
+    assert rejections(desk, "cpu=1,example.com/fpga=1") == ["InsufficientExtendedResource"]
 
 
 def test_every_limit_keeps_its_own_row_when_clusters_come_and_go():
@@ -232,8 +232,8 @@ def test_hours_bound_when_new_reservations_start_and_not_those_that_run():
     desk = desk_with(hours=["12:00-12:05"])
     held = desk.reserve("cpu=1,memory=1Gi")
     desk.pass_time(5 * make.MINUTE)
-    assert refusals(desk) == ["OutsideOpeningHours"]
-    assert remedy(desk) == "a fits if you wait until it opens at 2026-01-02T12:00Z"
+    assert rejections(desk) == ["OutsideOpeningHours"]
+    assert suggestion(desk) == "a fits if you wait until it opens at 2026-01-02T12:00Z"
     assert desk[held].is_live
     desk.renew(held, make.HOUR)
 
@@ -250,9 +250,9 @@ def test_nothing_is_moved_to_a_cluster_that_is_closed():
 def test_hours_that_never_meet_have_no_remedy_but_another_cluster_may():
     desk = desk_with(hours=["13:00-14:00"])
     desk.advertise("a", OFFER, policy=make.policy(hours=["15:00-16:00"]))
-    assert remedy(desk) is None
+    assert suggestion(desk) is None
     desk.advertise("b", "cpu=1,memory=1Gi")
-    assert remedy(desk, "cpu=2,memory=1Gi") == "b fits if you request 1 cpu less"
+    assert suggestion(desk, "cpu=2,memory=1Gi") == "b fits if you request 1 cpu less"
 
 
 def test_advertisement_neither_opens_nor_closes_a_cluster():
@@ -261,11 +261,11 @@ def test_advertisement_neither_opens_nor_closes_a_cluster():
     desk.limit("a", hours=["13:00-14:00"])
     desk.limit("b", hours=["11:00-13:00"])
     for _ in range(3):
-        assert (refusals(desk), refusals(desk, cluster="b")) == (["OutsideOpeningHours"], [])
+        assert (rejections(desk), rejections(desk, cluster="b")) == (["OutsideOpeningHours"], [])
         desk.pass_time(make.MINUTE)
         desk.advertise("a", OFFER)
         desk.advertise("b", OFFER)
     desk.pass_time(57 * make.MINUTE)
     desk.advertise("a", OFFER)
     desk.advertise("b", OFFER)
-    assert (refusals(desk), refusals(desk, cluster="b")) == ([], ["OutsideOpeningHours"])
+    assert (rejections(desk), rejections(desk, cluster="b")) == ([], ["OutsideOpeningHours"])

@@ -1,4 +1,4 @@
-"""Names and texts that both ends of a mailbox go by, and what an account is allowed."""
+"""Object names and texts shared by both sides of a cluster namespace, and the rights of its account."""
 
 import pytest
 
@@ -25,13 +25,13 @@ def test_names_are_those_of_objects_whatever_the_id(id):
 
 
 @pytest.mark.parametrize("cluster", ["", "a b", "-a", "a/b", "x" * 64])
-def test_who_cannot_be_a_label_cannot_have_a_mailbox(cluster):
+def test_a_cluster_that_cannot_be_a_label_cannot_have_a_namespace(cluster):
     with pytest.raises(InvalidInput, match="cannot have a cluster namespace"):
-        cluster_namespaces.cluster_namespace_manifests(cluster, "mail")
+        cluster_namespaces.cluster_namespace_manifests(cluster, "rome-ns")
 
 
 @pytest.mark.parametrize("error", [NoCapacity("none fits", hint="less"), QueueFull("full")])
-def test_refusal_arrives_as_the_class_that_it_was(error):
+def test_error_arrives_as_the_class_that_it_was(error):
     found = cluster_namespaces.error_from_response(
         BrokerResponse("q", error=cluster_namespaces.error_text(error))
     )
@@ -39,17 +39,17 @@ def test_refusal_arrives_as_the_class_that_it_was(error):
     assert (type(found), found.message, found.hint) == (type(error), error.message, error.hint)
 
 
-def test_no_refusal_is_none():
+def test_no_error_is_none():
     assert cluster_namespaces.error_from_response(None) is None
     assert cluster_namespaces.error_from_response(BrokerResponse("q")) is None
 
 
-def test_words_that_cannot_be_read_are_told():
+def test_undecodable_response_is_an_error():
     with pytest.raises(UnexpectedAnswer, match="cannot be decoded"):
         cluster_namespaces.instruction_from_response(BrokerResponse(body="nonsense"))
 
 
-def test_patch_leaves_nothing_of_the_question_before():
+def test_patch_leaves_nothing_of_the_request_before():
     assert cluster_namespaces.request_fields(AgentRequest("q", "activate")) == {
         "id": "q",
         "verb": "activate",
@@ -59,12 +59,12 @@ def test_patch_leaves_nothing_of_the_question_before():
 
 
 def test_account_is_bound_in_its_own_namespace_only():
-    found = cluster_namespaces.cluster_namespace_manifests("rome", "mail")
+    found = cluster_namespaces.cluster_namespace_manifests("rome", "rome-ns")
     kinds = [one["kind"] for one in found]
     assert kinds == ["Namespace", "ClusterSession", "ServiceAccount", "Role", "RoleBinding"]
     assert found[0]["metadata"]["labels"] == {cluster_namespaces.CLUSTER_LABEL: "rome"}
-    assert {one["metadata"].get("namespace") for one in found[1:]} == {"mail"}
-    [subject] = cluster_namespaces.cluster_namespace_manifests("rome", "mail", user="rome@hub")[-1][
-        "subjects"
-    ]
+    assert {one["metadata"].get("namespace") for one in found[1:]} == {"rome-ns"}
+    [subject] = cluster_namespaces.cluster_namespace_manifests("rome", "rome-ns", user="rome@hub")[
+        -1
+    ]["subjects"]
     assert (subject["kind"], subject["name"]) == ("User", "rome@hub")

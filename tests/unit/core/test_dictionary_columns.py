@@ -16,8 +16,8 @@ def test_each_row_has_the_value_it_was_given_last(steps):
     assert [coded.value(row) for row in range(5)] == plain
     assert set(coded.values()) == set(plain) - {None}
     assert len(coded) == len(set(plain) - {None})
-    judged = coded.mask_where(lambda value: value in "ab", 5)
-    assert judged.tolist() == [value in {None, "a", "b"} for value in plain]
+    mask = coded.mask_where(lambda value: value in "ab", 5)
+    assert mask.tolist() == [value in {None, "a", "b"} for value in plain]
 
 
 def test_numbers_of_values_that_are_gone_are_used_again():

@@ -1,4 +1,4 @@
-"""The journal: what a line tells, and that no line can be changed, lost or slipped in unseen."""
+"""The audit log: the content of its lines, and that no line can be changed, removed or inserted unnoticed."""
 
 from datetime import timedelta
 
@@ -20,13 +20,13 @@ def entry(number):
     return AuditEntry(make.T0, ALICE, "Cordoned", f"cluster/{number}")
 
 
-def sealed(count):
+def chained(count):
     lines = audit_log.chain_entries([entry(number) for number in range(1, count + 1)], CHAIN_START)
     return lines, lines[-1].head
 
 
-def told(desk):
-    """What the desk's journal tells, in order."""
+def audit_lines(desk):
+    """The audit log of the desk, in order."""
     lines = audit_log.chain_entries(
         [c for c in desk.changes if isinstance(c, AuditEntry)], CHAIN_START
     )
@@ -34,13 +34,13 @@ def told(desk):
 
 
 def test_whole_chain_has_no_breaks():
-    lines, end = sealed(5)
+    lines, end = chained(5)
     assert [line.number for line in lines] == [1, 2, 3, 4, 5]
     assert list(audit_log.verify_chain(lines, CHAIN_START, end)) == []
 
 
 def test_chain_goes_on_where_it_stood():
-    first, middle = sealed(2)
+    first, middle = chained(2)
     rest = audit_log.chain_entries([entry(3)], middle)
     assert list(audit_log.verify_chain([*first, *rest], CHAIN_START, rest[-1].head)) == []
 
@@ -64,16 +64,16 @@ def test_chain_goes_on_where_it_stood():
             ["the audit log ends with line 6, which is not the recorded line 5"],
         ),
     ],
-    ids=["one gone", "first gone", "last gone", "changed", "exchanged", "slipped in"],
+    ids=["one gone", "first gone", "last gone", "changed", "exchanged", "inserted"],
 )
 def test_every_change_of_the_lines_breaks_the_chain(spoil, expected):
-    lines, end = sealed(5)
+    lines, end = chained(5)
     assert list(audit_log.verify_chain(spoil(lines), CHAIN_START, end)) == expected
 
 
-def test_line_that_is_sealed_anew_breaks_the_next_one():
+def test_line_that_is_chained_anew_breaks_the_next_one():
     """Whoever changes a line and its digest has to change all that follow, and where it ends."""
-    lines, end = sealed(3)
+    lines, end = chained(3)
     (forged,) = audit_log.chain_entries(
         [AuditEntry(make.T0, ALICE, "Uncordoned", "cluster/2")], lines[0].head
     )
@@ -86,42 +86,42 @@ def test_line_that_is_sealed_anew_breaks_the_next_one():
     ]
 
 
-def cut_off(count, last):
-    """A journal that has lost its first lines as the broker would have it."""
-    lines, end = sealed(count)
+def truncated(count, last):
+    """An audit log that the broker has truncated."""
+    lines, end = chained(count)
     kept = lines[last:]
-    told = audit_log.chain_entries(
+    added = audit_log.chain_entries(
         [audit_log.truncation_entry(lines[last - 1], make.T0, make.T0)], end
     )
-    return [*kept, *told], lines[last - 1].head, told[-1].head
+    return [*kept, *added], lines[last - 1].head, added[-1].head
 
 
-def test_lines_that_were_cut_off_in_good_order_are_not_missing():
-    lines, start, end = cut_off(5, 3)
+def test_truncated_lines_are_not_missing():
+    lines, start, end = truncated(5, 3)
     assert list(audit_log.verify_chain(lines, start, end)) == []
 
 
-def test_beginning_that_no_line_tells_of_is_missing():
+def test_truncation_without_its_entry_is_found():
     """Whoever takes lines out at the front can write where the chain stood, but not the line about it."""
-    lines, end = sealed(5)
+    lines, end = chained(5)
     assert list(audit_log.verify_chain(lines[3:], lines[2].head, end)) == [
         "lines up to 3 are missing, and no line records their truncation"
     ]
 
 
-def test_cut_at_another_line_does_not_count():
-    lines, _, end = cut_off(5, 3)
+def test_entry_of_a_truncation_at_another_line_does_not_count():
+    lines, _, end = truncated(5, 3)
     assert list(audit_log.verify_chain(lines[1:], lines[0].head, end)) == [
         "lines up to 4 are missing, and no line records their truncation"
     ]
 
 
-def test_line_tells_who_what_before_and_after():
+def test_line_has_actor_action_before_and_after():
     desk = make.Desk()
     desk.advertise("a", region="eu")
     held = desk.reserve("cpu=1,memory=1Gi")
     desk.release(held)
-    seen, made, released = told(desk)
+    seen, made, released = audit_lines(desk)
     assert (seen.action, seen.subject, seen.actor.name) == ("Advertised", "cluster/a", "broker")
     assert made.before == {}
     assert made.after["phase"] == "Reserved"
@@ -131,18 +131,18 @@ def test_line_tells_who_what_before_and_after():
     assert released.after == {"phase": "Released", "reason": "ReleasedByRequester"}
 
 
-def test_advertisement_that_measures_anew_is_not_told():
+def test_advertisement_with_new_amounts_only_is_not_audited():
     desk = make.Desk()
     desk.advertise("a", "cpu=4,memory=8Gi")
     desk.pass_time(timedelta(seconds=30))
     desk.advertise("a", "cpu=2,memory=4Gi")
-    assert [line.action for line in told(desk)] == ["Advertised"]
+    assert [line.action for line in audit_lines(desk)] == ["Advertised"]
     desk.advertise("a", "cpu=2,memory=4Gi", region="eu")
-    assert told(desk)[-1].after == {"labels": {"topology.kubernetes.io/region": "eu"}}
+    assert audit_lines(desk)[-1].after == {"labels": {"topology.kubernetes.io/region": "eu"}}
 
 
 @pytest.mark.parametrize("event", [Nominated, RetentionExpired])
-def test_housekeeping_is_not_told(event):
+def test_housekeeping_is_not_audited(event):
     found = make.reservation("rsv-1")
     made = event(make.T0, found.id, None) if event is Nominated else event(make.T0, found.id)
     assert commands.audit_entry(ALICE, made, found, found) is None
@@ -163,7 +163,7 @@ def test_digest_of_a_token_is_in_no_line():
     assert b"usesLeft" in text
 
 
-def test_removal_is_told_with_the_key_and_when_it_is_forgotten():
+def test_removal_is_reported_with_the_key_and_when_it_is_forgotten():
     until = make.T0 + make.HOUR
     member = Member(
         Role.CLUSTER, "a", MembershipStatus.REVOKED, make.T0, key="sha256:ab", forget_at=until
