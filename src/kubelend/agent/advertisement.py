@@ -156,15 +156,15 @@ def _limit_extended(totals: Totals) -> Totals:
     names |= totals.allocatable.extended.keys() | totals.pending.extended.keys()
     if len(names) <= MAX_EXTENDED_RESOURCES:
         return totals
-    kept = set(sorted(totals.allocatable.extended)[:MAX_EXTENDED_RESOURCES])
+    limited = set(sorted(totals.allocatable.extended)[:MAX_EXTENDED_RESOURCES])
     return replace(
         totals,
-        capacity=_only_extended(totals.capacity, kept),
-        allocatable=_only_extended(totals.allocatable, kept),
-        allocated=_only_extended(totals.allocated, kept),
-        pending=_only_extended(totals.pending, kept),
-        largest=_only_extended(totals.largest, kept),
-        free=_only_extended(totals.free, kept),
+        capacity=_only_extended(totals.capacity, limited),
+        allocatable=_only_extended(totals.allocatable, limited),
+        allocated=_only_extended(totals.allocated, limited),
+        pending=_only_extended(totals.pending, limited),
+        largest=_only_extended(totals.largest, limited),
+        free=_only_extended(totals.free, limited),
     )
 
 

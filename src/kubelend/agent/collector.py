@@ -68,8 +68,8 @@ class Collector:
             async with contextlib.aclosing(self._source.changes()) as changes:
                 async for change in changes:
                     self._apply(change)
-        except KubelendError as problem:
-            return str(problem)
+        except KubelendError as error:
+            return str(error)
         return "the stream of cluster changes ended unexpectedly"
 
     def _apply(self, change: Change) -> None:

@@ -49,7 +49,7 @@ async def update_object(
 async def apply_object(
     objects: LocalObjects, wanted: Kind, attempts: int = CONFLICT_ATTEMPTS
 ) -> Kind:
-    """Create the object or update its spec. Metadata that others added is kept."""
+    """Create the object or update its spec. Metadata that others added is preserved."""
     found = await objects.find(type(wanted), wanted.key)
     parts: Any = wanted
     try:
@@ -112,8 +112,8 @@ async def _current_object(objects: LocalObjects, found: Kind) -> Kind | None:
 
 
 def _is_status_equal(found: Any, status: msgspec.Struct) -> bool:
-    said = replace(status, last_update_time=found.status.last_update_time)
-    return bool(said == found.status)
+    expected = replace(status, last_update_time=found.status.last_update_time)
+    return bool(expected == found.status)
 
 
 def _with_finalizers(found: Kind, finalizers: tuple[str, ...]) -> Kind:

@@ -131,7 +131,7 @@ class HoldTable:
 
     @property
     def can_decide(self) -> bool:
-        """Whether capacity can be judged: with enforcement only after the first measurement."""
+        """Whether capacity can be checked: with enforcement only after the first measurement."""
         return self._inventory.is_synced or not self.is_enforced
 
     def try_hold(self, reservation: bodies.Reservation, now: datetime) -> str:
@@ -204,12 +204,12 @@ def provider_instruction(reservation: bodies.Reservation, namespace: str) -> Pro
 
 
 def is_instruction_finished(found: ProviderInstruction) -> bool:
-    """Whether the object is only kept for people to read."""
+    """Whether the object is only retained for people to read."""
     return found.status.phase in (WITHDRAWN, REFUSED)
 
 
 def held_status(*, is_enforced: bool) -> ProviderInstructionStatus:
-    """Counts as held either way. Without enforcement nobody has checked the capacity."""
+    """Counts as held either way. Without enforcement the capacity was not checked."""
     message = (
         "Resources held" if is_enforced else "Recorded without a capacity check: enforcement is off"
     )

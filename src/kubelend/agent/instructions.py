@@ -212,7 +212,7 @@ class InstructionReconciler:
             log.debug("ReservationInstruction deleted", **_reservation_instruction_log_keys(found))
 
     def _evict_later(self, reservation: str) -> None:
-        """Kept for a while, so that a late outdated update still finds the newer state in the cache."""
+        """Retained for a while, so that a late outdated update still finds the newer state in the cache."""
         self._object_keys.pop(reservation, None)  # a new list may have arrived in the meantime
         now = asyncio.get_running_loop().time()
         over_since = self._finished_since.setdefault(reservation, now)

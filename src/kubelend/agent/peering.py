@@ -139,7 +139,7 @@ class InstructionCache:
         return self._objects.get(key)
 
     def pop_deleted(self, key: str) -> list[ReservationInstruction]:
-        """Deleted objects of this key, returned once: somebody may have removed the finalizer."""
+        """Deleted objects of this key, returned once: another client may have removed the finalizer."""
         return self._deleted.pop(key, [])
 
     def _on_update(self, found: ReservationInstruction) -> None:

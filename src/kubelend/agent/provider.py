@@ -55,7 +55,7 @@ class ProviderConfig(msgspec.Struct, frozen=True):
     cluster_id: str
     namespace: str = "default"
     finished_ttl: timedelta = timedelta(minutes=10)
-    """How long the object of a finished hold is kept for people to read."""
+    """How long the object of a finished hold is retained for people to read."""
 
 
 class ProviderReconciler:
@@ -137,9 +137,9 @@ class ProviderReconciler:
     # -- reconcile
 
     async def _reconcile(self, reservation: str) -> None:
-        kept = await self._instructions.find(reservation)
+        stored = await self._instructions.find(reservation)
         found = self._reservations.find(reservation)
-        if found is None and self._may_be_held(reservation, kept):
+        if found is None and self._may_be_held(reservation, stored):
             early = self._fetch_from - asyncio.get_running_loop().time()
             if early > 0:
                 self._queue.add_after(reservation, timedelta(seconds=early))
@@ -148,9 +148,9 @@ class ProviderReconciler:
         elif found is not None and self._is_expired_locally(found):
             found = await self._fetch_latest(reservation)
         if found is not None and self._is_provider(found):
-            await self._sync_hold(found, kept)
+            await self._sync_hold(found, stored)
         else:
-            await self._withdraw(reservation, found, kept)
+            await self._withdraw(reservation, found, stored)
 
     async def _sync_hold(
         self, found: bodies.Reservation, instruction: ProviderInstruction | None

@@ -91,25 +91,25 @@ class Publisher:
             totals = self._inventory.totals()
             try:
                 answer = await self._send(totals)
-            except KubelendError as problem:
+            except KubelendError as error:
                 self._write_object(
-                    totals, None, AdvertisementStatus(phase="Error", message=str(problem))
+                    totals, None, AdvertisementStatus(phase="Error", message=str(error))
                 )
-                await asyncio.sleep(self._retry_delay(problem))
+                await asyncio.sleep(self._retry_delay(error))
             else:
                 self._on_published(totals, answer)
                 await self._wait_for_change_or_due(totals)
 
     async def _send(self, totals: Totals) -> bodies.PublishResult:
         body = advertisement.advertisement_body(self._settings, totals, self._clock())
-        patience = max(self._settings.interval, MIN_PUBLISH_TIMEOUT)
+        timeout = max(self._settings.interval, MIN_PUBLISH_TIMEOUT)
         asked_at = self._reservations.sequence()
         try:
-            async with asyncio.timeout(patience.total_seconds()):
+            async with asyncio.timeout(timeout.total_seconds()):
                 answer = await self._communicator.publish(body)
         except TimeoutError:
             raise BrokerUnreachable(
-                f"the broker did not answer within {durations.format_duration_short(patience)}"
+                f"the broker did not answer within {durations.format_duration_short(timeout)}"
             ) from None
         self._reservations.put_instructions(
             answer.provider_instructions, asked_at, source="advertisement"
@@ -215,9 +215,9 @@ class AdvertisementWriter:
     async def _write(
         self, wanted: Advertisement, attempts: int = controller.CONFLICT_ATTEMPTS
     ) -> None:
-        kept = await controller.apply_object(self._objects, wanted)
+        stored = await controller.apply_object(self._objects, wanted)
         try:
-            await self._objects.set_status(replace(kept, status=wanted.status))
+            await self._objects.set_status(replace(stored, status=wanted.status))
         except Conflict:
             # Modified concurrently: retry on the newer version.
             if attempts <= 1:

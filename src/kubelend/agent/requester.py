@@ -69,7 +69,7 @@ class ResourceRequestReconciler:
     ) -> None:
         """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
 
-        `finished_ttl` is how long they are kept after their reservation has finished.
+        `finished_ttl` is how long they are retained after their reservation has finished.
         """
         self._objects = objects
         self._reservations = reservations
@@ -165,14 +165,14 @@ class ResourceRequestReconciler:
             await self._sync(found)
 
     async def _sync(self, found: ResourceRequest) -> None:
-        stage, asked = resource_requests.request_state(found), found.status.asked
-        if stage is RequestState.NEW:
+        state, asked = resource_requests.request_state(found), found.status.asked
+        if state is RequestState.NEW:
             await self._start(found)
-        elif stage is RequestState.BOUND:
+        elif state is RequestState.BOUND:
             await self._sync_bound(found)
-        elif stage is RequestState.REQUESTED and resource_requests.is_spec_changed(found):
+        elif state is RequestState.REQUESTED and resource_requests.is_spec_changed(found):
             await self._restart(found)
-        elif stage is RequestState.REQUESTED and asked is not None:
+        elif state is RequestState.REQUESTED and asked is not None:
             await self._request_reservation(found, asked)
 
     # -- requesting
@@ -247,12 +247,12 @@ class ResourceRequestReconciler:
             await self._report_reservation(found, body)
 
     async def _report_reservation(self, found: ResourceRequest, body: bodies.Reservation) -> None:
-        trouble = self._renewal_errors.get(body.id) if found.spec.renew else None
+        error = self._renewal_errors.get(body.id) if found.spec.renew else None
         written = await self._update_status(
-            found, resource_requests.status_for_reservation(found, body, trouble)
+            found, resource_requests.status_for_reservation(found, body, error)
         )
-        if trouble is not None and body.status.phase in LIVE_PHASES:
-            raise trouble
+        if error is not None and body.status.phase in LIVE_PHASES:
+            raise error
         self._renewal_errors.pop(body.id, None)
         if written is not None and resource_requests.request_state(written) is RequestState.NEW:
             self._queue.add(found.key)  # finished, and the spec has changed since the request
@@ -320,7 +320,7 @@ class ResourceRequestReconciler:
     ) -> ResourceRequest | None:
         """Write the status if it changes, and log the step. None if the object is gone.
 
-        Nobody else writes it. If a user has changed the spec since, another reconcile follows anyway.
+        No other client writes it. If a user has changed the spec since, another reconcile follows anyway.
         """
         before = found.status
 
@@ -563,15 +563,15 @@ class ReservationClient:
         """The ID of the reservation that the object holds, as far as is known. Empty if there is
         none.
         """
-        stage, name, asked = (
+        state, name, asked = (
             resource_requests.request_state(found),
             found.status.reservation_name,
             found.status.asked,
         )
-        if stage is RequestState.BOUND:
+        if state is RequestState.BOUND:
             known = self._reservations.find(name)
             return name if known is None or known.status.phase in UNFINISHED_PHASES else ""
-        if stage is RequestState.REQUESTED and asked is not None:
+        if state is RequestState.REQUESTED and asked is not None:
             return await self._recover_reservation(found, asked)
         return ""
 
@@ -598,7 +598,7 @@ class ReservationClient:
         except KubelendError as error:
             if resource_requests.is_transient(error):
                 raise
-            # The object must not be blocked for ever; the reservation ends by its expiry.
+            # The object must not be blocked permanently; the reservation ends by its expiry.
             log.warning(
                 "Release failed permanently; reservation will expire",
                 reservation=reservation,

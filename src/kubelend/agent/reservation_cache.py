@@ -75,7 +75,7 @@ class ReservationCache:
         return self._sequence
 
     def mark_gap(self) -> None:
-        """Mark a gap in the stream, after which revisions may start anew."""
+        """Mark a gap in the stream, after which revisions may restart."""
         self._gap_at = self._sequence
 
     def not_updated_since(self, since: int) -> list[str]:

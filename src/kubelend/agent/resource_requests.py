@@ -44,12 +44,12 @@ _SPEC_CHANGED_NOTE: Final = (
     "the spec has changed since, which has no effect: delete and recreate this object to apply it"
 )
 _TRANSIENT_CLASSES: Final = (KubelendError, Conflict)
-"""Exactly these classes say nothing about the request: an internal error of the broker, and a
+"""Exactly these classes are independent of the request: an internal error of the broker, and a
 concurrent change."""
 
 
 def is_transient(error: KubelendError) -> bool:
-    """Whether the same call may succeed later although nobody changes the request.
+    """Whether the same call may succeed later without a change of the request.
 
     A response that is not the broker's comes from an intermediary, so it is transient too.
     """
@@ -113,7 +113,7 @@ def status_for_spec_change(found: ResourceRequest) -> ResourceRequestStatus:
 
 
 def status_for_rejection(sent: SentRequest, error: KubelendError) -> ResourceRequestStatus:
-    """The broker rejected the request; its message says what would fit."""
+    """The broker rejected the request; its message describes what would fit."""
     return _failed_status(sent.generation, error)
 
 
@@ -259,9 +259,9 @@ def _quantity_fields(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]
 def _check_amount(field: str, name: str, text: str) -> None:
     try:
         amounts = resources.parse_requested({name: text})
-    except InvalidInput as problem:
-        what = problem.message.removeprefix(f"{name}: ")
-        raise type(problem)(f"spec.{field}: {what}", hint=problem.hint) from None
+    except InvalidInput as error:
+        what = error.message.removeprefix(f"{name}: ")
+        raise type(error)(f"spec.{field}: {what}", hint=error.hint) from None
     if name in ("cpu", "memory") and not amounts:
         raise InvalidQuantity(
             f"spec.{field}: must be greater than zero",
@@ -284,13 +284,13 @@ def _check_times(spec: ResourceRequestSpec) -> None:
 def _parse_duration_field(field: str, text: str) -> timedelta:
     try:
         return durations.parse_duration(text)
-    except InvalidDuration as problem:
-        raise InvalidDuration(f"spec.{field}: {problem.message}", hint=problem.hint) from None
+    except InvalidDuration as error:
+        raise InvalidDuration(f"spec.{field}: {error.message}", hint=error.hint) from None
 
 
 def _within_limits(body: bodies.ReservationRequest) -> bodies.ReservationRequest:
     """A request that could not be read back from the status must not be sent."""
     try:
         return msgspec.json.decode(msgspec.json.encode(body), type=bodies.ReservationRequest)
-    except msgspec.ValidationError as problem:
-        raise InvalidInput(f"spec.{validation.readable_validation_error(problem)}") from None
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"spec.{validation.readable_validation_error(error)}") from None

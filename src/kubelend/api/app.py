@@ -79,16 +79,16 @@ def make_api(handlers: Mapping[str, Handler], context: AppContext) -> middleware
     admit, check = context.rate_limiter.admit, context.authenticator.check
     holder_of, caller_of = context.authenticator.connection_identity, context.authenticator.caller
 
-    def enter(visit: RequestScope) -> Awaitable[web.StreamResponse]:
-        request = visit.request
+    def enter(scope: RequestScope) -> Awaitable[web.StreamResponse]:
+        request = scope.request
         found = routes.match_route(request.method, request.rel_url.raw_path)
         if isinstance(found, RouteMatch):
-            visit.route, visit.path_params = found.route.name, found.names
-        visit.caller = holder_of(request)  # set first, so that a rejected proxy is named
-        visit.caller = caller = caller_of(visit.caller, request)
+            scope.route, scope.path_params = found.route.name, found.names
+        scope.caller = holder_of(request)  # set first, so that a rejected proxy is named
+        scope.caller = caller = caller_of(scope.caller, request)
         CURRENT_ACTOR.set(_audit_actor(caller, request))
         admit(f"{caller.role} {caller.name}")  # names are unique only within a role
-        if visit.route not in PROBE_ROUTES or context.broker.unready is None:
+        if scope.route not in PROBE_ROUTES or context.broker.unready is None:
             check(caller)
         if not isinstance(found, RouteMatch):
             raise found
@@ -96,9 +96,9 @@ def make_api(handlers: Mapping[str, Handler], context: AppContext) -> middleware
         instance = request.headers.get(AGENT_HEADER)
         if instance:
             api_request.claim_agent_session(
-                context.agent_sessions, visit.route, instance, caller, request.remote
+                context.agent_sessions, scope.route, instance, caller, request.remote
             )
-        return handlers[visit.route](RequestContext(request, caller, context, found.names))
+        return handlers[scope.route](RequestContext(request, caller, context, found.names))
 
     return middleware.handle(enter, _rejection_recorder(context.audit_log), context.metrics)
 
@@ -112,17 +112,17 @@ def _check_role(caller: Caller, route: Route) -> None:
         )
 
 
-def _rejection_recorder(journal: AuditLog) -> middleware.OnRejected:
+def _rejection_recorder(audit_log: AuditLog) -> middleware.OnRejected:
     """Returns a callback that logs and audits rejections."""
     repeats = LogThrottle()
 
-    def tell(visit: RequestScope, error: KubelendError) -> None:
-        _log_rejection(visit, error, repeats)
+    def record_rejection(scope: RequestScope, error: KubelendError) -> None:
+        _log_rejection(scope, error, repeats)
         if isinstance(error, AUDITED_ERRORS):
-            actor = _audit_actor(visit.caller, visit.request)
-            journal.append_rejection(actor, visit.route, _audit_subject(visit), error)
+            actor = _audit_actor(scope.caller, scope.request)
+            audit_log.append_rejection(actor, scope.route, _audit_subject(scope), error)
 
-    return tell
+    return record_rejection
 
 
 def _audit_actor(caller: Caller | None, request: web.BaseRequest) -> Actor:

@@ -21,22 +21,22 @@ async def audit_log(call: RequestContext) -> web.StreamResponse:
     found = await call.app.audit_log.search(_line_filter(call), before, call.page_size())
     more = "" if found.before is None else str(found.before)
     return json_response(
-        AuditLog([_audit_line_body(told, digest) for told, digest in found.lines], more)
+        AuditLog([_audit_line_body(record, digest) for record, digest in found.lines], more)
     )
 
 
-def _audit_line_body(told: AuditRecord, digest: bytes) -> AuditLine:
+def _audit_line_body(record: AuditRecord, digest: bytes) -> AuditLine:
     return AuditLine(
-        number=told.number,
-        at=told.at,
-        actor=Actor(told.actor.name, told.actor.role, told.actor.remote, told.actor.via),
-        action=told.action,
-        subject=told.subject,
+        number=record.number,
+        at=record.at,
+        actor=Actor(record.actor.name, record.actor.role, record.actor.remote, record.actor.via),
+        action=record.action,
+        subject=record.subject,
         digest=digest.hex(),
-        before=told.before,
-        after=told.after,
-        code=told.code,
-        message=told.message,
+        before=record.before,
+        after=record.after,
+        code=record.code,
+        message=record.message,
     )
 
 
@@ -46,24 +46,24 @@ def _line_filter(call: RequestContext) -> Callable[[AuditRecord], bool]:
     since, until = _query_time(call, "since"), _query_time(call, "until")
     refused = call.query_bool("refused") if "refused" in query else None
 
-    def wanted(told: AuditRecord) -> bool:
+    def wanted(record: AuditRecord) -> bool:
         return (
-            (actor is None or told.actor.name == actor)
-            and (action is None or told.action == action)
-            and (subject is None or _is_about(told, subject))
-            and (refused is None or bool(told.code) is refused)
-            and (since is None or told.at >= since)
-            and (until is None or told.at < until)
+            (actor is None or record.actor.name == actor)
+            and (action is None or record.action == action)
+            and (subject is None or _is_about(record, subject))
+            and (refused is None or bool(record.code) is refused)
+            and (since is None or record.at >= since)
+            and (until is None or record.at < until)
         )
 
     return wanted
 
 
-def _is_about(told: AuditRecord, subject: str) -> bool:
+def _is_about(record: AuditRecord, subject: str) -> bool:
     """Whether an entry is about the subject; reservations match their requester and target, too."""
-    parties = {told.subject, told.subject.partition("/")[2]}
+    parties = {record.subject, record.subject.partition("/")[2]}
     parties |= {
-        str(facts.get(role)) for facts in (told.before, told.after) for role in _CLUSTER_FACTS
+        str(facts.get(role)) for facts in (record.before, record.after) for role in _CLUSTER_FACTS
     }
     return subject in parties
 

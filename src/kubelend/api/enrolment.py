@@ -82,9 +82,9 @@ class FailedTokenLimiter:
     def take(self, network: str) -> None:
         try:
             self._by_network.admit(network)
-        except LimitExceeded as problem:
+        except LimitExceeded as error:
             raise LimitExceeded(
-                "too many wrong tokens", hint="try again later", retry_after=problem.retry_after
+                "too many wrong tokens", hint="try again later", retry_after=error.retry_after
             ) from None
 
     def give_back(self, network: str) -> None:
@@ -119,12 +119,12 @@ def make_enrolment_api(
         RateLimiter(LOG_RATE, LOG_BURST, time.monotonic),
     )
 
-    def enter(visit: RequestScope) -> Awaitable[web.StreamResponse]:
-        request = visit.request
+    def enter(scope: RequestScope) -> Awaitable[web.StreamResponse]:
+        request = scope.request
         CURRENT_ACTOR.set(_actor(request))
         found = _route(request, context.membership.api_port)
         if isinstance(found, EnrolmentRoute):
-            visit.route = found.name
+            scope.route = found.name
         context.rate_limiter.admit(rate_limit_key(request.remote or ""))
         if not isinstance(found, EnrolmentRoute):
             raise found

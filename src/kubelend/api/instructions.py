@@ -71,8 +71,8 @@ async def _serve_stream(
         # Without an id: a stream that breaks before the state is sent must not be resumed after it.
         await response.write(b"event: reset\ndata: {}\n\n")
     await _write_events(response, start.changes, call, b": open\n\n")
-    while not start.subscription.closed and (patience := _seconds_until_keep_alive(call)) > 0:
-        news = await start.subscription.read(patience)
+    while not start.subscription.closed and (timeout := _seconds_until_keep_alive(call)) > 0:
+        news = await start.subscription.read(timeout)
         if not _is_authenticated(call):
             return
         await _write_events(response, news, call, b": alive\n\n")
@@ -111,12 +111,14 @@ async def _write_events(
 
 
 async def _encode_events(reservations: Iterable[Reservation], call: RequestContext) -> bytes:
-    told = [
+    instructions = [
         instruction
         for found in reservations
         for instruction in streams.instructions_for(call.caller.cluster, found)
     ]
-    texts = await asyncio.gather(*(_encode_event(instruction, call) for instruction in told))
+    texts = await asyncio.gather(
+        *(_encode_event(instruction, call) for instruction in instructions)
+    )
     return b"".join(texts)
 
 

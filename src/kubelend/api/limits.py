@@ -59,10 +59,8 @@ def _cluster_in_path(call: RequestContext) -> ClusterId:
     """Returns the cluster in the path, known or not; raises `NotFound` for an invalid name."""
     try:
         identity.check_common_name(call.cluster)
-    except InvalidIdentity as problem:
-        raise NotFound(
-            f"invalid cluster name {call.cluster[:64]!r}", hint=problem.message
-        ) from None
+    except InvalidIdentity as error:
+        raise NotFound(f"invalid cluster name {call.cluster[:64]!r}", hint=error.message) from None
     return call.cluster
 
 

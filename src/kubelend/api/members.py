@@ -98,8 +98,8 @@ def _member_in_path(call: RequestContext) -> tuple[Role, str]:
         raise NotFound(f"unknown role {role[:24]!r}", hint=f"use one of {', '.join(Role)}")
     try:
         identity.check_common_name(name)
-    except InvalidIdentity as problem:
-        raise NotFound(f"invalid name {name[:64]!r}", hint=problem.message) from None
+    except InvalidIdentity as error:
+        raise NotFound(f"invalid name {name[:64]!r}", hint=error.message) from None
     return Role(role), name
 
 
@@ -194,5 +194,5 @@ def _check_token_name(name: str, role: Role) -> None:
     try:
         if name:
             identity.client_profile(name, role)
-    except InvalidIdentity as problem:
-        raise InvalidInput(f"name: {problem.message}", hint=problem.hint) from None
+    except InvalidIdentity as error:
+        raise InvalidInput(f"name: {error.message}", hint=error.hint) from None

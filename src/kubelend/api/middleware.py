@@ -59,30 +59,30 @@ OnRejected = Callable[[RequestScope, KubelendError], None]
 
 
 def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: Metrics) -> HttpHandler:
-    """Returns the handler for the server; calls `refused` for every `KubelendError`."""
+    """Returns the handler for the server; calls `on_rejected` for every `KubelendError`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
-        visit = RequestScope(request)
+        scope = RequestScope(request)
         try:
-            response = await dispatch(visit)
+            response = await dispatch(scope)
         except KubelendError as error:
-            metrics.count_rejected_request(visit.route, error.code)
-            on_rejected(visit, error)
+            metrics.count_rejected_request(scope.route, error.code)
+            on_rejected(scope, error)
             response = error_response(error, request)
         except asyncio.CancelledError:
             # The client disconnected, which is how streams end, or the broker is stopping.
             status = OK if request.writer.output_size else CLIENT_CLOSED_REQUEST
             metrics.observe_request(
-                visit.route, request.method, status, time.perf_counter() - began
+                scope.route, request.method, status, time.perf_counter() - began
             )
             raise
         except Exception:  # log, respond, and serve the next request
-            log.exception("Request failed", route=visit.route)
+            log.exception("Request failed", route=scope.route)
             failure = KubelendError("internal error", hint="see the log of the broker")
             response = error_response(failure, request)
         took = time.perf_counter() - began
-        metrics.observe_request(visit.route, request.method, response.status, took)
+        metrics.observe_request(scope.route, request.method, response.status, took)
         return response
 
     return answer

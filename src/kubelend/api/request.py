@@ -241,8 +241,8 @@ async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
         raise TooSlow(
             "body: timed out while reading", hint="send the body without pauses"
         ) from None
-    except web.HTTPRequestEntityTooLarge as problem:
-        raise BodyTooLarge(f"body: {problem.text}", hint=_HINT_SMALLER_BODY) from None
+    except web.HTTPRequestEntityTooLarge as error:
+        raise BodyTooLarge(f"body: {error.text}", hint=_HINT_SMALLER_BODY) from None
     except web.RequestPayloadError:
         # Otherwise the server would wait for the rest, and log our response.
         request.content.feed_eof()
@@ -259,8 +259,8 @@ async def _send_continue(request: web.BaseRequest) -> None:
 def _decode_body(text: bytes, kind: type[Body]) -> Body:
     try:
         body: Body = _body_decoder(kind).decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
-        raise InvalidInput(f"body: {problem}") from None
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"body: {error}") from None
     return body
 
 

@@ -64,9 +64,9 @@ def main() -> None:
     """Entry point of the agent process; reads its settings from the environment."""
     try:
         run_agent(agent_launcher.read_launch(os.environ))
-    except KubelendError as problem:
-        print("error:", " ".join(str(problem).split()), file=sys.stderr)  # noqa: T201 - as `kubelend` prints it
-        sys.exit(USAGE if isinstance(problem, InvalidInput | InvalidSettings) else UNEXPECTED)
+    except KubelendError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)  # noqa: T201 - as `kubelend` prints it
+        sys.exit(USAGE if isinstance(error, InvalidInput | InvalidSettings) else UNEXPECTED)
 
 
 def run_agent(launched: AgentLaunch) -> None:
@@ -84,7 +84,7 @@ async def serve_agent(launched: AgentLaunch) -> None:
 
 
 class AgentApp:
-    """An agent whose probe and metrics listeners are open; `roots` returns the tasks to run."""
+    """An agent whose probe and metrics listeners are open; `root_tasks` returns the tasks to run."""
 
     def __init__(
         self,
@@ -201,19 +201,19 @@ class AgentApp:
         self, broker: BrokerCommunicator, publisher: Publisher
     ) -> ProviderReconciler:
         settings, around = self._settings, self._environment
-        promises = HoldTable(
+        holds = HoldTable(
             self._inventory,
             around.policy,
             enforce=settings.enforce,
             on_change=publisher.notify_changed,
         )
-        lender = ProviderConfig(self._cluster, around.namespace or "default", settings.finished_for)
+        config = ProviderConfig(self._cluster, around.namespace or "default", settings.finished_for)
         return ProviderReconciler(
-            lender,
+            config,
             around.objects,
             broker,
             self._reservation_cache,
-            promises,
+            holds,
             self.health,
             around.clock,
         )
@@ -229,10 +229,10 @@ class AgentApp:
         if not self._settings.auto_renew or self._settings.broker_transport != "http":
             return {}
         directory, url = Path(self._settings.broker_cert_path), self._settings.broker_url
-        keeper = AgentCertificateRenewer(
+        renewer = AgentCertificateRenewer(
             directory, url, self.health, self._environment.clock, self._renew_at
         )
-        return {"certificate": keeper.run()}
+        return {"certificate": renewer.run()}
 
     async def _report_object_health(self) -> None:
         """Reports objects that cannot be watched or decoded; single bad objects do not make it unready."""
@@ -321,12 +321,12 @@ async def _listen(
     return ports
 
 
-def _probe_handler(standing: ComponentHealth) -> server.HttpHandler:
+def _probe_handler(health: ComponentHealth) -> server.HttpHandler:
     async def healthz() -> Response:
         return Response(text="ok")
 
     async def readyz() -> Response:
-        return server.readiness_response(standing.not_ready_reason)
+        return server.readiness_response(health.not_ready_reason)
 
     return server.serve_pages({"/healthz": healthz, "/readyz": readyz})
 

@@ -121,8 +121,8 @@ def pod_namespace() -> str:
     found = os.environ.get("POD_NAMESPACE", "")
     try:
         object_semantics.parse_object_key(f"{found or 'default'}/any")
-    except InvalidInput as problem:
-        raise InvalidSettings(f"POD_NAMESPACE: {problem}") from problem
+    except InvalidInput as error:
+        raise InvalidSettings(f"POD_NAMESPACE: {error}") from error
     return found
 
 
@@ -156,12 +156,12 @@ def _read_policy(path: str) -> bodies.LendingPolicy | None:
     try:
         found = yaml_documents.load_yaml(Path(path).read_bytes()) or {}
         return yaml_documents.convert_strict(found, bodies.LendingPolicy)
-    except OSError as problem:
-        reason = problem.strerror
-        raise InvalidSettings(f"--policy-file: {path} cannot be read: {reason}") from problem
-    except InvalidInput as problem:
-        hint = problem.hint or "see docs/limits.md"
-        raise InvalidSettings(f"--policy-file: {path}: {problem.message}", hint=hint) from problem
+    except OSError as error:
+        reason = error.strerror
+        raise InvalidSettings(f"--policy-file: {path} cannot be read: {reason}") from error
+    except InvalidInput as error:
+        hint = error.hint or "see docs/limits.md"
+        raise InvalidSettings(f"--policy-file: {path}: {error.message}", hint=hint) from error
 
 
 @asynccontextmanager

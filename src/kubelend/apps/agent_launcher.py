@@ -51,7 +51,7 @@ class AgentCertificateRenewer:
         self,
         directory: Path,
         url: str,
-        standing: ComponentHealth,
+        health: ComponentHealth,
         clock: Callable[[], datetime],
         renew_at: datetime | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class AgentCertificateRenewer:
         self._renew_at = renew_at
         self._cert_flags = ("--cert-path", str(directory))
         self._url = url
-        self._health = standing
+        self._health = health
         self._clock = clock
         self._delays = RENEWAL_BACKOFF.delays()
 
@@ -69,8 +69,8 @@ class AgentCertificateRenewer:
         while True:
             try:
                 pause = await self._renew_if_due()
-            except KubelendError as problem:
-                self._health.report(CERTIFICATE_COMPONENT, str(problem))
+            except KubelendError as error:
+                self._health.report(CERTIFICATE_COMPONENT, str(error))
                 pause = timedelta(seconds=next(self._delays))
             else:
                 self._health.report(CERTIFICATE_COMPONENT)
@@ -186,16 +186,16 @@ def agent_command() -> list[str]:
 
 def launch_environment(launched: AgentLaunch) -> dict[str, str]:
     """Returns the environment of the agent process. The variables of single flags have been consumed."""
-    kept = {
+    inherited = {
         name: text
         for name, text in os.environ.items()
         if not name.startswith(flags.VARIABLE_PREFIX)
     }
-    return kept | {SETTINGS_VARIABLE: msgspec.json.encode(launched).decode()}
+    return inherited | {SETTINGS_VARIABLE: msgspec.json.encode(launched).decode()}
 
 
 def read_launch(environment: Mapping[str, str]) -> AgentLaunch:
-    """Reads what `environment` has encoded."""
+    """Decodes the variables of `launch_environment`."""
     text = environment.get(SETTINGS_VARIABLE)
     if text is None:
         raise InvalidSettings(

@@ -212,8 +212,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         ):
             try:
                 check(text)
-            except InvalidInput as problem:
-                found.append(f"{flag}: {problem}")
+            except InvalidInput as error:
+                found.append(f"{flag}: {error}")
         return found
 
     def _out_of_range(self) -> list[str]:

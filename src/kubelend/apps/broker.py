@@ -83,7 +83,7 @@ async def serve_broker(settings: BrokerSettings) -> None:
 
 
 class BrokerApp(NamedTuple):
-    """A broker whose listeners are open; `roots` returns the tasks to run."""
+    """A broker whose listeners are open; `root_tasks` returns the tasks to run."""
 
     broker: Broker
     audit_log: AuditLog
@@ -99,7 +99,7 @@ class BrokerApp(NamedTuple):
     """Set if agents with the kubernetes transport are served."""
 
     def root_tasks(self) -> dict[str, Coroutine[object, object, None]]:
-        # First, so that it stops last: the leader keeps its lease until everything else has stopped.
+        # First, so that it stops last: the leader holds its lease until everything else has stopped.
         roots = {name: task.run() for name, task in self.leadership.tasks.items()}
         roots |= {"broker": self.broker.run(), "journal": self.audit_log.run()}
         if self.certificates is not None:
@@ -232,7 +232,7 @@ def _probe_listeners(
     metrics: Metrics,
     watchers: Sequence[ControllerManager | ClusterNamespaces],
 ) -> Iterator[_Listener]:
-    """Listeners for probes and metrics. Watchers of objects may be added to `seeing` later."""
+    """Listeners for probes and metrics. Watchers of objects may be added to `watchers` later."""
 
     def unready() -> str | None:
         problems = (broker.not_serving_reason, *(one.unready for one in watchers))
@@ -246,18 +246,18 @@ def _probe_listeners(
 
 
 def _api_listeners(
-    settings: BrokerSettings, context: AppContext, trust: CertificateManager
+    settings: BrokerSettings, context: AppContext, certificates: CertificateManager
 ) -> Iterator[_Listener]:
     """Listeners of the REST interface and, with a CA, of the enrolment interface."""
-    if trust.authority is not None:
+    if certificates.authority is not None:
         enrol = Address(settings.http_host, settings.enrol_port)
-        patience = min(context.read_timeout, enrolment.READ_TIMEOUT)
+        timeout = min(context.read_timeout, enrolment.READ_TIMEOUT)
         handler = enrolment.make_enrolment_api(
-            context.membership, context.metrics, context.audit_log, patience
+            context.membership, context.metrics, context.audit_log, timeout
         )
-        yield _Listener("enrol", enrol, handler, trust.enrolment_context)
+        yield _Listener("enrol", enrol, handler, certificates.enrolment_context)
     api = Address(settings.http_host, settings.http_port)
-    yield _Listener("api", api, app.make_api(app.HANDLERS, context), trust.server_context)
+    yield _Listener("api", api, app.make_api(app.HANDLERS, context), certificates.server_context)
 
 
 async def _listen(
@@ -312,18 +312,18 @@ def _app_context(
     settings: BrokerSettings,
     broker: Broker,
     metrics: Metrics,
-    trust: CertificateManager,
-    journal: AuditLog,
+    certificates: CertificateManager,
+    audit_log: AuditLog,
 ) -> AppContext:
     return AppContext(
         broker=broker,
         metrics=metrics,
         terms=_terms(settings),
-        authenticator=trust.authenticator,
+        authenticator=certificates.authenticator,
         rate_limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
-        membership=Membership(broker, trust.authority, _join_policy(settings)),
+        membership=Membership(broker, certificates.authority, _join_policy(settings)),
         limits=LimitService(broker),
-        audit_log=journal,
+        audit_log=audit_log,
         grant_signer=GrantSigner(_grant_keys(settings)),
         agent_sessions=AgentSessions(broker.clock, settings.agent_timeout),
         version=kubelend.__version__,
@@ -402,7 +402,7 @@ def raise_file_limit() -> FileLimits:
     """Raises the soft limit to the hard limit. The low default is for programs that use select()."""
     found = file_limits()
     if found.target != found.soft:
-        # The system may refuse the hard limit; the old limit is kept then.
+        # The system may refuse the hard limit; the old limit stays then.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (found.target, found.hard))
     now = file_limits()

@@ -59,11 +59,11 @@ async def open_leadership(settings: BrokerSettings, clock: Clock) -> AsyncIterat
     from kubelend.kube.leader_election import LeaderElection, LeaseIdentity, LeaseTimings
     from kubelend.stores.kubernetes.store import KubernetesReplica
 
-    place = factory.parse_kubernetes_url(
+    store_url = factory.parse_kubernetes_url(
         resolved_store_url(settings).removeprefix(KUBERNETES_PREFIX)
     )
-    access = place.access()
-    namespace = place.namespace_for(access, settings.http_namespace)
+    access = store_url.access()
+    namespace = store_url.namespace_for(access, settings.http_namespace)
     async with Client.open(access) as client:
         times = LeaseTimings(
             settings.leader_elect_lease_duration,
@@ -85,8 +85,8 @@ async def open_leadership(settings: BrokerSettings, clock: Clock) -> AsyncIterat
 async def _release_lease(election: LeaderElection) -> None:
     try:
         await election.release()
-    except KubelendError as problem:
-        log.warning("Failed to release the lease; it will expire", error=str(problem))
+    except KubelendError as error:
+        log.warning("Failed to release the lease; it will expire", error=str(error))
 
 
 def _default_identity() -> str:
@@ -95,8 +95,9 @@ def _default_identity() -> str:
 
 
 STREAM_TIMEOUT_FACTOR = 10
-"""Multiple of `--agent-timeout` after which a silent agent's stream is closed. Its session can be claimed by
-another agent much sooner, but an agent that only watches should not have to restart its stream often."""
+"""Multiple of `--agent-timeout` after which the stream of an agent without requests is closed. Its session
+can be claimed by another agent much sooner, but an agent that only watches should not have to restart its
+stream often."""
 
 
 def resolved_store_url(settings: BrokerSettings) -> str:
@@ -147,8 +148,8 @@ async def open_cluster_namespaces(
 def _kubernetes_target(settings: BrokerSettings) -> tuple[KubeConfig, str]:
     text = resolved_store_url(settings)
     is_elsewhere = not text.startswith(KUBERNETES_PREFIX)
-    place = factory.parse_kubernetes_url(
+    store_url = factory.parse_kubernetes_url(
         settings.kubeconfig if is_elsewhere else text.removeprefix(KUBERNETES_PREFIX)
     )
-    access = place.access()
-    return access, place.namespace_for(access, settings.http_namespace)
+    access = store_url.access()
+    return access, store_url.namespace_for(access, settings.http_namespace)

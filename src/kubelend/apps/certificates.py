@@ -109,7 +109,7 @@ class ReloadingAuthority:
         return True
 
     def find_trust_anchor(self) -> None:
-        """Determines which CA joining clusters need to verify the broker; it may be another one than ours.
+        """Determines which CA joining clusters need to verify the broker; it may differ from the issuing one.
 
         Must be called again when the CA or the broker's own certificate has changed.
         """
@@ -162,10 +162,10 @@ class ReloadingAuthority:
                 now=now,
                 not_before=not_before,
             )
-        except InvalidSettings as problem:
+        except InvalidSettings as error:
             raise Unavailable(
-                f"certificates cannot be issued at present: {problem.message}", hint=problem.hint
-            ) from problem
+                f"certificates cannot be issued at present: {error.message}", hint=error.hint
+            ) from error
         known = Certificate(
             f"{certificate.serial_number:x}",
             now,
@@ -221,12 +221,12 @@ class ServerCertificateRenewer:
                 self._warn_once("Server certificate is managed externally, not renewing it", reason)
                 return False
             return await asyncio.to_thread(self._renew, old, now)
-        except (InvalidSettings, OSError) as problem:
-            self._warn_once("Server certificate renewal failed, will retry", str(problem))
+        except (InvalidSettings, OSError) as error:
+            self._warn_once("Server certificate renewal failed, will retry", str(error))
             return False
 
     def _is_due(self, old: Credentials, now: datetime) -> bool:
-        # Including CAs dropped by a finished rotation: nobody trusts their certificates any more.
+        # Including CAs dropped by a finished rotation: their certificates are no longer trusted.
         ours = (*self._authority.trusted, *self._authority.dropped)
         if not any(pki_x509.is_issued_by(old.certificate, each) for each in ours):
             return False
@@ -280,7 +280,7 @@ def _profile_of(certificate: x509.Certificate) -> Profile:
 
 
 class CertificateManager:
-    """Reloads certificate files and applies them; `follow` is a root task."""
+    """Reloads certificate files and applies them; `run` is a root task."""
 
     def __init__(self, settings: BrokerSettings, writer: LedgerWriter, metrics: Metrics) -> None:
         self._directory = settings.certificate_directory
@@ -362,8 +362,8 @@ class CertificateManager:
             if self.authority is not None:
                 self.authority.find_trust_anchor()
             self._update_metrics()
-        except InvalidSettings as problem:  # the files are being changed, and will be read again
-            _log_certificate_error(problem)
+        except InvalidSettings as error:  # the files are being changed, and will be read again
+            _log_certificate_error(error)
 
     def _update_metrics(self) -> None:
         self._metrics.set_certificate_expiry("server", tls.certificate_expiry(self._directory))

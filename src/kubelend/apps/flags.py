@@ -105,8 +105,8 @@ def parse_settings(record: type[SettingsT], texts: Mapping[str, str]) -> Setting
         try:
             if text is not None or flag.default is None:
                 values[flag.attribute] = _parse_value(kind, text or "", flag)
-        except ValueError as problem:
-            problems.append(f"{flag.name}: {problem}")
+        except ValueError as error:
+            problems.append(f"{flag.name}: {error}")
             if flag.default is None:
                 values[flag.attribute] = kind()
     # Invalid values have their default or zero here, so that the other values are validated as well.
@@ -155,8 +155,8 @@ def _parse_boolean(text: str) -> bool:
 def _parse_duration(text: str) -> timedelta:
     try:
         return durations.parse_duration(text)
-    except InvalidDuration as problem:
-        raise ValueError(str(problem)) from None
+    except InvalidDuration as error:
+        raise ValueError(str(error)) from None
 
 
 _PARSERS: dict[Any, Callable[[str], object]] = {

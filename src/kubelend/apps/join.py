@@ -152,7 +152,7 @@ async def _request_certificate(
 ) -> JoinResult:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait.total_seconds()
-    delays, told = CONNECT_BACKOFF.delays(), False
+    delays, is_pending = CONNECT_BACKOFF.delays(), False
     while True:
         error: KubelendError | None = None
         try:
@@ -165,10 +165,12 @@ async def _request_certificate(
         else:
             if isinstance(answer, JoinResult):
                 return answer
-            if not told:
+            if not is_pending:
                 on_pending(answer)
-                told, delays = True, APPROVAL_BACKOFF.delays()
-        await _wait_or_raise(error, next(delays, None), deadline, is_pending=told, name=body.name)
+                is_pending, delays = True, APPROVAL_BACKOFF.delays()
+        await _wait_or_raise(
+            error, next(delays, None), deadline, is_pending=is_pending, name=body.name
+        )
 
 
 async def _wait_or_raise(

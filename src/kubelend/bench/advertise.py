@@ -53,13 +53,15 @@ def measure_advertise(
     """Measures for `seconds` after all clusters have advertised once."""
     if measure.raise_open_files() < clusters + _SPARE_FILES and direct:
         raise InvalidInput(f"{clusters} connections exceed the limit of open files (`ulimit -Hn`)")
-    with processes.temporary_deployment() as trial:
+    with processes.temporary_deployment() as deployment:
         known = fixtures.make_clusters(clusters, clock.utc_now())
-        identities = _issue_certificates(trial, known)
+        identities = _issue_certificates(deployment, known)
         joining = _messages(known, identities, direct)
         news = _messages(map(fixtures.with_other_pods, known), identities, direct)
-        proxy = tls.client_context(trial.certificate("proxy", Role.PROXY))
-        with trial.broker("--rate-limit=0", *([] if direct else ["--trust-proxies"])) as broker:
+        proxy = tls.client_context(deployment.certificate("proxy", Role.PROXY))
+        with deployment.broker(
+            "--rate-limit=0", *([] if direct else ["--trust-proxies"])
+        ) as broker:
             broker.wait_until_ready()
             strategy = (
                 Direct(broker.port, identities.context) if direct else Proxied(broker.port, proxy)
@@ -71,8 +73,8 @@ def measure_advertise(
     return load.result(clusters, interval, direct)
 
 
-def _issue_certificates(trial: TemporaryDeployment, known: list[Cluster]) -> FleetCertificates:
-    identities = FleetCertificates(trial, [cluster.id for cluster in known])
+def _issue_certificates(deployment: TemporaryDeployment, known: list[Cluster]) -> FleetCertificates:
+    identities = FleetCertificates(deployment, [cluster.id for cluster in known])
     for number in identities.issue():
         if number % 100 == 0:
             measure.show_progress(f"advertise: {number:,} of {len(known):,} certificates")

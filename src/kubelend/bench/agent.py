@@ -1,7 +1,7 @@
 """`kubelend dev bench agent`: CPU and memory of an agent in a cluster with constant load.
 
 A real agent measures a simulated cluster with 50 pod events per second and advertises it to a real broker.
-That it has processed every event is verified by its metrics, with `Replay`.
+That it has processed every event is verified by its metrics, with `SimulationReplay`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class AgentResult(msgspec.Struct, frozen=True):
 def measure_agent(pods: int, nodes: int, seconds: float) -> AgentResult:
     """Measures the agent of such a cluster for `seconds`, after it is ready and warmed up."""
     described = simulation_spec.steady_simulation_spec(nodes, pods, EVENTS_PER_S)
-    with processes.temporary_deployment() as trial, trial.broker() as broker:
+    with processes.temporary_deployment() as deployment, deployment.broker() as broker:
         measure.show_progress("agent: starting")
         broker.wait_until_ready()
-        file = _write_description(trial, described)
-        with trial.agent(
+        file = _write_description(deployment, described)
+        with deployment.agent(
             _CLUSTER_NAME, broker, file, "--metrics-bind-address=127.0.0.1:0"
         ) as agent:
             agent.wait_until_ready()
@@ -67,8 +67,8 @@ def measure_agent(pods: int, nodes: int, seconds: float) -> AgentResult:
     return AgentResult(pods, nodes, round(events, 1), window.rss_mb, window.cpu_percent)
 
 
-def _write_description(trial: TemporaryDeployment, described: SimulationSpec) -> Path:
-    path = trial.directory / f"{_CLUSTER_NAME}.yaml"
+def _write_description(deployment: TemporaryDeployment, described: SimulationSpec) -> Path:
+    path = deployment.directory / f"{_CLUSTER_NAME}.yaml"
     # JSON is valid YAML.
     path.write_bytes(msgspec.json.encode(described))
     return path

@@ -177,13 +177,13 @@ class RecordingObjects(MemoryObjects):
         return self._record(await super().apply(wanted))
 
     async def set_status(self, wanted: Kind) -> Kind | None:
-        kept = await super().set_status(wanted)
-        return None if kept is None else self._record(kept)
+        stored = await super().set_status(wanted)
+        return None if stored is None else self._record(stored)
 
-    def _record(self, kept: Kind) -> Kind:
-        if isinstance(kept, ProviderInstruction):
-            self._deliveries.on_instruction(self._cluster, kept)
-        return kept
+    def _record(self, stored: Kind) -> Kind:
+        if isinstance(stored, ProviderInstruction):
+            self._deliveries.on_instruction(self._cluster, stored)
+        return stored
 
 
 MIN_RATE = 20.0
@@ -228,11 +228,11 @@ def measure_agents(count: int, seconds: float) -> AgentsResult:
         )
     # Only errors of the agents are of interest here.
     logs.setup("error", "console")
-    with processes.temporary_deployment() as trial:
-        members = _issue_identities(trial, count)
-        with trial.broker("--rate-limit=0") as broker:
+    with processes.temporary_deployment() as deployment:
+        members = _issue_identities(deployment, count)
+        with deployment.broker("--rate-limit=0") as broker:
             broker.wait_until_ready()
-            client = BrokerClient(broker.url, trial.certificate(fixtures.REQUESTER))
+            client = BrokerClient(broker.url, deployment.certificate(fixtures.REQUESTER))
             load = bench_load.run_on_uvloop(
                 _run_load(broker.url, members, client, broker.pid, seconds)
             )
@@ -240,9 +240,9 @@ def measure_agents(count: int, seconds: float) -> AgentsResult:
     return _agents_result(count, load)
 
 
-def _issue_identities(trial: TemporaryDeployment, count: int) -> list[AgentIdentity]:
+def _issue_identities(deployment: TemporaryDeployment, count: int) -> list[AgentIdentity]:
     names = [fixtures.cluster_name(number) for number in range(count)]
-    identities = FleetCertificates(trial, names)
+    identities = FleetCertificates(deployment, names)
     for number in identities.issue():
         if number % 100 == 0:
             measure.show_progress(f"agents: {number:,} of {count:,} certificates")
@@ -336,14 +336,17 @@ class DeliverResult(msgspec.Struct, frozen=True):
 
 def measure_deliver(count: int) -> DeliverResult:
     """Reserves and releases `count` times sequentially."""
-    with processes.temporary_deployment() as trial, trial.broker("--rate-limit=0") as broker:
+    with (
+        processes.temporary_deployment() as deployment,
+        deployment.broker("--rate-limit=0") as broker,
+    ):
         measure.show_progress("deliver: starting")
         broker.wait_until_ready()
-        simulation = trial.directory / f"{_PROVIDER}.yaml"
+        simulation = deployment.directory / f"{_PROVIDER}.yaml"
         simulation.write_text(_SIMULATION, "utf-8")
-        with trial.agent(_PROVIDER, broker, simulation) as agent:
+        with deployment.agent(_PROVIDER, broker, simulation) as agent:
             agent.wait_until_ready()
-            seconds = _measure_latencies(trial, broker, agent, count)
+            seconds = _measure_latencies(deployment, broker, agent, count)
     measure.clear_progress()
     return DeliverResult(
         count,
@@ -353,11 +356,11 @@ def measure_deliver(count: int) -> DeliverResult:
 
 
 def _measure_latencies(
-    trial: TemporaryDeployment, broker: BrokerProcess, agent: AgentProcess, count: int
+    deployment: TemporaryDeployment, broker: BrokerProcess, agent: AgentProcess, count: int
 ) -> list[float]:
     seconds = []
     with asyncio.Runner() as runner:
-        requester = _Requester(runner, BrokerClient(broker.url, trial.certificate(_REQUESTER)))
+        requester = _Requester(runner, BrokerClient(broker.url, deployment.certificate(_REQUESTER)))
         try:
             for number in range(count):
                 measure.show_progress(f"deliver: {number:,} of {count:,} instructions")

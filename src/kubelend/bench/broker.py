@@ -54,18 +54,18 @@ class ReserveResult(msgspec.Struct, frozen=True):
 
 def measure_reserve(clusters: int, connections: int, seconds: float) -> ReserveResult:
     """Runs for `seconds` in total, a third of it for each kind of request."""
-    with processes.temporary_deployment() as trial:
+    with processes.temporary_deployment() as deployment:
         measure.show_progress("reserve: preparing the clusters")
         now = clock.utc_now()
         fixtures.fill_store(
-            trial.store, fixtures.make_clusters(clusters, now, all_open=True), 0, now
+            deployment.store, fixtures.make_clusters(clusters, now, all_open=True), 0, now
         )
-        certificates = [trial.certificate(f"requester-{n}") for n in range(connections)]
-        with trial.broker("--rate-limit=0", "--log-level=info") as broker:
+        certificates = [deployment.certificate(f"requester-{n}") for n in range(connections)]
+        with deployment.broker("--rate-limit=0", "--log-level=info") as broker:
             broker.wait_until_ready()
             load = bench_load.run_on_uvloop(_run_load(broker.port, certificates, seconds))
         measure.show_progress("reserve: auditing the store")
-        violations = measure.count_violations(str(trial.store), load.reserved.responses)
+        violations = measure.count_violations(str(deployment.store), load.reserved.responses)
         measure.clear_progress()
     return _reserve_result(clusters, connections, load, violations)
 
@@ -256,18 +256,18 @@ def _make_fleet(known: list[Cluster]) -> Fleet:
 
 
 def _decision_microseconds(requests: list[Request], fleet: Fleet) -> float:
-    questions = [PlacementQuery(request, _NOW) for request in requests]
-    for question in questions:
-        if not isinstance(decision.decide_placement(question, fleet), Placement):
+    queries = [PlacementQuery(request, _NOW) for request in requests]
+    for query in queries:
+        if not isinstance(decision.decide_placement(query, fleet), Placement):
             raise KubelendError("a request fits nowhere; the benchmark would measure explanations")
 
     def decide_all() -> None:
-        for question in questions:
-            decision.decide_placement(question, fleet)
+        for query in queries:
+            decision.decide_placement(query, fleet)
 
     calls = measure.calls_within(decide_all, _ROUND_SECONDS)
     seconds = measure.seconds_per_call(decide_all, calls, _ROUNDS)
-    return seconds / len(questions) * 1e6
+    return seconds / len(queries) * 1e6
 
 
 _CLUSTER_COUNT = 1_000
@@ -285,19 +285,21 @@ class RestartResult(msgspec.Struct, frozen=True):
 
 def measure_restart(reservations: int, starts: int) -> RestartResult:
     """Fills the store once, and starts the broker several times."""
-    with processes.temporary_deployment() as trial:
+    with processes.temporary_deployment() as deployment:
         measure.show_progress(f"restart: writing {reservations:,} reservations")
         now = clock.utc_now()
         known = fixtures.make_clusters(_CLUSTER_COUNT, now)
-        fixtures.fill_store(trial.store, known, reservations, now)
-        seconds = [_measure_start(trial, reservations, number) for number in range(1, starts + 1)]
+        fixtures.fill_store(deployment.store, known, reservations, now)
+        seconds = [
+            _measure_start(deployment, reservations, number) for number in range(1, starts + 1)
+        ]
     measure.clear_progress()
     return RestartResult(reservations, _CLUSTER_COUNT, round(measure.median(seconds), 3), seconds)
 
 
-def _measure_start(trial: TemporaryDeployment, reservations: int, number: int) -> float:
+def _measure_start(deployment: TemporaryDeployment, reservations: int, number: int) -> float:
     measure.show_progress(f"restart: start {number}")
-    with trial.broker() as broker:
+    with deployment.broker() as broker:
         seconds = broker.wait_until_ready()
         if broker.loaded_reservations() != reservations:
             raise KubelendError(f"the broker loaded {broker.loaded_reservations()} reservations")

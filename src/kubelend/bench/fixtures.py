@@ -227,10 +227,10 @@ _CERTIFICATE_LIFETIME = timedelta(days=1)
 class FleetCertificates:
     """The certificates of clusters, in the forms that a client or a proxy presents."""
 
-    def __init__(self, trial: TemporaryDeployment, names: Sequence[ClusterId]) -> None:
+    def __init__(self, deployment: TemporaryDeployment, names: Sequence[ClusterId]) -> None:
         self._names = names
-        self._authority = trial.authority
-        self._directory = trial.directory / "fleet"
+        self._authority = deployment.authority
+        self._directory = deployment.directory / "fleet"
         self._key = keys.generate(keys.Algorithm.P256)
         self._certificates: list[x509.Certificate] = []
 

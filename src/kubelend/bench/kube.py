@@ -117,14 +117,14 @@ def measure_kube(size: KubeSize) -> KubeResult:
     """Runs the benchmark; raises `InvalidSettings` if the programs are missing."""
     found = assets.find_assets()
     with (
-        processes.temporary_deployment() as trial,
-        servers.run_api_servers(found, trial.directory / "lab", durable=True) as lab,
+        processes.temporary_deployment() as deployment,
+        servers.run_api_servers(found, deployment.directory / "lab", durable=True) as lab,
     ):
         measure.show_progress("kube: starting an API server")
         [cluster] = lab.start("bench")
         servers.install_crds(cluster)
-        use = _run_load(trial, _BrokerNamespace(cluster, "load"), size)
-        seconds = _measure_start(trial, _BrokerNamespace(cluster, "history"), size)
+        use = _run_load(deployment, _BrokerNamespace(cluster, "load"), size)
+        seconds = _measure_start(deployment, _BrokerNamespace(cluster, "history"), size)
     measure.clear_progress()
     return _result(str(found.version), size, use, seconds)
 
@@ -174,11 +174,11 @@ class KubeLoad(msgspec.Struct, frozen=True):
         return len(self.load.responses)
 
 
-def _run_load(trial: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize) -> KubeLoad:
-    certificates = [trial.certificate(f"requester-{n}") for n in range(size.connections)]
-    with trial.broker(*home.flags) as broker:
+def _run_load(deployment: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize) -> KubeLoad:
+    certificates = [deployment.certificate(f"requester-{n}") for n in range(size.connections)]
+    with deployment.broker(*home.flags) as broker:
         broker.wait_until_ready()
-        _advertise_clusters(trial, broker.port, size.clusters)
+        _advertise_clusters(deployment, broker.port, size.clusters)
         before = home.wait_idle()
         measure.show_progress(f"kube: {size.reservations:,} reservations")
         load = bench_load.run_on_uvloop(
@@ -195,9 +195,9 @@ def _run_load(trial: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize
     return KubeLoad(load, after - before, idle, idle_seconds, violations)
 
 
-def _advertise_clusters(trial: TemporaryDeployment, port: int, count: int) -> None:
+def _advertise_clusters(deployment: TemporaryDeployment, port: int, count: int) -> None:
     known = fixtures.make_clusters(count, clock.utc_now(), all_open=True)
-    identities = FleetCertificates(trial, [cluster.id for cluster in known])
+    identities = FleetCertificates(deployment, [cluster.id for cluster in known])
     list(identities.issue())
     bench_load.run_on_uvloop(_advertise(Direct(port, identities.context), known))
 
@@ -210,14 +210,16 @@ async def _advertise(direct: Direct, known: Sequence[models.Cluster]) -> None:
         direct.close()
 
 
-def _measure_start(trial: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize) -> float:
+def _measure_start(
+    deployment: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize
+) -> float:
     measure.show_progress(f"kube: writing {size.history:,} reservations")
     now = clock.utc_now()
     fixtures.fill_store(
         home.store, fixtures.make_clusters(size.advertisements, now), size.history, now
     )
     measure.show_progress("kube: starting the broker")
-    with trial.broker(*home.flags) as broker:
+    with deployment.broker(*home.flags) as broker:
         seconds = broker.wait_until_ready()
         if broker.loaded_reservations() != size.history:
             raise KubelendError(f"the broker loaded {broker.loaded_reservations()} reservations")

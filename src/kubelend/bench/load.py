@@ -51,7 +51,7 @@ def parse_response(received: bytes) -> RawResponse | None:
 
 
 class LoadConnection(asyncio.Protocol):
-    """One connection; calls `on_answer` and `on_lost`."""
+    """One connection; calls `on_response` and `on_lost`."""
 
     def __init__(self) -> None:
         self.on_response: Callable[[RawResponse], None] = _ignore

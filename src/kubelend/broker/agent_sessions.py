@@ -1,9 +1,10 @@
 """Agent sessions: at most one agent is active for each cluster.
 
-Two agents with the same certificate would advertise different clusters by turns, and each would hold what
-the other was asked for. The first agent that names itself (`route.AGENT`) gets the session; a second one is
-rejected until the first is gone. Sessions are in memory only: after a restart of the broker the first agent
-to connect gets the session. The API checks here for every request of an agent.
+Two agents with the same certificate would advertise different clusters alternately, and each would hold
+resources that the other was requested to hold. The first agent that names itself (`route.AGENT_HEADER`)
+gets the session; a second one is rejected until the first is gone. Sessions are in memory only: after a
+restart of the broker the first agent to connect gets the session. The API checks here for every request
+of an agent.
 """
 
 from __future__ import annotations

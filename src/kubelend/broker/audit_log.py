@@ -26,7 +26,7 @@ LINES_PER_READ = 500
 """Lines per read: the store cannot commit meanwhile."""
 
 MAX_READS_PER_SEARCH = 40
-"""Reads per search; its result says where to continue."""
+"""Reads per search; its result has the position to continue from."""
 
 MAX_TRUNCATED_LINES = 10_000
 """Lines truncated at a time."""
@@ -50,7 +50,7 @@ class AuditLog:
     def __init__(self, writer: LedgerWriter, retention: timedelta) -> None:
         self._writer = writer
         self._retention = retention
-        """Zero keeps all lines."""
+        """Zero retains all lines."""
         self._throttle = AuditThrottle()
 
     async def run(self, interval: float = 10.0) -> None:
@@ -110,8 +110,8 @@ class AuditLog:
     async def _try_truncate(self) -> None:
         try:
             await self.truncate()
-        except KubelendError as problem:  # the writer reloads the store
-            log.warning("Audit log truncation failed, will retry", error=str(problem))
+        except KubelendError as error:  # the writer reloads the store
+            log.warning("Audit log truncation failed, will retry", error=str(error))
 
     async def _read_matching(
         self, after: int, count: int, matches: Callable[[AuditRecord], bool]
@@ -119,15 +119,15 @@ class AuditLog:
         """Returns matching lines, newest first. After a truncation the store returns later ones, too."""
         lines = await self._writer.query_store(lambda store: store.audit_lines(after, count))
         own = (line for line in reversed(lines) if line.number <= after + count)
-        told = ((audit_log.decode_line(line), line.digest) for line in own)
-        return [(one, digest) for one, digest in told if matches(one)]
+        records = ((audit_log.decode_line(line), line.digest) for line in own)
+        return [(one, digest) for one, digest in records if matches(one)]
 
     async def _truncate_before(self, moment: datetime) -> None:
         last = await self._last_before(moment)
         if last is None:
             return
-        told = audit_log.truncation_entry(last, self._writer.clock(), moment)
-        self._writer.persist([AuditLogTruncated(last.number), told])
+        record = audit_log.truncation_entry(last, self._writer.clock(), moment)
+        self._writer.persist([AuditLogTruncated(last.number), record])
         await self._writer.wait_durable()
 
     async def _last_before(self, moment: datetime) -> AuditLine | None:
@@ -185,9 +185,9 @@ class AuditThrottle:
             return window.count(entry, window.written < MAX_FULL_ENTRIES)
         kind = _rejection_kind(entry, rate_limit_key(entry.actor.remote))
         window = _throttle_window(self._unauthenticated, kind, entry, MAX_UNAUTHENTICATED_KINDS)
-        told = sum(window.written for window in self._unauthenticated.values())
+        written = sum(window.written for window in self._unauthenticated.values())
         return window.count(
-            entry, window.written < MAX_FULL_ENTRIES and told < MAX_FULL_UNAUTHENTICATED
+            entry, window.written < MAX_FULL_ENTRIES and written < MAX_FULL_UNAUTHENTICATED
         )
 
     def due_summaries(self, now: datetime) -> list[AuditEntry]:

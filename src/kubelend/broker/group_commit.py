@@ -128,9 +128,9 @@ class GroupCommit:
         began = time.perf_counter()
         try:
             write = self._prepared(group)
-        except Exception as problem:  # noqa: BLE001 - every failure must reach the waiters
+        except Exception as error:  # noqa: BLE001 - every failure must reach the waiters
             self._in_flight = None
-            self._fail(group, problem)
+            self._fail(group, error)
             return
         written = asyncio.get_running_loop().run_in_executor(self._thread, write)
         written.add_done_callback(partial(self._on_written, group, began))

@@ -87,14 +87,14 @@ class Membership:
             shown = enrolment.check_token(ledger, token, digest)
             applicant = authority.parse_csr(csr)
             _check_csr_identity(applicant, role, name)
-            judged = enrolment.decide_join(
+            decision = enrolment.decide_join(
                 ledger, _join_applicant(applicant), shown, self._join_policy, now
             )
             issued = None
-            if judged.is_accepted:
-                issued = authority.issue(applicant, now, judged.member.revoked_at)
+            if decision.is_accepted:
+                issued = authority.issue(applicant, now, decision.member.revoked_at)
             certificate = None if issued is None else issued.certificate
-            member = yield from enrolment.join_member(ledger, judged, certificate, now)
+            member = yield from enrolment.join_member(ledger, decision, certificate, now)
             return issued or member
 
         answer = await self._writer.change(command, lambda _, answer: answer)

@@ -144,7 +144,7 @@ class CertificateAuthority(Protocol):
         not_before: datetime | None,
         max_lifetime: timedelta | None = None,
     ) -> Issued:
-        """Issues a certificate for the applicant, valid from `not_before` and for at most `longest`."""
+        """Issues a certificate for the applicant, valid from `not_before` and for at most `max_lifetime`."""
 
 
 class SingleReplica:

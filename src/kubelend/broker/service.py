@@ -286,10 +286,10 @@ class Broker(LedgerWriter):
         self, request: Request, found: Reservation | None, limit: int
     ) -> explanations.Explanation:
         ledger, now = self.current()
-        question = quotas.query_for_request(ledger, request, now)
+        query = quotas.query_for_request(ledger, request, now)
         if found is not None:
-            question = replace(question, ticket=found.ticket, excluded_before=found.left)
-        explanation = explanations.explain_placement(question, ledger.fleet, limit)
+            query = replace(query, ticket=found.ticket, excluded_before=found.left)
+        explanation = explanations.explain_placement(query, ledger.fleet, limit)
         exceeds = quotas.quota_violations(ledger, request, found)
         await self.wait_durable()
         return replace(explanation, quota=exceeds)

@@ -127,7 +127,7 @@ class LedgerWriter:
         term = self.leadership.term
         records = await self._commits.load()
         self._restore(records)
-        # Silence counts from now on: no advertisement could arrive before.
+        # Counted from now on: no advertisement could arrive before.
         self._provider_monitor = ProviderMonitor(self._lost_after, self._ledger, self.clock())
         self._is_leading, self._term = True, term
         log.info(
@@ -260,9 +260,9 @@ class LedgerWriter:
         before = ledger.revision
         try:
             answer, changes = commands.run_command(ledger, command, now, actor)
-        except Exception as problem:
+        except Exception as error:
             if ledger.revision != before:
-                self._on_partial_command(problem)
+                self._on_partial_command(error)
             raise
         if changes:
             self._commits.submit(changes, ledger.revision)
@@ -287,8 +287,8 @@ class LedgerWriter:
         self._notify_listeners(changes)
 
     def _notify_listeners(self, changes: Sequence[Change] | None) -> None:
-        for hear in self.listeners:
-            hear(changes)
+        for on_change in self.listeners:
+            on_change(changes)
 
     def _on_store_failed(self, problem: Exception) -> None:
         self._drop_state(f"without its store: {problem}")
@@ -313,9 +313,9 @@ class LedgerWriter:
 
     # -- as a follower
 
-    async def _follow(self, patience: float) -> None:
+    async def _follow(self, interval: float) -> None:
         """Replicates until this broker becomes the leader; raises if replication fails unexpectedly."""
-        following = asyncio.create_task(self._replicate(patience), name="following")
+        following = asyncio.create_task(self._replicate(interval), name="following")
         winning = asyncio.create_task(self.leadership.wait_for_leadership(), name="winning")
         try:
             done, _ = await asyncio.wait((following, winning), return_when=asyncio.FIRST_COMPLETED)
@@ -327,15 +327,15 @@ class LedgerWriter:
             await asyncio.gather(following, winning, return_exceptions=True)
         log.info("Became leader")
 
-    async def _replicate(self, patience: float) -> None:
+    async def _replicate(self, interval: float) -> None:
         """Replicates what the leader has committed. Runs until cancelled."""
         while True:
             try:
                 async for news in self._replica.follow():
                     self._apply_replicated(news)
-            except KubelendError as problem:
-                self._log_error_once("Replication failed, will retry", problem)
-            await asyncio.sleep(patience)
+            except KubelendError as error:
+                self._log_error_once("Replication failed, will retry", error)
+            await asyncio.sleep(interval)
 
     def _apply_replicated(self, news: WorkingSet | CommittedChanges) -> None:
         if isinstance(news, WorkingSet):
@@ -348,25 +348,25 @@ class LedgerWriter:
 
     # -- as the leader
 
-    async def _lead(self, patience: float) -> None:
+    async def _lead(self, interval: float) -> None:
         """Loads, then expires what is due; returns when the store has failed or leadership is lost."""
-        await self._load(patience)
+        await self._load(interval)
         while self.is_leader:
-            await self._sleep_until_due(patience)
+            await self._sleep_until_due(interval)
             if self.is_leader:
-                await self._try_expire(patience)
+                await self._try_expire(interval)
         if self.unready is None:
             log.warning("Lost leadership", leader=self.leadership.leader)
             self._drop_state("changing from leader to follower")
             await self._commits.step_down(NotLeader("no longer the leader"))
 
-    async def _load(self, patience: float) -> None:
+    async def _load(self, interval: float) -> None:
         while self.leadership.is_leader:
             try:
                 await self.load()
-            except KubelendError as problem:
-                self._log_error_once("Loading the store failed, will retry", problem)
-                await asyncio.sleep(patience)
+            except KubelendError as error:
+                self._log_error_once("Loading the store failed, will retry", error)
+                await asyncio.sleep(interval)
             else:
                 self._metrics.set_store_up(up=True)
                 return
@@ -377,27 +377,27 @@ class LedgerWriter:
             log.error(what, error=str(problem))
             self._drop_state(reason)
 
-    async def _sleep_until_due(self, patience: float) -> None:
+    async def _sleep_until_due(self, interval: float) -> None:
         due = self._ledger.next_deadline()
-        wait = patience if due is None else (due - self.clock()).total_seconds()
+        wait = interval if due is None else (due - self.clock()).total_seconds()
         wait = min(wait, FAILOVER_PAUSE) if self._provider_monitor.is_busy else wait
         try:
-            async with asyncio.timeout(min(max(wait, 0.001), patience)):
+            async with asyncio.timeout(min(max(wait, 0.001), interval)):
                 await self._wake.wait()
         except TimeoutError:
             return
         self._wake.clear()
 
-    async def _try_expire(self, patience: float) -> None:
+    async def _try_expire(self, interval: float) -> None:
         """Expires what is due. A store failure has been logged; the caller's loop reloads the store."""
         try:
             await self.expire()
-        except KubelendError as problem:
-            log.warning("Expiry failed, will retry", error=str(problem))
+        except KubelendError as error:
+            log.warning("Expiry failed, will retry", error=str(error))
         except Exception:
             if self.unready is None:
                 raise  # the state was not dropped, so reloading would not help
-            await asyncio.sleep(patience)  # a persistent bug must not cause reloads without a pause
+            await asyncio.sleep(interval)  # a persistent bug must not cause reloads without a pause
 
 
 def _current_record(ledger: Ledger, record: Cluster | Reservation) -> Cluster | Reservation | None:

@@ -182,11 +182,11 @@ def verify_chain(
     wanted = _parse_anchor(anchor) if anchor else None
     opened = factory.open_readonly(store)
     try:
-        verdict = _verify(opened, wanted)
+        report = _verify(opened, wanted)
     finally:
         opened.close()
-    print(output.json(verdict) if json else _chain_text(verdict))
-    if verdict.breaks:
+    print(output.json(report) if json else _chain_text(report))
+    if report.breaks:
         raise typer.Exit(ExitCode.VIOLATED)
 
 
@@ -239,15 +239,15 @@ def _anchor_problems(opened: AnyStore, number: int, digest: str) -> Iterator[str
         yield f"line {number} is not the one of the anchor: the audit log was rewritten"
 
 
-def _chain_text(verdict: ChainReport) -> str:
-    counted = tables.format_count(verdict.lines, "line")
-    if verdict.breaks:
+def _chain_text(report: ChainReport) -> str:
+    counted = tables.format_count(report.lines, "line")
+    if report.breaks:
         heading = (
-            f"The audit log is broken: {counted}, {tables.format_count(verdict.breaks, 'break')}"
+            f"The audit log is broken: {counted}, {tables.format_count(report.breaks, 'break')}"
         )
     else:
         heading = f"The audit log is intact: {counted}"
-    return "\n".join([heading, *verdict.details, *verdict.notes, f"Head: {verdict.head}"])
+    return "\n".join([heading, *report.details, *report.notes, f"Head: {report.head}"])
 
 
 def audit_table(

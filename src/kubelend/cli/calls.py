@@ -88,7 +88,7 @@ def call_broker(
 
 
 def search_scope(backend: Backend) -> str:
-    """Where objects were looked for, as the end of a sentence; empty for a broker."""
+    """Where objects were searched, as the end of a sentence; empty for a broker."""
     return str(getattr(backend, "where", ""))
 
 

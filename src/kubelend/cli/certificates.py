@@ -1,6 +1,6 @@
 """Certificates: `certificate` for the caller's own, `ca` for the authority and what it issues.
 
-`ca issue` makes the key as well, which is right for the broker and for trials; others join by a token.
+`ca issue` makes the key as well, which suits the broker and tests; others join by a token.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _exists(file: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except PermissionError:
-        # A home directory of somebody else is none; a file that was named has to be readable.
+        # A file in another user's home directory is ignored; a file that was named has to be readable.
         return VARIABLE in os.environ
     except OSError:
         return True
@@ -145,7 +145,7 @@ def save(config: Config) -> None:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise InvalidSettings(f"{file.parent} cannot be made: {error.strerror}") from error
-    # The target of a link is replaced, not the link: a configuration may be kept elsewhere.
+    # The target of a link is replaced, not the link: a configuration may be stored elsewhere.
     content = output.yaml(config).encode()
     files.write_atomic(file.resolve(), content, mode=files.PRIVATE_MODE, overwrite=True)
 
@@ -349,7 +349,7 @@ def set_context(
         merged = given if known is None else replace(known, **given.settings())
         others = [merged if one.name == wanted else one for one in config.contexts]
         contexts = others if known else [*others, merged]
-        # The first context is the one to use: who has only one need not say so.
+        # The first context is the one to use: a user with one context need not select it.
         save(Config(config.current_context or wanted, contexts))
     verb = "created" if known is None else "modified"
     output.print_text(f"Context {tables.sanitize_line(wanted)!r} {verb}.")

@@ -295,13 +295,13 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _limits(schema: dict[str, Any]) -> str:
-    said = [one["message"] for one in schema.get(cel_rules.VALIDATIONS, ())]
+    parts = [one["message"] for one in schema.get(cel_rules.VALIDATIONS, ())]
     if "enum" in schema:
-        said.append("one of " + ", ".join(f"`{word}`" for word in schema["enum"] if word))
-    for key, words in _BOUNDS.items():
+        parts.append("one of " + ", ".join(f"`{value}`" for value in schema["enum"] if value))
+    for key, template in _BOUNDS.items():
         if key in schema:
-            said.append(words.format(schema[key]))
-    return "; ".join(said)
+            parts.append(template.format(schema[key]))
+    return "; ".join(parts)
 
 
 _BOUNDS = {
@@ -310,7 +310,7 @@ _BOUNDS = {
     "maxLength": "up to {} characters",
     "maxItems": "up to {} items",
     "maxProperties": "up to {} names",
-    "default": "`{}` if not said",
+    "default": "`{}` by default",
 }
 
 

@@ -81,10 +81,10 @@ def join(
         raise InvalidInput(problem)
     directory = out or Path("certs") / quote(name, safe=" @+:,=")
     invitation = _invitation(broker, token, token_file, ca_hash, name, role)
-    welcome = _join(invitation, directory, wait, algorithm)
-    end = tables.format_time(welcome.credentials.certificate.not_valid_after_utc, output.now())
+    joined = _join(invitation, directory, wait, algorithm)
+    end = tables.format_time(joined.credentials.certificate.not_valid_after_utc, output.now())
     print(f"wrote the certificate of {role} {name} to {directory}, valid until {end}")
-    address = members.broker_address(broker, welcome.port)
+    address = members.broker_address(broker, joined.port)
     where = shlex.quote(str(directory))
     output.note(
         f"Next: export KUBELEND_BROKER_URL={shlex.quote(address)} KUBELEND_CERT_PATH={where}"

@@ -170,7 +170,7 @@ class KindBackend(Generic[Kind]):
         )
 
     async def _wait_or_withdraw(self, made: Kind) -> Kind:
-        """Wait for the decision; on any error delete the object, of which nobody would know."""
+        """Wait for the decision; on any error delete the object, which would be orphaned."""
         try:
             return await self._wait_until_decided(made)
         except NotFound:
@@ -191,8 +191,8 @@ class KindBackend(Generic[Kind]):
 
         try:
             await self._until(check)
-        except TimeoutError as problem:
-            last = str(problem) or self.adapter.to_body(newest).status.message
+        except TimeoutError as error:
+            last = str(error) or self.adapter.to_body(newest).status.message
             raise Unavailable(
                 f"{made.metadata.name} was not reconciled within {self._waited}: {last}",
                 hint=f"check that there is {self.adapter.controller}",
@@ -203,7 +203,7 @@ class KindBackend(Generic[Kind]):
         known = made.metadata
         found = await self._client.find(self.adapter.resource, known.name, known.namespace)
         if found is None:
-            raise NotFound(f"{known.name} was deleted by somebody else", hint="try again")
+            raise NotFound(f"{known.name} was deleted by another client", hint="try again")
         return found
 
     async def _withdraw(self, made: Kind) -> str:
@@ -314,7 +314,7 @@ class KubeBackend:
 
     @property
     def where(self) -> str:
-        """Where objects were looked for, as the end of a sentence."""
+        """Where objects were searched, as the end of a sentence."""
         namespace = self._namespace if self._opened is None else self._opened.namespace
         return f" in namespace {namespace}" if namespace else " in any namespace"
 

@@ -70,8 +70,8 @@ def walkthrough(
 
     from kubelend.lab import walkthrough as walking
 
-    patience = durations.parse_duration(timeout)
-    asyncio.run(walking.run_walkthrough(_running(_lab_directory(directory)), _step, patience))
+    step_timeout = durations.parse_duration(timeout)
+    asyncio.run(walking.run_walkthrough(_running(_lab_directory(directory)), _step, step_timeout))
     print("Every step was observed on the API servers.")
 
 

@@ -114,7 +114,7 @@ def run(arguments: list[str], name: str = "kubelend") -> int:
         return _fail(str(error), exit_codes.exit_code_for(error))
     except OutputLost as loss:
         return _lost(loss)
-    except Exception as error:  # noqa: BLE001 - the root of the process: printed, and the exit code tells
+    except Exception as error:  # noqa: BLE001 - the root of the process: printed, with an exit code
         _trace(state)
         text = f"unexpected: {type(error).__name__}: {error}; {_REPORT}"
         return _fail(text, ExitCode.UNEXPECTED)

@@ -497,7 +497,7 @@ def member_details(found: admin_bodies.Member, now: datetime) -> str:
 
 
 def join_command(made: admin_bodies.NewToken, broker: str, address: str = "") -> str:
-    """The command to run where somebody joins. `broker` is the address that this administrator uses."""
+    """The command to run on the joining side. `broker` is the address that this administrator uses."""
     url = address or _on_same_host(broker, made.enrol_port)
     is_cluster = made.role == "cluster"
     name = made.name or ("CLUSTER" if is_cluster else "NAME")

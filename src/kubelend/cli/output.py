@@ -1,6 +1,6 @@
 """What commands print: tables and sentences for people; JSON, YAML and names for programs.
 
-Text of others cannot control the terminal: see `escapes`. A list is `{kind, items}`, an
+Control characters in text from others are escaped: see `kits.tables`. A list is `{kind, items}`, an
 object has its `kind` beside the fields that the broker sends, and a name is `kind/name`, which every command
 takes where it takes a name.
 """
@@ -123,7 +123,7 @@ def print_text(text: str) -> None:
 
 def note(text: str) -> None:
     """One line on standard error: for the person at the terminal, not for programs that read the output."""
-    # If standard error is closed, the exit code tells.
+    # If standard error is closed, there is still the exit code.
     with contextlib.suppress(OSError):
         print(tables.sanitize_line(text), file=sys.stderr)
 

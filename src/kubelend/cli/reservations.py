@@ -442,7 +442,7 @@ async def _wait_until_decided(
 
 
 def _still_pending(found: bodies.Reservation, request: bodies.ReservationRequest) -> str:
-    """Only the broker knows exactly until when; if it did not say so, there is what was requested."""
+    """The exact end is the broker's; if it is missing, it is computed from the request."""
     until = tables.format_time(found.status.wait_until, output.now())
     end = f"until {until}" if until else f"for at most {request.wait}"
     return f"{found.id} stays pending {end}, or until you release it"

@@ -110,6 +110,6 @@ class HttpCommunicator:
         return self._client
 
     def _on_reset(self, on_reset: Callable[[], None]) -> None:
-        # Earlier event IDs are invalid: the broker's revisions may have started anew.
+        # Earlier event IDs are invalid: the broker's revisions may have restarted.
         self._last_event_id = ""
         on_reset()

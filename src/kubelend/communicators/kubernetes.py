@@ -52,8 +52,8 @@ async def connect(options: CommunicatorOptions) -> KubernetesCommunicator:
     namespace = options.namespace or found.namespace
     stack = AsyncExitStack()
     client = await stack.enter_async_context(Client.open(found, timeout=options.timeout))
-    asker = ObjectCaller(client, namespace, options.instance)
-    return KubernetesCommunicator(asker, options.timeout, stack)
+    caller = ObjectCaller(client, namespace, options.instance)
+    return KubernetesCommunicator(caller, options.timeout, stack)
 
 
 class KubernetesCommunicator:
@@ -76,16 +76,16 @@ class KubernetesCommunicator:
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         async with self._call():
-            question = self._caller.new_request("publish")
+            request = self._caller.new_request("publish")
             wanted = kubernetes_calls.cluster_advertisement(
-                advertisement, question, self._caller.namespace
+                advertisement, request, self._caller.namespace
             )
             found = await self._apply_advertisement(wanted)
-            while not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
+            while not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, request.id):
                 found = await self._caller.wait_for_response(
                     kubernetes_calls.ADVERTISEMENT_SLOT, found
                 )
-                if not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
+                if not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, request.id):
                     found = await self._apply_advertisement(wanted)
             self._advertised = found
             accepted = cluster_namespaces.advertisement_from_response(
@@ -105,17 +105,17 @@ class KubernetesCommunicator:
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         async with self._call():
-            question = self._caller.new_request("reserve")
+            call_request = self._caller.new_request("reserve")
             wanted = kubernetes_calls.reservation_object(
-                request, route.check_idempotency_key(key), question, self._caller.namespace
+                request, route.check_idempotency_key(key), call_request, self._caller.namespace
             )
             try:
                 found = await self._caller.wait_for_response(
                     kubernetes_calls.RESERVATION_SLOT, await self._requests.create_or_find(wanted)
                 )
-            except InvalidInput as problem:
+            except InvalidInput as error:
                 kubernetes_calls.check_request(request)
-                raise problem
+                raise error
             return await self._requests.outcome(found)
 
     async def activate(self, reservation: str) -> bodies.Reservation:
@@ -217,12 +217,12 @@ class KubernetesCommunicator:
         return found
 
     async def _end_session(self) -> None:
-        question = cluster_namespaces.request_fields(self._caller.new_request("leave"))
+        request = cluster_namespaces.request_fields(self._caller.new_request("leave"))
         await self._caller.client.patch(
             kubernetes_calls.SESSION_SLOT.resource,
             cluster_namespaces.SESSION_NAME,
             self._caller.namespace,
-            {"spec": {"request": question}},
+            {"spec": {"request": request}},
         )
 
     async def _apply_advertisement(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
@@ -275,12 +275,12 @@ class KubernetesCommunicator:
         self, reservation: str, call: str, text: str = ""
     ) -> bodies.Reservation:
         async with self._call():
-            question = self._caller.new_request(call, text)
+            request = self._caller.new_request(call, text)
             if (name := await self._object_name(reservation)) is None:
                 return await self._call_archived(reservation, call)
             try:
                 found = await self._caller.call(
-                    kubernetes_calls.RESERVATION_SLOT, name, question, {}
+                    kubernetes_calls.RESERVATION_SLOT, name, request, {}
                 )
             except NotFound:
                 self._requests.object_names.pop(reservation, None)
@@ -325,12 +325,12 @@ class KubernetesCommunicator:
         self, reservation: str, call: str, text: str, status: dict[str, object]
     ) -> bodies.Reservation:
         async with self._call():
-            question, slot = self._caller.new_request(call, text), kubernetes_calls.INSTRUCTION_SLOT
+            request, slot = self._caller.new_request(call, text), kubernetes_calls.INSTRUCTION_SLOT
             name = cluster_namespaces.instruction_object_name(reservation)
             if await self._find_provider_instruction(reservation) is None:
                 await self._call_session("read")
             try:
-                found = await self._caller.call(slot, name, question, status)
+                found = await self._caller.call(slot, name, request, status)
             except NotFound:
                 raise await self._not_provider_error(reservation) from None
             instruction = cluster_namespaces.instruction_from_response(

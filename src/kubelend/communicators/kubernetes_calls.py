@@ -63,7 +63,7 @@ class CallSlot(NamedTuple, Generic[Kind]):
     response: Callable[[Kind], BrokerResponse | None]
 
     def has_response(self, found: Kind) -> bool:
-        """Whether the last request has its response, whoever sent it."""
+        """Whether the last request has its response, no matter which client sent it."""
         request, response = self.request(found), self.response(found)
         return response is not None and (request is None or request.id == response.request_id)
 
@@ -408,9 +408,9 @@ class WatchEvents:
             await asyncio.gather(*watches, return_exceptions=True)
 
     async def _watch(self, slot: CallSlot[Any]) -> None:
-        asker = self._caller
+        caller = self._caller
         seen = informer.list_and_watch(
-            asker.client, slot.resource, asker.namespace, report=self._on_watch_error
+            caller.client, slot.resource, caller.namespace, report=self._on_watch_error
         )
         async with aclosing(seen):
             async for change in seen:

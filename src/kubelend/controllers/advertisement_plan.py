@@ -56,7 +56,7 @@ def status_patch(
     is_news = changed.keys() - {"observedGeneration", "conditions"} or _conditions_differ(
         found, wanted
     )
-    # The store raises the generation of managed objects with every advertisement: nobody waits for that.
+    # The store raises the generation of managed objects with every advertisement; no client waits for that.
     if not is_news and labels.is_managed(found.metadata):
         return {}
     return changed
@@ -258,7 +258,7 @@ def plan_advertisement(
 
 
 def is_record_object(found: ClusterAdvertisement) -> bool:
-    """Whether this is the object, by its name, in which the store keeps the cluster's record."""
+    """Whether this is the object, by its name, in which the store has the cluster's record."""
     return objects.record_object_name("cluster", found.spec.cluster_id) == found.metadata.name
 
 
@@ -280,13 +280,13 @@ def _is_unprocessed(
     processed: models.Advertisement | None,
     record: models.Cluster,
 ) -> bool:
-    """Whether it is not processed yet. After a restart the status tells."""
+    """Whether it is not processed yet. After a restart the status decides."""
     if processed is not None:
         return advertisement != processed
     status = found.status
     was_seen = status.observed_generation == found.metadata.generation
-    was_heard = was_seen and not status.message.startswith(REJECTED_PREFIX)
-    return not was_heard and advertisement != record.advertisement
+    was_processed = was_seen and not status.message.startswith(REJECTED_PREFIX)
+    return not was_processed and advertisement != record.advertisement
 
 
 def _is_outdated(
@@ -303,5 +303,5 @@ def _is_outdated(
 def _matches_record(found: ClusterAdvertisement, record: models.Cluster) -> bool:
     """Compared as the server has it: not every record fits the type that objects are decoded into."""
     wanted = projection.comparable_spec(projection.cluster_spec(record))
-    is_said = projection.comparable_spec(msgspec.to_builtins(found.spec)) == wanted
-    return is_said and labels.has_record(found.status.record, record)
+    is_same_spec = projection.comparable_spec(msgspec.to_builtins(found.spec)) == wanted
+    return is_same_spec and labels.has_record(found.status.record, record)

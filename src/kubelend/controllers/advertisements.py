@@ -139,7 +139,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
                 await self._sync_status(found, error)
 
     async def _repair(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
-        """Usually the store has not finished; else somebody has edited the object."""
+        """Usually the store has not finished; otherwise the object was edited."""
         if not self._drift.is_persistent(found):
             return
         current = await self._read_current(found.metadata.name)

@@ -51,8 +51,8 @@ def reservation_events(before: Reservation, after: Reservation) -> Iterator[Even
     was, now = before.status, after.status
     if labels.is_managed(after.metadata):
         return
-    if was.phase != now.phase and (word := _EVENT_REASONS.get(now.phase)):
-        reason = "Expired" if now.reason == Reason.EXPIRED else word
+    if was.phase != now.phase and (event_reason := _EVENT_REASONS.get(now.phase)):
+        reason = "Expired" if now.reason == Reason.EXPIRED else event_reason
         kind: Literal["Normal", "Warning"] = "Warning" if reason == "Failed" else "Normal"
         yield EventRecord(kind, reason, now.message, after)
     elif now.phase == Phase.RESERVED and was.target_cluster_id != now.target_cluster_id:

@@ -159,7 +159,7 @@ def _plan_repair(found: Reservation, record: models.Reservation) -> ReservationA
 
 
 def _drifted_fields(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
-    """Fields that somebody has edited, or the store has not written yet."""
+    """Fields that a user has edited, or the store has not written yet."""
     if not labels.has_record(found.status.record, record):
         yield "record", found.status.record and found.status.record.checksum
     if not labels.has_finalizer(found.metadata):

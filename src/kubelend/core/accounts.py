@@ -33,9 +33,9 @@ class QuotaUsage:
 
     def copy(self) -> Self:
         """An independent copy."""
-        twin = copy(self)
-        twin.daily_spend = self.daily_spend.copy()
-        return twin
+        copied = copy(self)
+        copied.daily_spend = self.daily_spend.copy()
+        return copied
 
     def add(self, reservation: Reservation) -> None:
         if reservation.is_live:
@@ -197,9 +197,9 @@ class DailySpend:
         return dict(self._steps)
 
     def copy(self) -> DailySpend:
-        twin = DailySpend()
-        twin._steps = self.steps()
-        return twin
+        copied = DailySpend()
+        copied._steps = self.steps()
+        return copied
 
     def max_hourly_price(self, budget: int, since: int, until: int) -> int:
         """The highest hourly price in billionths that fits the budget on every day of the interval.

@@ -204,25 +204,25 @@ class AuditLogReplay:
 
     def feed(self, line: AuditLine) -> None:
         try:
-            words = _decode_line_header(line.text)
+            header = _decode_line_header(line.text)
         except msgspec.MsgspecError:
             self._undecodable.append(line.number)
             return
         if self._start is None or line.number != self._last_number + 1:
             # Truncated meanwhile: records of earlier lines may be final by now.
             self._states.clear()
-            self._start = _ReplayStart(line.number, words.at)
+            self._start = _ReplayStart(line.number, header.at)
         self._last_number = line.number
-        if not words.code and words.kind in _REPLAYED_KINDS:
-            self._apply_line(line.number, words)
+        if not header.code and header.kind in _REPLAYED_KINDS:
+            self._apply_line(line.number, header)
 
     def missing(self) -> dict[ReservationId, str]:
         """Reservations that are not final but missing in the store, with a sentence each."""
         return {
             ReservationId(
                 _subject_id(subject)
-            ): f"{_subject_display(subject)}: {_missing_message(said)}"
-            for subject, said in self._comparable_states()
+            ): f"{_subject_display(subject)}: {_missing_message(state)}"
+            for subject, state in self._comparable_states()
             if subject.startswith("reservation/") and self._stored_state(subject) is None
         }
 
@@ -230,17 +230,17 @@ class AuditLogReplay:
         """All other faults, one sentence each; the lines after `start` up to `end` have to be present."""
         return [*self._gaps(start, end), *self._contradictions(), *self._unlogged(start)]
 
-    def _apply_line(self, number: int, words: _LineHeader) -> None:
-        subject = words.subject
+    def _apply_line(self, number: int, header: _LineHeader) -> None:
+        subject = header.subject
         if number > self._complete_until:
             self._changed_during_load.add(subject)
-        said = words.replayed_state
-        if words.action != _CREATED_ACTION and subject in self._states:
-            said = said.merged_onto(self._states[subject])
-        if said.is_final and self._stored_state(subject) is None:
+        state = header.replayed_state
+        if header.action != _CREATED_ACTION and subject in self._states:
+            state = state.merged_onto(self._states[subject])
+        if state.is_final and self._stored_state(subject) is None:
             self._states.pop(subject, None)  # final and not stored, as expected
         else:
-            self._states[subject] = said
+            self._states[subject] = state
 
     def _comparable_states(self) -> Iterator[tuple[str, _ReplayedState]]:
         return (item for item in self._states.items() if item[0] not in self._changed_during_load)
@@ -253,12 +253,12 @@ class AuditLogReplay:
             yield "lines of the audit log are missing: see `kubelend audit verify`"
 
     def _contradictions(self) -> Iterator[str]:
-        for subject, said in self._comparable_states():
-            kept = self._stored_state(subject)
-            if kept is None and not subject.startswith("reservation/"):
-                yield f"{_subject_display(subject)}: {_missing_message(said)}"
-            elif kept is not None and not said.matches(kept):
-                yield f"{_subject_display(subject)}: it {said} in the audit log, but {kept} in the store"
+        for subject, logged in self._comparable_states():
+            stored = self._stored_state(subject)
+            if stored is None and not subject.startswith("reservation/"):
+                yield f"{_subject_display(subject)}: {_missing_message(logged)}"
+            elif stored is not None and not logged.matches(stored):
+                yield f"{_subject_display(subject)}: it {logged} in the audit log, but {stored} in the store"
 
     def _unlogged(self, start: int) -> Iterator[str]:
         for found in self._ledger.reservations.values():
@@ -311,10 +311,10 @@ class _ReplayedState(NamedTuple):
             self.state or before.state, self.target or before.target, self.is_removed
         )
 
-    def matches(self, kept: _ReplayedState) -> bool:
+    def matches(self, stored: _ReplayedState) -> bool:
         # Final records have no further entries: an entry that does not end a record implies it is not final.
-        same_state = self.state == kept.state if self.state else kept.state not in FINAL
-        return same_state and self.target in {"", kept.target} and not self.is_removed
+        same_state = self.state == stored.state if self.state else stored.state not in FINAL
+        return same_state and self.target in {"", stored.target} and not self.is_removed
 
     def __str__(self) -> str:
         if self.is_removed:
@@ -365,5 +365,5 @@ def _subject_display(subject: str) -> str:
     return subject.removeprefix("reservation/")
 
 
-def _missing_message(said: _ReplayedState) -> str:
-    return f"it {said} in the audit log, but is missing in the store"
+def _missing_message(state: _ReplayedState) -> str:
+    return f"it {state} in the audit log, but is missing in the store"

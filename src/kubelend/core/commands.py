@@ -433,7 +433,7 @@ def _is_unchanged_offer(event: Event, before: AuditedRecord | None, change: Chan
     if not (isinstance(event, Advertised) and isinstance(before, Cluster)):
         return False
     old, new = before.advertisement, event.advertisement
-    said = (old.labels, old.prices, old.endpoint, old.policy)
-    if said == (new.labels, new.prices, new.endpoint, new.policy):
+    static = (old.labels, old.prices, old.endpoint, old.policy)
+    if static == (new.labels, new.prices, new.endpoint, new.policy):
         return True
     return isinstance(change, Cluster) and audited_fields(before) == audited_fields(change)

@@ -19,7 +19,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class NoFit(msgspec.Struct, frozen=True):
-    """No cluster fits; the explanation says why."""
+    """No cluster fits; the explanation has the reasons."""
 
     explanation: Explanation
 

@@ -122,8 +122,8 @@ def delete_token(ledger: Ledger, token: TokenId, now: datetime) -> Command[None]
 def check_token(ledger: Ledger, token: TokenId, digest: str) -> Token:
     """Returns the presented token after a constant-time comparison of its secret."""
     found = ledger.member_index.tokens.get(token)
-    kept = _NO_DIGEST if found is None else found.digest
-    if not hmac.compare_digest(kept.encode(), digest.encode()) or found is None:
+    stored = _NO_DIGEST if found is None else found.digest
+    if not hmac.compare_digest(stored.encode(), digest.encode()) or found is None:
         raise TokenRefused(
             "unknown token or wrong secret", hint="ask an administrator for a new token"
         )
@@ -422,7 +422,7 @@ def revoke_member(
     if known is None or not _is_revoked_permanently(known) or known.asks:
         before = known or Member(role, name, MembershipStatus.REVOKED, now)
         yield MemberRevoked(now, before.as_revoked(reason, by, now))
-    legacy = yield from _delete_tokens_of(ledger, role, name, now)
+    left_behind = yield from _delete_tokens_of(ledger, role, name, now)
     released: list[ReservationId] = []
     drained: list[ReservationId] = []
     if role is Role.CLUSTER:
@@ -430,7 +430,9 @@ def revoke_member(
             ledger, ClusterId(name), now, waiting_only=not release
         )
         drained = yield from _cordon_revoked(ledger, ClusterId(name), reason, now, drain=release)
-    return Revocation(ledger.member_index.member(role, name), was_known, released, drained, legacy)
+    return Revocation(
+        ledger.member_index.member(role, name), was_known, released, drained, left_behind
+    )
 
 
 def remove_member(
@@ -449,19 +451,19 @@ def remove_member(
     end = _last_certificate_end(member, None if cluster is None else cluster.certificate_until)
     if cluster is not None:
         yield from commands.remove_cluster(ledger, cluster.id, now)
-    legacy = yield from _delete_tokens_of(ledger, role, name, now)
+    left_behind = yield from _delete_tokens_of(ledger, role, name, now)
     if member is None:
-        return Removal(None, legacy)
+        return Removal(None, left_behind)
     was_revoked = member.revoked_at is not None and member.forget_at is None
     if not was_revoked and (end is None or end <= now):
         yield MemberRemoved(now, member.id)
-        return Removal(None, legacy)
+        return Removal(None, left_behind)
     revoked = member
     if member.standing is not MembershipStatus.REVOKED:
         revoked = member.as_revoked("removed", by, now)
     forget_at = None if was_revoked else end
     yield MemberRevoked(now, replace(revoked, asks="", forget_at=forget_at))
-    return Removal(ledger.member_index.member(role, name), legacy)
+    return Removal(ledger.member_index.member(role, name), left_behind)
 
 
 def collect_expired(ledger: Ledger, now: datetime) -> Command[None]:
@@ -484,12 +486,12 @@ def _delete_tokens_of(ledger: Ledger, role: Role, name: str, now: datetime) -> C
     """Deletes the tokens of an administrator, who could otherwise join again with them."""
     if role is not Role.ADMIN:
         return LeftBehind()
-    registry = ledger.member_index
-    tokens = tuple(one.id for one in registry.tokens.values() if one.created_by == name)
+    members = ledger.member_index
+    tokens = tuple(one.id for one in members.tokens.values() if one.created_by == name)
     for token in tokens:
         yield TokenRemoved(now, token)
-    let_in = sorted(one.id for one in registry.members.values() if one.was_admitted_by(name))
-    return LeftBehind(tokens, tuple(let_in))
+    admitted = sorted(one.id for one in members.members.values() if one.was_admitted_by(name))
+    return LeftBehind(tokens, tuple(admitted))
 
 
 def _is_known_cluster(ledger: Ledger, name: str) -> bool:

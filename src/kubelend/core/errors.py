@@ -1,4 +1,4 @@
-"""The error hierarchy. Callers catch the class that tells them how to react.
+"""The error hierarchy. Callers catch the class that determines their reaction.
 
     KubelendError
     ├── InvalidInput             the caller must change the request

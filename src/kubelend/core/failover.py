@@ -134,7 +134,7 @@ def _mark_recovered(
 def _fail_over_one(
     ledger: Ledger, monitor: ProviderMonitor, found: Reservation, provider: Cluster, now: datetime
 ) -> Command[None]:
-    """The message does not say why no cluster fits: that changes constantly, and `explain` reports it."""
+    """The message omits why no cluster fits: that changes constantly, and `explain` reports it."""
     since = timestamps.format_time(provider.received_at, now)
     unreachable = f"{provider.id}, unreachable since {since}"
     chosen = decision.choose_cluster(quotas.query_for_reservation(ledger, found, now), ledger.fleet)

@@ -220,14 +220,14 @@ class Fleet:
         bound = self.limit_column(name)
         if bound is None:
             return None
-        left, loans = (
+        left, lent_by_provider = (
             bound.requester_cap[self._rows],
             self.lent_by_requester.for_requester(requester),
         )
-        if not loans:
+        if not lent_by_provider:
             return left
         left = left.copy()
-        for provider, lent in loans.items():
+        for provider, lent in lent_by_provider.items():
             row = self.find_row(provider)
             if row is not None:
                 left[row] -= lent.amount(name)
@@ -433,24 +433,26 @@ class LentByRequester:
         if provider not in self.tracked:
             return
         self.tracked.remove(provider)
-        for requester, loans in list(self._by_requester.items()):
-            loans.pop(provider, None)
-            if not loans:
+        for requester, lent_by_provider in list(self._by_requester.items()):
+            lent_by_provider.pop(provider, None)
+            if not lent_by_provider:
                 del self._by_requester[requester]
 
     def add(self, provider: ClusterId, reservation: Reservation) -> None:
         if provider in self.tracked:
-            loans = self._by_requester.setdefault(reservation.requester, {})
-            loans[provider] = loans.get(provider, NOTHING) + reservation.request.resources
+            lent_by_provider = self._by_requester.setdefault(reservation.requester, {})
+            lent_by_provider[provider] = (
+                lent_by_provider.get(provider, NOTHING) + reservation.request.resources
+            )
 
     def remove(self, provider: ClusterId, reservation: Reservation) -> None:
         if provider not in self.tracked:
             return
-        loans = self._by_requester[reservation.requester]
-        loans[provider] -= reservation.request.resources
-        if not loans[provider]:
-            del loans[provider]
-        if not loans:
+        lent_by_provider = self._by_requester[reservation.requester]
+        lent_by_provider[provider] -= reservation.request.resources
+        if not lent_by_provider[provider]:
+            del lent_by_provider[provider]
+        if not lent_by_provider:
             del self._by_requester[reservation.requester]
 
 

@@ -148,37 +148,41 @@ class Inventory:
         hold = self._holds.get(reservation)
         if hold is None:
             return NOTHING
-        guests = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
-        return hold.resources if guests is None else hold.resources.elementwise_max(guests.amounts)
+        offloaded = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
+        return (
+            hold.resources
+            if offloaded is None
+            else hold.resources.elementwise_max(offloaded.amounts)
+        )
 
     def _allocatable(self) -> Resources:
         return sum((node.allocatable for node in self._nodes.values()), NOTHING)
 
     def _allocated(self) -> Resources:
         own = self._total_use.amounts
-        guests = sum((guests.amounts for guests in self._total_use.offloaded.values()), NOTHING)
+        offloaded = sum((one.amounts for one in self._total_use.offloaded.values()), NOTHING)
         beyond = sum(((used - held).clamped() for held, used in self._held_and_used()), NOTHING)
-        return own - guests + beyond
+        return own - offloaded + beyond
 
     def _held_and_used(self) -> Iterator[tuple[Resources, Resources]]:
         """Pairs of held and used resources that belong together."""
         held: dict[str, Resources] = {}
         used: dict[str, Resources] = {}
         for reservation, hold in self._holds.items():
-            guests = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
-            if guests is None:
+            offloaded = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
+            if offloaded is None:
                 held[hold.requester] = held.get(hold.requester, NOTHING) + hold.resources
             else:
-                yield hold.resources, guests.amounts
-        for guest, guests in self._total_use.offloaded.items():
-            if not self._has_hold(guest):
-                used[guest.origin] = used.get(guest.origin, NOTHING) + guests.amounts
+                yield hold.resources, offloaded.amounts
+        for source, offloaded in self._total_use.offloaded.items():
+            if not self._has_hold(source):
+                used[source.origin] = used.get(source.origin, NOTHING) + offloaded.amounts
         for origin in held.keys() | used.keys():
             yield held.get(origin, NOTHING), used.get(origin, NOTHING)
 
-    def _has_hold(self, guest: OffloadedFrom) -> bool:
-        hold = self._holds.get(guest.virtual_node)
-        return hold is not None and hold.requester == guest.origin
+    def _has_hold(self, source: OffloadedFrom) -> bool:
+        hold = self._holds.get(source.virtual_node)
+        return hold is not None and hold.requester == source.origin
 
     def _free_per_node(self) -> Iterator[Resources]:
         for name, node in self._nodes.items():
@@ -223,12 +227,12 @@ class _NodeUse(_PodSum):
 
     def include(self, other: _NodeUse) -> None:
         self.add(other)
-        for guest, guests in other.offloaded.items():
-            self.offloaded.setdefault(guest, _PodSum()).add(guests)
+        for source, offloaded in other.offloaded.items():
+            self.offloaded.setdefault(source, _PodSum()).add(offloaded)
 
     def exclude(self, other: _NodeUse) -> None:
         self.subtract(other)
-        for guest, guests in other.offloaded.items():
-            self.offloaded[guest].subtract(guests)
-            if not self.offloaded[guest].pods:
-                del self.offloaded[guest]
+        for source, offloaded in other.offloaded.items():
+            self.offloaded[source].subtract(offloaded)
+            if not self.offloaded[source].pods:
+                del self.offloaded[source]

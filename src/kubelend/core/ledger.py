@@ -369,28 +369,28 @@ class Ledger:
         return after
 
     def _move_hold(self, before: Reservation | None, after: Reservation) -> None:
-        held_on = before.target if before is not None and before.is_live else None
-        holds_on = after.target if after.is_live else None
-        if held_on == holds_on:
+        old_provider = before.target if before is not None and before.is_live else None
+        new_provider = after.target if after.is_live else None
+        if old_provider == new_provider:
             return
         if self.fleet.lent_by_requester.tracked:
-            self._move_lent(after, held_on, holds_on)
-        if held_on is not None:
-            self._held.remove(held_on, after)
-            self._update_free(held_on, after.request.resources)
-            self.capacity_freed.add(held_on)
-        if holds_on is not None:
-            self._held.add(holds_on, after)
-            self._update_free(holds_on, after.request.resources)
+            self._move_lent(after, old_provider, new_provider)
+        if old_provider is not None:
+            self._held.remove(old_provider, after)
+            self._update_free(old_provider, after.request.resources)
+            self.capacity_freed.add(old_provider)
+        if new_provider is not None:
+            self._held.add(new_provider, after)
+            self._update_free(new_provider, after.request.resources)
 
     def _move_lent(
-        self, found: Reservation, held_on: ClusterId | None, holds_on: ClusterId | None
+        self, found: Reservation, old_provider: ClusterId | None, new_provider: ClusterId | None
     ) -> None:
-        if held_on is not None:
-            self.fleet.lent_by_requester.remove(held_on, found)
-        if holds_on is not None:
-            self.fleet.lent_by_requester.add(holds_on, found)
-            if holds_on in self.fleet.lent_by_requester.tracked:
+        if old_provider is not None:
+            self.fleet.lent_by_requester.remove(old_provider, found)
+        if new_provider is not None:
+            self.fleet.lent_by_requester.add(new_provider, found)
+            if new_provider in self.fleet.lent_by_requester.tracked:
                 self.quota_changed.add(
                     found.requester
                 )  # its remaining cap on that provider changed

@@ -117,8 +117,8 @@ def check_name_patterns(names: NamePatterns, where: str) -> None:
             )
         try:
             re.compile(fnmatch.translate(name))
-        except re.error as problem:
-            raise InvalidInput(f"{where}: {name[:40]!r} is not a pattern: {problem}") from None
+        except re.error as error:
+            raise InvalidInput(f"{where}: {name[:40]!r} is not a pattern: {error}") from None
 
 
 class _Matcher:

@@ -142,9 +142,9 @@ def effective_requests(found: KubernetesPod) -> Resources:
         return _cached_resources(
             tuple(sorted((name, _round_up(name, n)) for name, n in total.items() if n))
         )
-    except errors.InvalidInput as problem:
+    except errors.InvalidInput as error:
         whose = f"pod {found.metadata.namespace}/{found.metadata.name}"
-        raise type(problem)(f"{whose}: {problem.message}", hint=problem.hint) from None
+        raise type(error)(f"{whose}: {error.message}", hint=error.hint) from None
 
 
 Nanos = dict[str, int]
@@ -227,8 +227,8 @@ def _parse_nanos(texts: QuantityTexts) -> Nanos:
         for name, text in texts.items():
             _add_to(amounts, {_RESOURCE_NAMES.get(name, name): _parse_nano(text)})
         return amounts
-    except errors.InvalidInput as problem:
-        raise type(problem)(f"{name}: {problem.message}", hint=problem.hint) from None
+    except errors.InvalidInput as error:
+        raise type(error)(f"{name}: {error.message}", hint=error.hint) from None
 
 
 @functools.lru_cache(maxsize=PARSE_CACHE_SIZE)

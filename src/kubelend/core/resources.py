@@ -231,8 +231,8 @@ def _parse_amounts(
             if field in amounts:
                 raise errors.InvalidInput("is given twice", hint=f"use only {field}")
             amounts[field] = amount_of(field, quantity)
-    except errors.InvalidInput as problem:
-        raise _with_field(problem, where, name) from None
+    except errors.InvalidInput as error:
+        raise _with_field(error, where, name) from None
     return amounts
 
 

@@ -19,7 +19,7 @@ def to_micros(at: datetime) -> int:
 
 
 def from_micros(at: int) -> datetime:
-    """The inverse of `micros`."""
+    """The inverse of `to_micros`."""
     return EPOCH + timedelta(microseconds=at)
 
 

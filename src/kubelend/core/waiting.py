@@ -56,14 +56,14 @@ def serve_queue(ledger: Ledger, now: datetime) -> Iterator[Event]:
 
 def nominate(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
     """Nominates the nearest cluster; a displaced request of lower rank is nominated again."""
-    seeker: Reservation | None = waiter
-    while seeker is not None:
-        cluster = _nearest_cluster(ledger, seeker, now)
-        if cluster == seeker.nominated_cluster:
+    waiting: Reservation | None = waiter
+    while waiting is not None:
+        cluster = _nearest_cluster(ledger, waiting, now)
+        if cluster == waiting.nominated_cluster:
             return
         displaced = None if cluster is None else ledger.nominated_waiter(cluster)
-        yield Nominated(now, seeker.id, cluster)
-        seeker = displaced
+        yield Nominated(now, waiting.id, cluster)
+        waiting = displaced
 
 
 def _serve_waiter(
@@ -72,14 +72,14 @@ def _serve_waiter(
     wanted = waiter.request.resources
     usable = [cluster for cluster in freed if wanted.fits_in(ledger.cluster(cluster).ceiling)]
     may_fit = any(wanted.fits_in(ledger.available(cluster)) for cluster in usable)
-    looks_on = (usable or waiter.nominated_cluster is not None) and not _nomination_holds(
+    may_place = (usable or waiter.nominated_cluster is not None) and not _nomination_holds(
         ledger, waiter, freed, now
     )
     # A cluster may have opened, or a budget may have been reset: placing is better than nominating.
-    placed = _try_place(ledger, waiter, now) if may_fit or looks_on else None
+    placed = _try_place(ledger, waiter, now) if may_fit or may_place else None
     if placed is not None:
         yield placed
-    elif looks_on:
+    elif may_place:
         yield from nominate(ledger, waiter, now)
 
 

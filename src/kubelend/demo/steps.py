@@ -25,22 +25,22 @@ REQUEST_NAME, OVERSIZED_NAME = "training", "too-much"
 FAILED, WITHDRAWN = "Failed", "Withdrawn"
 
 
-async def wait_for_agents(stage: DemoContext) -> list[str]:
-    for agent in stage.agents.values():
+async def wait_for_agents(context: DemoContext) -> list[str]:
+    for agent in context.agents.values():
         await asyncio.to_thread(agent.wait_until_ready)
-    async with stage.client(ADMIN_NAME) as admin:
+    async with context.client(ADMIN_NAME) as admin:
         known = await admin.all_clusters()
     active = sorted(one.advertisement.cluster_id for one in known if one.status.active)
-    expect(active == sorted(stage.agents), f"only {', '.join(active)} are active")
-    for name in stage.agents:
-        stage.available_before[name] = await stage.available(name)
+    expect(active == sorted(context.agents), f"only {', '.join(active)} are active")
+    for name in context.agents:
+        context.available_before[name] = await context.available(name)
     headers = ("CLUSTER", "REGION", "CPU FREE", "MEMORY FREE", "GPU FREE", "EUR/CORE-HOUR")
     return tables.align_columns(headers, map(_offer_row, known), right=(2, 3, 4, 5))
 
 
-async def dry_run(stage: DemoContext) -> list[str]:
-    async with stage.client(BERLIN) as borrower:
-        found = await borrower.explain(RESERVATION_REQUEST)
+async def dry_run(context: DemoContext) -> list[str]:
+    async with context.client(BERLIN) as client:
+        found = await client.explain(RESERVATION_REQUEST)
     expect(found.fitting == 2, f"expected two clusters to fit, but {found.summary}")
     headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "REASON")
     rows = [_candidate_row(one) for one in found.candidates]
@@ -48,122 +48,125 @@ async def dry_run(stage: DemoContext) -> list[str]:
     return [*screen.wrap_text(asked), *tables.align_columns(headers, rows, right=(2, 3))]
 
 
-async def create_request(stage: DemoContext) -> list[str]:
-    path = stage.path(BERLIN, ResourceRequest, REQUEST_NAME)
+async def create_request(context: DemoContext) -> list[str]:
+    path = context.path(BERLIN, ResourceRequest, REQUEST_NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(REQUEST_MANIFEST, "utf-8")
-    stage.requested_at = time.time()
-    found = await stage.wait_for(
+    context.requested_at = time.time()
+    found = await context.wait_for(
         BERLIN, ResourceRequest, REQUEST_NAME, lambda one: bool(one.status.reservation_name)
     )
-    stage.reservation, stage.provider = (
+    context.reservation, context.provider = (
         found.status.reservation_name,
         found.status.target_cluster_id,
     )
-    expect(stage.provider == PARIS, f"expected provider {PARIS}, but got {stage.provider}")
+    expect(context.provider == PARIS, f"expected provider {PARIS}, but got {context.provider}")
     lines = [f"spec in {path.name}:", *(f"  {line}" for line in REQUEST_SPEC.splitlines())]
-    return [*lines, f"{stage.reservation} is reserved in {stage.provider}"]
+    return [*lines, f"{context.reservation} is reserved in {context.provider}"]
 
 
-async def check_reserved(stage: DemoContext) -> list[str]:
-    before, now = stage.available_before[stage.provider], await stage.available(stage.provider)
-    expect(before != now, f"{stage.provider} still has {_amounts_text(now)} available")
+async def check_reserved(context: DemoContext) -> list[str]:
+    before, now = (
+        context.available_before[context.provider],
+        await context.available(context.provider),
+    )
+    expect(before != now, f"{context.provider} still has {_amounts_text(now)} available")
     return [
-        f"available in {stage.provider} before: {_amounts_text(before)}",
-        f"available in {stage.provider} now:    {_amounts_text(now)}",
+        f"available in {context.provider} before: {_amounts_text(before)}",
+        f"available in {context.provider} now:    {_amounts_text(now)}",
     ]
 
 
-async def check_instructions(stage: DemoContext) -> list[str]:
-    use = await stage.wait_for(
-        BERLIN, ReservationInstruction, stage.reservation, lambda one: one.status.delivered
+async def check_instructions(context: DemoContext) -> list[str]:
+    use = await context.wait_for(
+        BERLIN, ReservationInstruction, context.reservation, lambda one: one.status.delivered
     )
-    hold = await _wait_held(stage)
+    hold = await _wait_held(context)
     headers = ("CLUSTER", "INSTRUCTION", "AFTER")
     rows = [
-        (BERLIN, use.spec.message, _since_request(stage, use.metadata.creation_timestamp)),
+        (BERLIN, use.spec.message, _since_request(context, use.metadata.creation_timestamp)),
         (
-            stage.provider,
+            context.provider,
             hold.spec.message,
-            _since_request(stage, hold.metadata.creation_timestamp),
+            _since_request(context, hold.metadata.creation_timestamp),
         ),
     ]
     return tables.align_columns(headers, rows, right=(2,))
 
 
-async def wait_active(stage: DemoContext) -> list[str]:
-    found = await stage.wait_for(
+async def wait_active(context: DemoContext) -> list[str]:
+    found = await context.wait_for(
         BERLIN, ResourceRequest, REQUEST_NAME, lambda one: one.status.phase == "Active"
     )
-    seconds = _since_request(stage, found.status.last_update_time)
+    seconds = _since_request(context, found.status.last_update_time)
     return [f"{found.status.reservation_name} is Active, {seconds} after the request"]
 
 
-async def kill_provider(stage: DemoContext) -> list[str]:
-    lost, killed_at = stage.provider, time.time()
-    await asyncio.to_thread(stage.agents[lost].kill)
-    found = await stage.wait_for(
+async def kill_provider(context: DemoContext) -> list[str]:
+    lost, killed_at = context.provider, time.time()
+    await asyncio.to_thread(context.agents[lost].kill)
+    found = await context.wait_for(
         BERLIN,
         ResourceRequest,
         REQUEST_NAME,
         lambda one: one.status.target_cluster_id not in {"", lost},
     )
-    stage.provider = found.status.target_cluster_id
+    context.provider = found.status.target_cluster_id
     seconds = screen.format_seconds(time.time() - killed_at)
     return [
         *screen.wrap_text(
-            f"{stage.reservation} failed over from {lost} to {stage.provider} after {seconds}"
+            f"{context.reservation} failed over from {lost} to {context.provider} after {seconds}"
         ),
         *screen.wrap_text(f"{BERLIN}: {found.status.message}"),
     ]
 
 
-async def check_new_provider(stage: DemoContext) -> list[str]:
-    hold = await _wait_held(stage)
-    use = await stage.wait_for(
+async def check_new_provider(context: DemoContext) -> list[str]:
+    hold = await _wait_held(context)
+    use = await context.wait_for(
         BERLIN,
         ReservationInstruction,
-        stage.reservation,
-        lambda one: one.spec.target_cluster_id == stage.provider,
+        context.reservation,
+        lambda one: one.spec.target_cluster_id == context.provider,
     )
-    return [f"{stage.provider}: {hold.spec.message}", f"{BERLIN}: {use.spec.message}"]
+    return [f"{context.provider}: {hold.spec.message}", f"{BERLIN}: {use.spec.message}"]
 
 
-async def reject_oversized_request(stage: DemoContext) -> list[str]:
-    path = stage.path(BERLIN, ResourceRequest, OVERSIZED_NAME)
+async def reject_oversized_request(context: DemoContext) -> list[str]:
+    path = context.path(BERLIN, ResourceRequest, OVERSIZED_NAME)
     path.write_text(OVERSIZED_MANIFEST, "utf-8")
-    found = await stage.wait_for(
+    found = await context.wait_for(
         BERLIN, ResourceRequest, OVERSIZED_NAME, lambda one: one.status.phase == FAILED
     )
     path.unlink()
     return screen.wrap_text(f"{FAILED}, {found.status.reason}: {found.status.message}")
 
 
-async def delete_request(stage: DemoContext) -> list[str]:
+async def delete_request(context: DemoContext) -> list[str]:
     deleted_at = time.time()
-    stage.path(BERLIN, ResourceRequest, REQUEST_NAME).unlink()
-    name = f"{stage.reservation}-provider"
-    over = await stage.wait_for(
-        stage.provider, ProviderInstruction, name, lambda one: one.status.phase == WITHDRAWN
+    context.path(BERLIN, ResourceRequest, REQUEST_NAME).unlink()
+    name = f"{context.reservation}-provider"
+    over = await context.wait_for(
+        context.provider, ProviderInstruction, name, lambda one: one.status.phase == WITHDRAWN
     )
-    await stage.wait_deleted(BERLIN, ResourceRequest, REQUEST_NAME)
+    await context.wait_deleted(BERLIN, ResourceRequest, REQUEST_NAME)
     seconds = screen.format_seconds(time.time() - deleted_at)
-    return screen.wrap_text(f"{stage.provider}, after {seconds}: {over.status.message}")
+    return screen.wrap_text(f"{context.provider}, after {seconds}: {over.status.message}")
 
 
-async def check_released(stage: DemoContext) -> list[str]:
-    for name, before in stage.available_before.items():
-        now = await stage.available(name)
+async def check_released(context: DemoContext) -> list[str]:
+    for name, before in context.available_before.items():
+        now = await context.available(name)
         expect(
             name == PARIS or now == before,
             f"{name} has {_amounts_text(now)}, had {_amounts_text(before)}",
         )
-    available = _amounts_text(stage.available_before[stage.provider])
-    return [f"available in {stage.provider}: {available}, exactly as before"]
+    available = _amounts_text(context.available_before[context.provider])
+    return [f"available in {context.provider}: {available}, exactly as before"]
 
 
-async def run_audit(stage: DemoContext) -> list[str]:
-    ledger, found, _ = audit.audit_store(str(stage.deployment.store))
+async def run_audit(context: DemoContext) -> list[str]:
+    ledger, found, _ = audit.audit_store(str(context.deployment.store))
     expect(not found, "; ".join(found))
     return screen.wrap_text(
         f"0 violations; clusters: {len(ledger.clusters)}, reservations:"
@@ -171,28 +174,28 @@ async def run_audit(stage: DemoContext) -> list[str]:
     )
 
 
-async def stop_processes(stage: DemoContext) -> list[str]:
-    living = [agent for name, agent in stage.agents.items() if name != PARIS]
+async def stop_processes(context: DemoContext) -> list[str]:
+    living = [agent for name, agent in context.agents.items() if name != PARIS]
     codes = await asyncio.gather(
-        *(asyncio.to_thread(process.stop) for process in (*living, stage.broker))
+        *(asyncio.to_thread(process.stop) for process in (*living, context.broker))
     )
     expect(not any(codes), f"processes exited with codes {codes}")
     return ["Calls in flight finished, store closed, all exit codes 0"]
 
 
-async def _wait_held(stage: DemoContext) -> ProviderInstruction:
-    name = f"{stage.reservation}-provider"
-    return await stage.wait_for(
-        stage.provider, ProviderInstruction, name, lambda one: one.status.enforced
+async def _wait_held(context: DemoContext) -> ProviderInstruction:
+    name = f"{context.reservation}-provider"
+    return await context.wait_for(
+        context.provider, ProviderInstruction, name, lambda one: one.status.enforced
     )
 
 
-def _since_request(stage: DemoContext, moment: datetime | None) -> str:
+def _since_request(context: DemoContext, moment: datetime | None) -> str:
     """Returns the time since the request was written."""
     return (
         ""
         if moment is None
-        else screen.format_seconds(max(moment.timestamp() - stage.requested_at, 0))
+        else screen.format_seconds(max(moment.timestamp() - context.requested_at, 0))
     )
 
 
@@ -244,9 +247,12 @@ class DemoContext:
     """The processes of the demo and its state."""
 
     def __init__(
-        self, trial: TemporaryDeployment, broker: BrokerProcess, agents: dict[str, AgentProcess]
+        self,
+        deployment: TemporaryDeployment,
+        broker: BrokerProcess,
+        agents: dict[str, AgentProcess],
     ) -> None:
-        self.deployment = trial
+        self.deployment = deployment
         self.broker = broker
         self.agents = agents
         self.requested_at = 0.0
@@ -276,21 +282,21 @@ class DemoContext:
     ) -> Kind:
         """Waits until an object of a cluster fulfils the condition."""
 
-        async def look() -> Kind | None:
+        async def poll() -> Kind | None:
             found = await self.find(cluster, kind, name)
             return found if found is not None and wanted(found) else None
 
         return await _poll_until(
-            look, f"{kind.kind} {name} of {cluster} did not reach the expected state"
+            poll, f"{kind.kind} {name} of {cluster} did not reach the expected state"
         )
 
     async def wait_deleted(self, cluster: str, kind: type[Kind], name: str) -> None:
         """Waits until an object of a cluster has been deleted."""
 
-        async def look() -> bool | None:
+        async def poll() -> bool | None:
             return True if await self.find(cluster, kind, name) is None else None
 
-        await _poll_until(look, f"{kind.kind} {name} of {cluster} was not deleted")
+        await _poll_until(poll, f"{kind.kind} {name} of {cluster} was not deleted")
 
     async def available(self, cluster: str) -> bodies.Amounts:
         async with self.client(ADMIN_NAME) as admin:
@@ -298,27 +304,30 @@ class DemoContext:
         return found or bodies.Quantities("0", "0")
 
 
-async def _poll_until(look: Callable[[], Awaitable[ResultT | None]], otherwise: str) -> ResultT:
+async def _poll_until(poll: Callable[[], Awaitable[ResultT | None]], otherwise: str) -> ResultT:
     deadline = time.monotonic() + STEP_TIMEOUT
-    while (seen := await look()) is None:
+    while (seen := await poll()) is None:
         expect(time.monotonic() < deadline, otherwise)
         await asyncio.sleep(_POLL_SECONDS)
     return seen
 
 
 @contextmanager
-def open_context(trial: TemporaryDeployment, broker: BrokerProcess) -> Iterator[DemoContext]:
+def open_context(deployment: TemporaryDeployment, broker: BrokerProcess) -> Iterator[DemoContext]:
     """Starts the agents; stops them at exit."""
     with ExitStack() as stack:
         agents = {
             name: stack.enter_context(
-                trial.agent(
-                    name, broker, _write_file(trial.directory / f"{name}.yaml", text), *_AGENT_FLAGS
+                deployment.agent(
+                    name,
+                    broker,
+                    _write_file(deployment.directory / f"{name}.yaml", text),
+                    *_AGENT_FLAGS,
                 )
             )
             for name, text in CLUSTER_DESCRIPTIONS.items()
         }
-        yield DemoContext(trial, broker, agents)
+        yield DemoContext(deployment, broker, agents)
 
 
 def expect(holds: bool, otherwise: str) -> None:

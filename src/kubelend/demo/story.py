@@ -163,7 +163,7 @@ def command(
     from kubelend.envtest import processes
 
     with (
-        processes.temporary_deployment() as trial,
-        trial.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,
+        processes.temporary_deployment() as deployment,
+        deployment.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,
     ):
-        run_demo(trial, broker, stay=stay)
+        run_demo(deployment, broker, stay=stay)

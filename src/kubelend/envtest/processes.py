@@ -88,7 +88,7 @@ class SupervisedProcess:
             self.resume()
 
     def stop(self, timeout: float = _STOP_TIMEOUT) -> int:
-        """Terminates the process, by force after `within` seconds; returns its exit code. Idempotent."""
+        """Terminates the process, by force after `timeout` seconds; returns its exit code. Idempotent."""
         self.terminate()
         try:
             with suppress(subprocess.TimeoutExpired):

@@ -37,7 +37,7 @@ def setup(level: str = "info", format: Format = "json", stream: TextIO | None = 
     """Configure logging: level, format and stream.
 
     May be called again: all loggers switch to the new stream and format. A logger that was used before
-    keeps its level, because checking the level anew for each line would be slow.
+    keeps its level, because checking the level for each line would be slow.
     """
     if level not in LEVELS:
         raise InvalidSettings(

@@ -21,7 +21,7 @@ from kubelend.core import durations
 from kubelend.core.errors import InvalidSettings, Unavailable
 
 MAX_OUTPUT_BYTES: Final = 1 << 20
-"""Limit of captured output; only the end is kept. Expected outputs have a few thousand bytes."""
+"""Limit of captured output; only the end is retained. Expected outputs have a few thousand bytes."""
 
 MAX_LINE_LENGTH: Final = 200
 KILL_TIMEOUT: Final = 5.0
@@ -41,8 +41,8 @@ async def run_program(
     """Run a program and return its standard output. A failure is `Unavailable`, because a retry may
     succeed.
 
-    A program that cannot be started is `InvalidSettings`. `late` and `missing` are the hints for a timeout
-    and for a program that cannot be started.
+    A program that cannot be started is `InvalidSettings`. `timeout_hint` and `missing_hint` are for a
+    timeout and for a program that cannot be started.
     """
     what = " ".join((Path(program).name, *_subcommands(arguments)))
     child = await _start_child(program, arguments, environment, missing_hint)
@@ -114,9 +114,9 @@ async def _start_child(
             env=passed,
             start_new_session=True,
         )
-    except OSError as problem:
+    except OSError as error:
         raise InvalidSettings(
-            f"{program} cannot be run: {problem.strerror}", hint=missing_hint
+            f"{program} cannot be run: {error.strerror}", hint=missing_hint
         ) from None
 
 

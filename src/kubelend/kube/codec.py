@@ -58,16 +58,16 @@ class Decoder(Generic[Kind]):
     def decode_object(self, content: bytes) -> Kind:
         try:
             return self._one.decode(content)
-        except msgspec.MsgspecError as problem:
-            raise errors.UnexpectedAnswer(f"{self._resource}: {problem}") from problem
+        except msgspec.MsgspecError as error:
+            raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
 
     def decode_page(self, content: bytes) -> Page[Kind]:
         try:
             found = self._page.decode(content)
         except msgspec.ValidationError:
             return self._decode_page_by_item(content)
-        except msgspec.MsgspecError as problem:
-            raise errors.UnexpectedAnswer(f"{self._resource}: {problem}") from problem
+        except msgspec.MsgspecError as error:
+            raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
         meta = found.metadata
         return Page(found.items or [], [], meta.resource_version, meta.continue_)
 
@@ -78,8 +78,8 @@ class Decoder(Generic[Kind]):
             if event.type == "ERROR":
                 raise error_from_status(_STATUS_DECODER.decode(event.object))
             meta = _METADATA_DECODER.decode(event.object).metadata
-        except msgspec.MsgspecError as problem:
-            raise errors.UnexpectedAnswer(f"a watch of {self._resource}: {problem}") from problem
+        except msgspec.MsgspecError as error:
+            raise errors.UnexpectedAnswer(f"a watch of {self._resource}: {error}") from error
         if event.type == "BOOKMARK":
             return WatchEvent("BOOKMARK", None, meta.resource_version)
         found = self._decode_item(event.object, is_deleted=event.type == "DELETED")
@@ -90,8 +90,8 @@ class Decoder(Generic[Kind]):
     def _decode_page_by_item(self, content: bytes) -> Page[Kind]:
         try:
             found = _RAW_PAGE_DECODER.decode(content)
-        except msgspec.MsgspecError as problem:
-            raise errors.UnexpectedAnswer(f"{self._resource}: {problem}") from problem
+        except msgspec.MsgspecError as error:
+            raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
         read = [self._decode_item(item) for item in found.items or []]
         return Page(
             [one for one in read if not isinstance(one, UndecodableObject)],
@@ -105,9 +105,9 @@ class Decoder(Generic[Kind]):
     ) -> Kind | UndecodableObject:
         try:
             return self._one.decode(item)
-        except msgspec.ValidationError as problem:
+        except msgspec.ValidationError as error:
             meta = _METADATA_DECODER.decode(item).metadata
-            return UndecodableObject(meta.namespace, meta.name, meta.uid, str(problem), is_deleted)
+            return UndecodableObject(meta.namespace, meta.name, meta.uid, str(error), is_deleted)
 
 
 def decoder_for(resource: Resource[Kind]) -> Decoder[Kind]:

@@ -117,8 +117,8 @@ class _ExecCredential(msgspec.Struct, rename="camel"):
 def _parse_credential(plugin: ExecPlugin, output: bytes) -> ClientCredentials:
     try:
         found = msgspec.json.decode(output, type=_ExecCredential)
-    except msgspec.MsgspecError as problem:
-        raise Unavailable(f"{plugin.command} returned no valid ExecCredential: {problem}") from None
+    except msgspec.MsgspecError as error:
+        raise Unavailable(f"{plugin.command} returned no valid ExecCredential: {error}") from None
     if (found.kind, found.api_version) != ("ExecCredential", plugin.api_version):
         raise InvalidSettings(
             f"{plugin.command} returned apiVersion {found.api_version}, not {plugin.api_version}",

@@ -188,9 +188,9 @@ def _read_kubeconfig(path: Path) -> _KubeconfigFile:
     except msgspec.DecodeError as problem:
         # Only the line number, because the parser's message quotes the content, which may be a secret.
         mark = getattr(problem.__context__, "problem_mark", None)
-        place = f" (line {mark.line + 1})" if mark else ""
+        position = f" (line {mark.line + 1})" if mark else ""
         raise InvalidSettings(
-            f"kubeconfig {path} is not valid YAML{place}", hint="correct it"
+            f"kubeconfig {path} is not valid YAML{position}", hint="correct it"
         ) from None
 
 

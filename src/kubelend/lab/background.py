@@ -1,7 +1,7 @@
 """Starts and stops the lab in the background (`lab up`, `lab down`).
 
-`start` launches the supervisor in its own session and reads its progress until everything runs. If that is
-interrupted, also by Ctrl-C, the supervisor and all its child processes are stopped.
+`start_lab` launches the supervisor in its own session and reads its progress until everything runs. If that
+is interrupted, also by Ctrl-C, the supervisor and all its child processes are stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUPERVISOR_STOP_TIMEOUT = 60.0
 def start_lab(
     home: LabDirectory, on_message: Callable[[Message], None], *, uses_kind: bool
 ) -> LabState | None:
-    """Starts the lab and calls `hear` with each message; returns None if it is already running."""
+    """Starts the lab and calls `on_message` with each message; returns None if it is already running."""
     check_prerequisites(uses_kind=uses_kind)
     with tasks.signals_as_interrupt(), _locked_directory(home) as lock:
         if lock is None:
@@ -175,7 +175,7 @@ def _wait_for_state(home: LabDirectory) -> LabState | None:
 
 
 def _wait_for_lock(home: LabDirectory, deadline: float) -> int | None:
-    """Waits for the lock; returns None if the supervisor does not exit, which `sweep` then kills."""
+    """Waits for the lock; returns None if the supervisor does not exit, which `clean_up` then kills."""
     while (lock := home.lock()) is None:
         if time.monotonic() > deadline:
             return None

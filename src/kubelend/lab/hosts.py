@@ -46,8 +46,8 @@ def run_kind_clusters(
 ) -> Iterator[LabClusters]:
     """Creates clusters with kind and deletes them at exit.
 
-    `making` is called with all names before the first is created and with none after deletion, so that the
-    state file always lists the clusters to delete.
+    `record_names` is called with all names before the first is created and with none after deletion, so that
+    the state file always lists the clusters to delete.
     """
     check_kind()
     check_kind_names(CLUSTER_NAMES)

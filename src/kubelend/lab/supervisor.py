@@ -70,13 +70,13 @@ def main() -> int:
             supervisor.fail(error)
             return 1
         except BrokenPipeError:
-            # The process that started us is gone, so nobody would know that anything runs.
+            # The process that started us is gone, so the processes would run unnoticed.
             return 1
     return 0
 
 
 class Supervisor:
-    """Starts everything, and keeps the state file up to date."""
+    """Starts everything, and updates the state file."""
 
     def __init__(self, home: LabDirectory, *, uses_kind: bool) -> None:
         self._directory = home
@@ -125,12 +125,12 @@ class Supervisor:
 
     def _set_up(self, found: LabClusters, running: LabProcesses) -> None:
         with self._step("Install CRDs, RBAC, service accounts, nodes and pods"):
-            furnished = asyncio.run(_install_all(found))
-            version = str(furnished[hosts.BROKER_CLUSTER].version)
+            installed = asyncio.run(_install_all(found))
+            version = str(installed[hosts.BROKER_CLUSTER].version)
             self._lines += [f"Kubernetes {version}"]
         with self._step("Start the broker, with its store in broker-cluster"):
             running.make_certificates()
-            account = furnished[hosts.BROKER_CLUSTER].account
+            account = installed[hosts.BROKER_CLUSTER].account
             url = running.start_broker(account)
             self._save_state(kubernetes=version, broker=url, store=store_url(account))
             self._lines += [url]
@@ -138,7 +138,7 @@ class Supervisor:
             for name in hosts.AGENT_CLUSTERS:
                 asyncio.run(running.join(name))
         with self._step("Start both agents and wait for their advertisements"):
-            running.start_agents({name: furnished[name].account for name in hosts.AGENT_CLUSTERS})
+            running.start_agents({name: installed[name].account for name in hosts.AGENT_CLUSTERS})
             asyncio.run(running.wait_advertised())
         self._directory.request.write_text(EXAMPLE_REQUEST, "utf-8")
 
@@ -198,7 +198,7 @@ _POLL = 0.1
 
 
 class LabProcesses:
-    """The running processes. Use `opened`, which also stops them."""
+    """The running processes. Use `open_processes`, which also stops them."""
 
     def __init__(self, home: LabDirectory) -> None:
         self._directory = home

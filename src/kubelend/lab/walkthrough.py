@@ -47,38 +47,40 @@ _WATCH_TIMEOUT = 20.0
 
 
 async def run_walkthrough(record: LabState, report: ReportStep, timeout: timedelta) -> None:
-    """Runs all steps; raises at the first that is not observed within `patience`."""
-    async with _open_walkthrough(record, timeout.total_seconds()) as walker:
-        walker.reserved_before = _reserved_cpu(walker.advertisements.latest(f"{PROVIDER}-adv"))
-        await walker.create_request(report)
+    """Runs all steps; raises at the first that is not observed within `timeout`."""
+    async with _open_walkthrough(record, timeout.total_seconds()) as walkthrough:
+        walkthrough.reserved_before = _reserved_cpu(
+            walkthrough.advertisements.latest(f"{PROVIDER}-adv")
+        )
+        await walkthrough.create_request(report)
         try:
-            await walker.wait_active(report)
+            await walkthrough.wait_active(report)
         finally:
-            await walker.delete_request(report)
-        await walker.wait_released(report)
+            await walkthrough.delete_request(report)
+        await walkthrough.wait_released(report)
 
 
 class Walkthrough:
     """Drives one request and waits for each resulting state."""
 
-    def __init__(self, clients: dict[str, Client], patience: float) -> None:
+    def __init__(self, clients: dict[str, Client], timeout: float) -> None:
         self.name = f"test-{secrets.token_hex(3)}"
         self.reservation = ""
         self.reserved_before = 0
         """Reserved CPU of the provider before the walkthrough, in millicores."""
         self._client = clients[REQUESTER]
         self._began = 0.0
-        self._requests = ObjectTimeline(self._client, REQUESTER, ResourceRequest, patience)
+        self._requests = ObjectTimeline(self._client, REQUESTER, ResourceRequest, timeout)
         self._requester_instructions = ObjectTimeline(
-            self._client, REQUESTER, ReservationInstruction, patience
+            self._client, REQUESTER, ReservationInstruction, timeout
         )
         self._provider_instructions = ObjectTimeline(
-            clients[PROVIDER], PROVIDER, ProviderInstruction, patience
+            clients[PROVIDER], PROVIDER, ProviderInstruction, timeout
         )
         broker = clients[hosts.BROKER_CLUSTER]
-        self._reservations = ObjectTimeline(broker, hosts.BROKER_CLUSTER, Reservation, patience)
+        self._reservations = ObjectTimeline(broker, hosts.BROKER_CLUSTER, Reservation, timeout)
         self.advertisements = ObjectTimeline(
-            broker, hosts.BROKER_CLUSTER, ClusterAdvertisement, patience
+            broker, hosts.BROKER_CLUSTER, ClusterAdvertisement, timeout
         )
 
     def timelines(self) -> list[ObjectTimeline[Any]]:
@@ -103,8 +105,8 @@ class Walkthrough:
         self._report(report, REQUESTER, "finalizer set by the agent", seen)
         asked = await self._requests.wait_for(self.name, _is_answered, "got no response")
         self.reservation = _reservation_name(asked.found)
-        kept = await self._wait_phase("Reserved")
-        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Reserved", kept)
+        held = await self._wait_phase("Reserved")
+        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Reserved", held)
         use = await self._requester_instructions.wait_for(
             self.reservation, _exists, "was not created"
         )
@@ -171,22 +173,22 @@ class Walkthrough:
 
 
 @asynccontextmanager
-async def _open_walkthrough(record: LabState, patience: float) -> AsyncIterator[Walkthrough]:
+async def _open_walkthrough(record: LabState, timeout: float) -> AsyncIterator[Walkthrough]:
     """Opens the clients and waits until all watches are established."""
     async with AsyncExitStack() as stack:
         clients = {
             name: await stack.enter_async_context(Client.open(config.config_from_kubeconfig(path)))
             for name, path in record.clusters.items()
         }
-        walker = Walkthrough(clients, patience)
-        watches = [asyncio.create_task(one.run()) for one in walker.timelines()]
+        walkthrough = Walkthrough(clients, timeout)
+        watches = [asyncio.create_task(one.run()) for one in walkthrough.timelines()]
         try:
             async with asyncio.timeout(_WATCH_TIMEOUT):
-                await asyncio.gather(*(one.is_watching.wait() for one in walker.timelines()))
+                await asyncio.gather(*(one.is_watching.wait() for one in walkthrough.timelines()))
         except TimeoutError:
             raise Unavailable(f"watches were not established within {_WATCH_TIMEOUT:g} s") from None
         try:
-            yield walker
+            yield walkthrough
         finally:
             for watch in watches:
                 watch.cancel()
@@ -330,11 +332,11 @@ class Observation(NamedTuple, Generic[ObjectT]):
 
 
 class ObjectTimeline(Generic[Kind]):
-    """Watches one kind and keeps all versions, so that none is missed while waiting for another object."""
+    """Watches one kind and records all versions, so that none is missed while waiting for another object."""
 
-    def __init__(self, client: Client, cluster: str, kind: type[Kind], patience: float) -> None:
-        """`patience` is the timeout of `first` in seconds."""
-        self._timeout = patience
+    def __init__(self, client: Client, cluster: str, kind: type[Kind], timeout: float) -> None:
+        """`timeout` is that of `wait_for`, in seconds."""
+        self._timeout = timeout
         self._client = client
         self._cluster = cluster
         self._kind = kind

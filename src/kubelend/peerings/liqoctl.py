@@ -132,8 +132,8 @@ class LiqoctlPeering:
                 return
             self._peered.discard(peer.cluster)
             if await self._is_peered(peer.cluster, turn):
-                both, patience = self._kubeconfig_flags(peer.cluster), self._timeout_flag(turn)
-                await self._liqoctl(turn, "unpeer", *both, *patience)
+                both, timeout_flags = self._kubeconfig_flags(peer.cluster), self._timeout_flag(turn)
+                await self._liqoctl(turn, "unpeer", *both, *timeout_flags)
 
     # -- commands
 
@@ -229,7 +229,7 @@ class LiqoctlPeering:
         ]
 
     def _invalidate(self, peer: Peer) -> None:
-        """Somebody else may have removed what was created here: create it again on the next call."""
+        """Another client may have removed what was created here: create it again on the next call."""
         self._peered.discard(peer.cluster)
         self._sized.pop(peer.reservation, None)
 
@@ -402,8 +402,8 @@ def parse_objects(output: bytes) -> Sequence[LiqoObject]:
         return ()
     try:
         found = msgspec.json.decode(output, type=LiqoObject)
-    except msgspec.MsgspecError as problem:
-        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {problem}") from None
+    except msgspec.MsgspecError as error:
+        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {error}") from None
     return found.items if found.kind.endswith("List") else (found,)
 
 
@@ -460,8 +460,8 @@ def _shortfall_message(how: str, texts: dict[str, str], peer: Peer) -> str:
         there = resources.parse_offered(
             {_KUBELEND_NAMES.get(name, name): text for name, text in texts.items()}
         )
-    except InvalidInput as problem:
-        return f"invalid quantity in what is {how}: {problem.message}"
+    except InvalidInput as error:
+        return f"invalid quantity in what is {how}: {error.message}"
     missing = peer.resources.shortfall(there)
     return f"{missing.describe()} less is {how} than reserved" if missing else ""
 

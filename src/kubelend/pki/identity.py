@@ -72,7 +72,7 @@ def caller_from_peercert(
 ) -> Caller:
     """Return the caller of a verified certificate as returned by `getpeercert()`.
 
-    `broker_names` are the broker's own names (`own_names`), which no client may have.
+    `broker_names` are the broker's own names, which no client may have.
     """
     # A tuple of relative names, each a tuple of (attribute, value) pairs.
     subject = cast("tuple[tuple[tuple[str, str], ...], ...]", peercert.get("subject", ()))
@@ -278,8 +278,8 @@ def _decode_header(header: str) -> x509.Certificate:
         raise InvalidIdentity(f"{CLIENT_CERT_HEADER}: not a byte sequence", hint="use :base64:")
     try:
         return x509.load_der_x509_certificate(base64.b64decode(header[1:-1], validate=True))
-    except (binascii.Error, ValueError, x509.InvalidVersion) as problem:
-        raise InvalidIdentity(f"{CLIENT_CERT_HEADER}: not a certificate") from problem
+    except (binascii.Error, ValueError, x509.InvalidVersion) as error:
+        raise InvalidIdentity(f"{CLIENT_CERT_HEADER}: not a certificate") from error
 
 
 def _is_client_certificate(certificate: x509.Certificate) -> bool:

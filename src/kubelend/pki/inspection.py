@@ -30,7 +30,7 @@ class AuthorityInfo(msgspec.Struct, frozen=True, rename="camel"):
     not_before: datetime
     not_after: datetime
     signs: bool | None
-    """Whether it is the issuing authority; None if only the passphrase could tell."""
+    """Whether it is the issuing authority; None if that needs the passphrase."""
 
 
 class AuthorityDirectoryInfo(msgspec.Struct, frozen=True, rename="camel"):

@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from kubelend.core.errors import InvalidSettings
 
 CLOCK_SKEW = timedelta(minutes=5)
-"""Backdating of certificates, as a peer's clock may be behind ours."""
+"""Backdating of certificates, as a peer's clock may be behind."""
 
 MIN_REMAINING, MAX_REMAINING = 0.20, 0.25
 """Bounds of the remaining share of the lifetime at renewal. Randomised, so that clusters that joined

@@ -111,22 +111,22 @@ class ObjectDirectory:
     def apply(self, wanted: Kind) -> Kind:
         name = _file_name(wanted.key)
         with kits_files.lock_directory_waiting(self._directory):
-            kept = self._current(type(wanted), name)
-            return self._save(kept, object_semantics.apply_to_stored(kept, wanted, self.now))
+            stored = self._current(type(wanted), name)
+            return self._save(stored, object_semantics.apply_to_stored(stored, wanted, self.now))
 
     def set_status(self, wanted: Kind) -> Kind | None:
         name = _file_name(wanted.key)
         with kits_files.lock_directory_waiting(self._directory):
-            kept = self._current(type(wanted), name)
-            changed = object_semantics.apply_status_to_stored(kept, wanted)
-            return None if changed is None else self._save(kept, changed)
+            stored = self._current(type(wanted), name)
+            changed = object_semantics.apply_status_to_stored(stored, wanted)
+            return None if changed is None else self._save(stored, changed)
 
     def delete(self, kind: type[Object], key: str) -> None:
         name = _file_name(key)
         with kits_files.lock_directory_waiting(self._directory):
-            kept = self._current(kind, name)
-            if kept is not None:
-                self._save(kept, object_semantics.mark_deleted(kept, self.now))
+            stored = self._current(kind, name)
+            if stored is not None:
+                self._save(stored, object_semantics.mark_deleted(stored, self.now))
 
     def _prepare(self) -> None:
         try:
@@ -408,9 +408,9 @@ class FileObjects:
         while True:
             try:
                 return await self._run(job)
-            except FileBusy as problem:
+            except FileBusy as error:
                 if loop.time() >= deadline:
-                    raise Unavailable(str(problem), hint="the agent will retry") from problem
+                    raise Unavailable(str(error), hint="the agent will retry") from error
             await asyncio.sleep(self._retry_delay)
 
     async def _scan(self, kind: type[Object]) -> bool:
@@ -430,12 +430,12 @@ class FileObjects:
         loop = asyncio.get_running_loop()
         self._due[kind] = loop.time() + self._poll
         try:
-            is_restless = await self._scan(kind)
-        except Unavailable as trouble:
-            self._report(kind, str(trouble))
+            is_busy = await self._scan(kind)
+        except Unavailable as error:
+            self._report(kind, str(error))
             return
         self._scan_errors.pop(kind, None)
-        if is_restless:
+        if is_busy:
             self._due[kind] = loop.time() + self._busy_delay
 
     async def _wait_for_change(self, kind: type[Object], watch: WatchQueue[Kind]) -> None:
@@ -445,10 +445,10 @@ class FileObjects:
         if loop.time() >= self._due[kind]:
             await self._scan_and_report(kind)
 
-    def _report(self, kind: type[Object], trouble: str) -> None:
-        if self._scan_errors.get(kind) != trouble:
-            self._scan_errors[kind] = trouble
-            log.warning("Scan of object files failed, will retry", kind=kind.kind, error=trouble)
+    def _report(self, kind: type[Object], error: str) -> None:
+        if self._scan_errors.get(kind) != error:
+            self._scan_errors[kind] = error
+            log.warning("Scan of object files failed, will retry", kind=kind.kind, error=error)
 
     async def _run(self, job: Callable[[], JobValue]) -> JobValue:
         """Run a job in the thread. Once started it completes and reaches the watches, even if the

@@ -331,8 +331,8 @@ def _as_decode_error() -> Iterator[None]:
     """msgspec reports this class as a decode error of the object."""
     try:
         yield
-    except InvalidInput as problem:
-        raise ValueError(str(problem)) from problem
+    except InvalidInput as error:
+        raise ValueError(str(error)) from error
 
 
 def _replace_fields(decoded: msgspec.Struct, **fields: object) -> None:

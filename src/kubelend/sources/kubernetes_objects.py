@@ -69,28 +69,28 @@ class KubernetesObjects:
 
     async def apply(self, wanted: Kind) -> Kind:
         for _ in range(CONFLICT_ATTEMPTS):
-            kept = await self.find(type(wanted), wanted.key)
-            object_semantics.check_precondition(kept, wanted)
+            stored = await self.find(type(wanted), wanted.key)
+            object_semantics.check_precondition(stored, wanted)
             try:
                 return await (
-                    self._create(wanted) if kept is None else self._patch_object(kept, wanted)
+                    self._create(wanted) if stored is None else self._patch_object(stored, wanted)
                 )
-            except Conflict as problem:
+            except Conflict as error:
                 if wanted.metadata.resource_version:
-                    raise object_semantics.conflict_error(wanted) from problem
+                    raise object_semantics.conflict_error(wanted) from error
         raise object_semantics.conflict_error(wanted)
 
     async def set_status(self, wanted: Kind) -> Kind | None:
         for _ in range(CONFLICT_ATTEMPTS):
-            kept = await self.find(type(wanted), wanted.key)
-            if kept is None or wanted.metadata.uid not in ("", kept.metadata.uid):
+            stored = await self.find(type(wanted), wanted.key)
+            if stored is None or wanted.metadata.uid not in ("", stored.metadata.uid):
                 return None
-            object_semantics.check_precondition(kept, wanted)
+            object_semantics.check_precondition(stored, wanted)
             try:
-                return await self._patch_status(kept, wanted)
-            except Conflict as problem:
+                return await self._patch_status(stored, wanted)
+            except Conflict as error:
                 if wanted.metadata.resource_version:
-                    raise object_semantics.conflict_error(wanted) from problem
+                    raise object_semantics.conflict_error(wanted) from error
         raise object_semantics.conflict_error(wanted)
 
     async def delete(self, kind: type[Kind], key: str) -> None:
@@ -143,8 +143,8 @@ class KubernetesObjects:
                 change | {"metadata": metadata},
                 subresource=subresource,
             )
-        except NotFound as problem:  # deleted since it was read
-            raise object_semantics.conflict_error(stored, "was deleted") from problem
+        except NotFound as error:  # deleted since it was read
+            raise object_semantics.conflict_error(stored, "was deleted") from error
 
     def _namespace(self, kind: type[Object]) -> str:
         return self._namespaces.get(kind, "")

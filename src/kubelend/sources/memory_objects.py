@@ -103,20 +103,20 @@ class MemoryObjects:
 
     async def apply(self, wanted: Kind) -> Kind:
         object_semantics.parse_object_key(wanted.key)
-        kept = self._store.find(type(wanted), wanted.key)
-        return self._save(kept, object_semantics.apply_to_stored(kept, wanted, self._clock()))
+        stored = self._store.find(type(wanted), wanted.key)
+        return self._save(stored, object_semantics.apply_to_stored(stored, wanted, self._clock()))
 
     async def set_status(self, wanted: Kind) -> Kind | None:
         object_semantics.parse_object_key(wanted.key)
-        kept = self._store.find(type(wanted), wanted.key)
-        changed = object_semantics.apply_status_to_stored(kept, wanted)
-        return None if changed is None else self._save(kept, changed)
+        stored = self._store.find(type(wanted), wanted.key)
+        changed = object_semantics.apply_status_to_stored(stored, wanted)
+        return None if changed is None else self._save(stored, changed)
 
     async def delete(self, kind: type[Kind], key: str) -> None:
         object_semantics.parse_object_key(key)
-        kept = self._store.find(kind, key)
-        if kept is not None:
-            self._save(kept, object_semantics.mark_deleted(kept, self._clock()))
+        stored = self._store.find(kind, key)
+        if stored is not None:
+            self._save(stored, object_semantics.mark_deleted(stored, self._clock()))
 
     async def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
         with self._store.subscribe(kind) as news:

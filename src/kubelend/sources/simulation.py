@@ -90,39 +90,39 @@ class SimulatedCluster:
             self._create_pod(Pod(f"{name}-{number}", requests=requests))
 
     def _schedule_workload(self, name: str, work: PodWorkload) -> None:
-        dice = self._random(name)
+        random = self._random(name)
         amounts, lifetime = work.amounts(), simulation_spec.parse_period(work.lifetime, "lifetime")
         numbers, pause = itertools.count(1), simulation_spec.rate_interval(work.rate)
 
         def one_more(rest: Callable[[int], int]) -> list[Change]:
-            pod = Pod(f"{name}-{next(numbers)}", requests=_random_amounts(dice, amounts))
-            self._schedule(rest(_random_in(dice, lifetime)), pod.id)
+            pod = Pod(f"{name}-{next(numbers)}", requests=_random_amounts(random, amounts))
+            self._schedule(rest(_random_in(random, lifetime)), pod.id)
             return self._create_pod(pod)
 
         def arrive() -> list[Change]:
-            self._schedule(_random_interval(dice, pause), arrive)
+            self._schedule(_random_interval(random, pause), arrive)
             return one_more(lambda whole: whole)
 
         for _ in range(work.start):
-            one_more(lambda whole: dice.randint(0, whole))
-        self._schedule(_random_interval(dice, pause), arrive)
+            one_more(lambda whole: random.randint(0, whole))
+        self._schedule(_random_interval(random, pause), arrive)
 
     def _schedule_failure(self, name: str, failure: NodeFailure) -> None:
-        dice = self._random(name)
+        random = self._random(name)
         repair = simulation_spec.parse_period(failure.repair, "repair") if failure.repair else None
         fail = self._remove_node if failure.gone else self._fail_node
         if failure.node:
             at = simulation_spec.parse_moment(failure.at, "at")
-            self._schedule(at, lambda: fail(failure.node, dice, repair))
+            self._schedule(at, lambda: fail(failure.node, random, repair))
             return
         pause = simulation_spec.rate_interval(failure.rate)
 
         def strike() -> list[Change]:
-            self._schedule(_random_interval(dice, pause), strike)
+            self._schedule(_random_interval(random, pause), strike)
             ready = [node.name for node in self._nodes.values() if node.is_ready]
-            return fail(dice.choice(ready), dice, repair) if ready else []
+            return fail(random.choice(ready), random, repair) if ready else []
 
-        self._schedule(_random_interval(dice, pause), strike)
+        self._schedule(_random_interval(random, pause), strike)
 
     def _schedule(self, pause: int, action: _Event | str) -> None:
         heapq.heappush(self._event_heap, (self._now + pause, next(self._order), action))
@@ -153,14 +153,14 @@ class SimulatedCluster:
         self._free[pod.node] += pod.requests
         return [PodDeleted(id), *self._schedule_pending(pod.node)]
 
-    def _remove_node(self, name: str, dice: Random, repair: Range | None) -> list[Change]:
+    def _remove_node(self, name: str, random: Random, repair: Range | None) -> list[Change]:
         node = self._nodes.pop(name, None)
         if node is None:
             return []
         del self._free[name], self._faults[name]
         make = self._original_names.pop(name, name)
         if repair is not None:
-            self._schedule(_random_in(dice, repair), lambda: self._replace_node(node, make))
+            self._schedule(_random_in(random, repair), lambda: self._replace_node(node, make))
         lost = [pod.id for pod in self._pods.values() if pod.node == name]
         for pod in lost:
             del self._pods[pod]
@@ -172,11 +172,11 @@ class SimulatedCluster:
         self._free[name], self._faults[name], self._original_names[name] = node.allocatable, 0, make
         return [node, *self._schedule_pending(name)]
 
-    def _fail_node(self, name: str, dice: Random, repair: Range | None) -> list[Change]:
+    def _fail_node(self, name: str, random: Random, repair: Range | None) -> list[Change]:
         if name not in self._nodes:
             return []
         if repair is not None:
-            self._schedule(_random_in(dice, repair), lambda: self._repair_node(name))
+            self._schedule(_random_in(random, repair), lambda: self._repair_node(name))
         self._faults[name] += 1
         return self._set_ready(name) if self._faults[name] == 1 else []
 
@@ -233,18 +233,20 @@ def _pods_for_share(requests: Resources, percent: int, total: Resources) -> int:
     )
 
 
-def _random_amounts(dice: Random, amounts: dict[str, Range]) -> Resources:
+def _random_amounts(random: Random, amounts: dict[str, Range]) -> Resources:
     # Adding NOTHING shares its empty dictionary instead of one per pod.
-    return NOTHING + Resources.of({name: _random_in(dice, ends) for name, ends in amounts.items()})
+    return NOTHING + Resources.of(
+        {name: _random_in(random, ends) for name, ends in amounts.items()}
+    )
 
 
-def _random_in(dice: Random, ends: Range) -> int:
-    return dice.randint(ends.low, ends.high)
+def _random_in(random: Random, ends: Range) -> int:
+    return random.randint(ends.low, ends.high)
 
 
-def _random_interval(dice: Random, mean: int) -> int:
+def _random_interval(random: Random, mean: int) -> int:
     """Uniform around the mean, in integers: logarithms differ between machines."""
-    return dice.randint(1, 2 * mean - 1)
+    return random.randint(1, 2 * mean - 1)
 
 
 MAX_EVENTS_PER_TURN: Final = 500

@@ -216,10 +216,10 @@ def parse_simulation_spec(text: str | bytes, where: str) -> SimulationSpec:
     try:
         found = yaml_documents.load_yaml(text.encode() if isinstance(text, str) else text)
         return yaml_documents.convert_record(found, SimulationSpec)
-    except InvalidInput as problem:
+    except InvalidInput as error:
         raise InvalidInput(
-            f"{where}: {problem.message}", hint=problem.hint or "see docs/simulated-clusters.md"
-        ) from problem
+            f"{where}: {error.message}", hint=error.hint or "see docs/simulated-clusters.md"
+        ) from error
 
 
 def steady_simulation_spec(
@@ -249,8 +249,8 @@ def parse_moment(text: str, where: str) -> int:
     """A duration in microseconds, not negative."""
     try:
         found = durations.parse_duration(text) // _MICROSECOND
-    except InvalidInput as problem:
-        raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}", hint=error.hint) from None
     if found < 0:
         raise InvalidInput(f"{where}: {text!r} is negative")
     return found
@@ -267,8 +267,8 @@ def _as_field_error(field: str = "") -> Iterator[None]:
     """Raises errors as a class that msgspec reports with the field's path."""
     try:
         yield
-    except KubelendError as problem:
-        raise ValueError(f"{field}: {problem}" if field else str(problem)) from problem
+    except KubelendError as error:
+        raise ValueError(f"{field}: {error}" if field else str(error)) from error
 
 
 def _range_around(seconds: Fraction) -> str:

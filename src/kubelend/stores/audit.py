@@ -48,12 +48,12 @@ def _audit_opened(opened: AnyStore, *, may_delete: bool) -> StoreAudit:
         replay.feed(line)
     # Read again: the broker may have truncated the log meanwhile.
     found = replay.violations(opened.audit_log_bounds()[0].number, end.number)
-    lost = replay.missing()
-    promises = [] if may_delete else list(lost.values())
+    missing_by_id = replay.missing()
+    missing = [] if may_delete else list(missing_by_id.values())
     return StoreAudit(
         ledger,
-        [*audit.invariant_violations(ledger), *promises, *found],
-        list(lost) if may_delete else [],
+        [*audit.invariant_violations(ledger), *missing, *found],
+        list(missing_by_id) if may_delete else [],
     )
 
 

@@ -171,7 +171,7 @@ MIGRATIONS: tuple[Migration, ...] = (
 def check_schema_version(
     connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]
 ) -> int:
-    """Reject a file that is not ours, or of an unknown schema version.
+    """Reject a file that is not a Kubelend store, or of an unknown schema version.
 
     Returns the number of applied migrations.
     """
@@ -310,7 +310,7 @@ class SqliteFile:
             self._busy_timeout = seconds
 
     def _check_not_replaced(self) -> None:
-        """A file that was deleted or replaced still accepts writes, which nobody could read."""
+        """A file that was deleted or replaced still accepts writes, which could never be read."""
         if _file_identity(self.path) != self._identity:
             raise StoreFailed(
                 f"the store {self.path} was replaced while in use", hint="restart the broker"

@@ -1,7 +1,7 @@
 """Client of the enrolment listener, for processes without a certificate.
 
-`authorities` fetches the CA certificates over an unverified connection; the caller checks them against a
-pin. `join` sends the token over a connection that is verified with those CAs.
+`fetch_authorities` fetches the CA certificates over an unverified connection; the caller checks them against
+a pin. `send_join_request` sends the token over a connection that is verified with those CAs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 With TLS 1.3 a server verifies the client certificate after the client's handshake has finished, and rejects
 it by closing the connection (or with an alert) at the first read. The client sees a connection that ends
 before the first response; the likely cause is taken from the alert, or from the client's own files. If
-neither tells, the broker may be restarting.
+neither is known, the broker may be restarting.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class BrokerEndpoint:
                 hint="the broker may be restarting; try again",
             )
         alert, fault = _tls_alert(error), self._own_certificate_problem()
-        is_refused = fault or any(word in alert for word in _CERTIFICATE_ALERTS)
+        is_refused = fault or any(known in alert for known in _CERTIFICATE_ALERTS)
         kind = CertificateRefused if is_refused else BrokerUnreachable
         return kind(
             f"the broker at {self.url} closed the connection before its first response{alert}:"

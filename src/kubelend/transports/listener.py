@@ -232,9 +232,9 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
     for family, _, _, _, address in dict.fromkeys(found):
         try:
             opened.append(socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG))
-        except OSError as problem:
+        except OSError as error:
             # A machine without IPv6 can still listen on IPv4.
-            if problem.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
                 continue
             _close_sockets(opened)
             raise
@@ -244,7 +244,7 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
 
 
 class Acceptor:
-    """Accepts connections on sockets. `serve` creates the protocol of a connection."""
+    """Accepts connections on sockets. `make_protocol` creates the protocol of a connection."""
 
     def __init__(
         self,
@@ -278,9 +278,9 @@ class Acceptor:
         for _ in range(ACCEPTS_PER_ITERATION):
             try:
                 connection, address = listener.accept()
-            except OSError as problem:
+            except OSError as error:
                 # Other errors concern this connection alone, or there is none to accept.
-                if problem.errno not in _DESCRIPTOR_ERRORS:
+                if error.errno not in _DESCRIPTOR_ERRORS:
                     return
                 if not self._free_descriptor():
                     self._pause(listener)
@@ -335,17 +335,17 @@ class Acceptor:
         task.add_done_callback(self._handshakes.discard)
 
     async def _run_handshake(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
-        context, handshake, goodbye = self._tls
+        context, handshake_timeout, shutdown_timeout = self._tls
         try:
             await self._loop.connect_accepted_socket(
                 partial(self._make_protocol, place),
                 arrival.connection,
                 ssl=context,
-                ssl_handshake_timeout=handshake if context else None,
-                ssl_shutdown_timeout=goodbye if context else None,
+                ssl_handshake_timeout=handshake_timeout if context else None,
+                ssl_shutdown_timeout=shutdown_timeout if context else None,
             )
-        except ssl.SSLError as problem:
-            self._observer.handshake_rejected(place.remote, problem.reason or str(problem))
+        except ssl.SSLError as error:
+            self._observer.handshake_rejected(place.remote, error.reason or str(error))
         except OSError:
             arrival.connection.close()  # disconnected, timed out, or dropped
         finally:

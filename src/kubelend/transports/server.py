@@ -1,8 +1,8 @@
 """HTTP servers on the listener, with a limit on every wait and size.
 
 The listener limits the handshake, aiohttp the pause between two requests, and the handlers the time of a
-body. The other two waits are limited by `_Connection`: for the rest of a header, and for a client that does
-not read its response.
+body. The other two waits are limited by `_HttpConnection`: for the rest of a header, and for a client that
+does not read its response.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ async def serve_http(
 async def _open_sockets(host: str, port: int) -> list[socket.socket]:
     try:
         return await listener.open_listeners(host, port)
-    except (OSError, UnicodeError) as problem:
+    except (OSError, UnicodeError) as error:
         where = f"{host or '*'}:{port}"
-        reason = getattr(problem, "strerror", "") or problem
+        reason = getattr(error, "strerror", "") or error
         raise InvalidSettings(
-            f"cannot listen on {where}: {reason}", hint=_bind_hint(problem)
-        ) from problem
+            f"cannot listen on {where}: {reason}", hint=_bind_hint(error)
+        ) from error
 
 
 def _bind_hint(problem: OSError | UnicodeError) -> str:
@@ -154,7 +154,7 @@ def _bind_hint(problem: OSError | UnicodeError) -> str:
 
 
 class _HttpServer(Server):
-    """Creates a `_Connection` for each client."""
+    """Creates an `_HttpConnection` for each client."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class Session:
         report: ReportError = lambda _: None,
         instance: str = "",
     ) -> None:
-        """`instance` is the instance name of an agent, see `route.AGENT`."""
+        """`instance` is the instance name of an agent, see `route.AGENT_HEADER`."""
         self.backoff = backoff
         self._url = url.rstrip("/")
         self._endpoint = errors.BrokerEndpoint(self._url, directory)
@@ -109,7 +109,7 @@ class Session:
     ) -> AsyncGenerator[bytes, None]:
         """Yields chunks of one streaming response, until a new certificate is available.
 
-        Raises if the broker closes the connection, or sends nothing for `silence`.
+        Raises if the broker closes the connection, or sends nothing for `read_timeout`.
         """
         timeout = aiohttp.ClientTimeout(
             connect=self._timeout.total_seconds(), sock_read=read_timeout.total_seconds()
@@ -331,7 +331,7 @@ class ConnectionPools:
         report: ReportError,
         on_reload: Callable[[], None],
     ) -> None:
-        """`report` is called when files cannot be loaded, `exchanged` after a reload."""
+        """`report` is called when files cannot be loaded, `on_reload` after a reload."""
         self._directory = directory
         self._check_every = check_every.total_seconds()
         self._report = report

@@ -37,7 +37,7 @@ def server_context(
 ) -> ServerContext:
     """Requires a client certificate signed by a CA in `ca.crt`.
 
-    `authorities` (PEM) replace `ca.crt`. Without `ask` no client certificate is requested.
+    `authorities` (PEM) replace `ca.crt`. Without `require_certificate` no client certificate is requested.
     """
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     _load_identity(context, directory)
@@ -135,7 +135,7 @@ class ReloadingServerContext:
         authorities: Callable[[], str] = str,
         require_certificate: bool = True,
     ) -> None:
-        """`authorities` (PEM) replace `ca.crt`; without `ask` no client certificate is requested."""
+        """The other parameters are those of `server_context`."""
         self.generation = 0
         """Number of CA removals; certificates of older connections have to be re-checked."""
         self._authorities = authorities

@@ -48,8 +48,8 @@ def _checked_hours(texts: tuple[str, ...], where: str) -> tuple[str, ...]:
     try:
         for text in texts:
             core_lending.parse_opening_hours(text)
-    except InvalidInput as problem:
-        raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}", hint=error.hint) from None
     return texts
 
 

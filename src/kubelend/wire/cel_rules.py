@@ -88,12 +88,12 @@ def keys_not_among(others: Sequence[str]) -> Schema:
     )
 
 
-def _cel_list(words: Sequence[str]) -> str:
-    return f"[{', '.join(map(repr, words))}]"
+def _cel_list(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(repr, values))}]"
 
 
-def _enumeration(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+def _enumeration(values: Sequence[str]) -> str:
+    return f"{', '.join(values[:-1])} and {values[-1]}"
 
 
 POSITIVE_CPU_AND_MEMORY: Final = combine_rules(positive("cpu", "500m"), positive("memory", "256Mi"))

@@ -130,8 +130,8 @@ def _check_texts(body: bodies.Advertisement) -> None:
 def _parse_duration(text: str, where: str) -> timedelta:
     try:
         return durations.parse_duration(text)
-    except InvalidDuration as problem:
-        raise InvalidDuration(f"{where}: {problem.message}", hint=problem.hint) from None
+    except InvalidDuration as error:
+        raise InvalidDuration(f"{where}: {error.message}", hint=error.hint) from None
 
 
 def _parse_wait(text: str, limits: RequestLimits) -> timedelta:
@@ -312,18 +312,18 @@ def _from_candidate(candidate: explanations.Candidate) -> bodies.Candidate:
     )
 
 
-def _from_suggestion(remedy: explanations.Suggestion | None) -> bodies.Suggestion | None:
-    if remedy is None:
+def _from_suggestion(suggestion: explanations.Suggestion | None) -> bodies.Suggestion | None:
+    if suggestion is None:
         return None
     return bodies.Suggestion(
-        cluster_id=remedy.cluster,
-        text=remedy.text,
-        less=admin_conversion.from_amounts(remedy.less),
+        cluster_id=suggestion.cluster,
+        text=suggestion.text,
+        less=admin_conversion.from_amounts(suggestion.less),
         max_price_per_hour=""
-        if remedy.max_price is None
-        else prices.format_price(remedy.max_price),
-        currency=remedy.currency,
-        drop_labels=remedy.drop_labels,
+        if suggestion.max_price is None
+        else prices.format_price(suggestion.max_price),
+        currency=suggestion.currency,
+        drop_labels=suggestion.drop_labels,
     )
 
 

@@ -53,7 +53,7 @@ def crd_documents(*, cel: bool = True) -> dict[str, Schema]:
 
 
 def crd(kind: type[objects.Object], *, cel: bool = True) -> Schema:
-    look = _DISPLAYS[kind]
+    display = _DISPLAYS[kind]
     schema = _root_schema(kind)
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -64,30 +64,30 @@ def crd(kind: type[objects.Object], *, cel: bool = True) -> Schema:
         },
         "spec": {
             "group": kind.group,
-            "names": _names(kind, look),
+            "names": _names(kind, display),
             "scope": "Namespaced",
-            "versions": [_version(kind, look, schema if cel else _without_rules(schema))],
+            "versions": [_version(kind, display, schema if cel else _without_rules(schema))],
         },
     }
 
 
-def _names(kind: type[objects.Object], look: KindDisplay) -> Schema:
+def _names(kind: type[objects.Object], display: KindDisplay) -> Schema:
     names: Schema = {
         "kind": kind.kind,
         "listKind": f"{kind.kind}List",
         "plural": kind.plural,
         "singular": kind.kind.lower(),
-        "shortNames": [look.short],
+        "shortNames": [display.short],
     }
-    return {**names, "categories": list(look.categories)} if look.categories else names
+    return {**names, "categories": list(display.categories)} if display.categories else names
 
 
-def _version(kind: type[objects.Object], look: KindDisplay, schema: Schema) -> Schema:
+def _version(kind: type[objects.Object], display: KindDisplay, schema: Schema) -> Schema:
     version: Schema = {
         "name": kind.version,
         "served": True,
         "storage": True,
-        "additionalPrinterColumns": [_column(column) for column in look.columns],
+        "additionalPrinterColumns": [_column(column) for column in display.columns],
         "schema": {"openAPIV3Schema": schema},
     }
     if "status" in schema["properties"]:

@@ -18,9 +18,9 @@ from kubelend.core.lifecycle import Phase
 Schema = dict[str, Any]
 
 
-def enum_of(*words: str) -> Schema:
+def enum_of(*values: str) -> Schema:
     """An enum. Decoding accepts any string, because a newer peer may know more values."""
-    return {"enum": list(words)}
+    return {"enum": list(values)}
 
 
 def max_length(characters: int) -> Schema:

@@ -47,7 +47,7 @@ AUTHORITIES_ROUTE: Final = EnrolmentRoute(
 """The broker's authorities in PEM form. Public; a client trusts only what matches its pin."""
 
 JOIN_ROUTE: Final = EnrolmentRoute("join", "POST", f"{ENROLMENT_PREFIX}/join")
-"""Takes a `JoinRequest`; answers 200 with `Joined` or 202 with `JoinWaits`."""
+"""Takes a `JoinRequest`; responds with 200 and `JoinResult`, or 202 and `JoinPending`."""
 
 ENROLMENT_ERRORS: Final[tuple[json_types.ErrorClass, ...]] = (
     errors.InvalidInput,

@@ -94,7 +94,7 @@ async def test_what_cannot_be_taken_back_is_said_to_be_there(server, clerk):
 
 async def test_what_somebody_else_deleted_is_not_taken_back(server, clerk):
     script(server, lambda: status(404, name="lend-1"))
-    with pytest.raises(NotFound, match="was deleted by somebody else"):
+    with pytest.raises(NotFound, match="was deleted by another client"):
         await clerk.reserve(ASKED, "")
     assert methods(server) == ["POST", "GET"]
 

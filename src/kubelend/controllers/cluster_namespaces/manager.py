@@ -347,8 +347,8 @@ def has_leftover_finalizer(found: Object) -> bool:
     """Whether it got its finalizer in a cluster namespace. Objects with a record are a store's."""
     if not isinstance(found, Reservation) or not controllers_labels.has_finalizer(found.metadata):
         return False
-    was_mail = (
+    was_managed = (
         found.status.response is not None
         or cluster_namespaces.IDEMPOTENCY_ANNOTATION in found.metadata.annotations
     )
-    return was_mail and found.status.record is None
+    return was_managed and found.status.record is None

@@ -164,7 +164,7 @@ def is_object_of(obj: Reservation, record: Record) -> bool:
 
 
 def may_have_decided(obj: Reservation) -> bool:
-    """Whether the request may have been executed, although no response says so.
+    """Whether the request may have been executed, although there is no response.
 
     A broker may stop between commit and response, and a store that fails may have written after all. Any
     other error means that nothing was decided: then the key is that of another reservation.

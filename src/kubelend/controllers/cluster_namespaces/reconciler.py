@@ -204,7 +204,7 @@ class NamespaceReconciler:
         except NotLeader:
             raise
         except KubelendError as error:
-            if error.retryable and not request.id:  # nobody would repeat the request
+            if error.retryable and not request.id:  # no client would repeat the request
                 raise
             response = self._error_response(obj, request, error)
             if response.body:
@@ -293,11 +293,15 @@ class NamespaceReconciler:
         return {"revision": ends[0], "compactedRevision": ends[1]}
 
     async def _open_stream(self, agent: str) -> None:
-        means = self._dependencies
+        dependencies = self._dependencies
         stream = AgentStream(
-            means.broker, self.cluster, agent, means.session_timeout, self._on_stream_end
+            dependencies.broker,
+            self.cluster,
+            agent,
+            dependencies.session_timeout,
+            self._on_stream_end,
         )
-        await stream.start(means.sessions, f"in namespace {self.namespace}")
+        await stream.start(dependencies.sessions, f"in namespace {self.namespace}")
         previous, self._stream = self._stream, stream
         if previous is not None:
             await previous.stop()

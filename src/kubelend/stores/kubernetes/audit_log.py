@@ -51,13 +51,13 @@ class AuditSegments:
         """
         first = max(after, state.start.number) + 1
         tail = [*state.changes.lines, *state.lines]
-        shelved = tail[0].number - 1 if tail else state.end.number
+        last_in_segments = tail[0].number - 1 if tail else state.end.number
         found: list[AuditLine] = []
-        async for part in self._segment_lines(first, shelved, at):
-            found += (sealed.line for sealed in part if first <= sealed.number)
+        async for part in self._segment_lines(first, last_in_segments, at):
+            found += (chained.line for chained in part if first <= chained.number)
             if len(found) >= limit:
                 return found[:limit]
-        found += (sealed.line for sealed in tail if first <= sealed.number)
+        found += (chained.line for chained in tail if first <= chained.number)
         return found[:limit]
 
     async def chain_head_at(self, state: HeadState, number: int) -> ChainHead | None:

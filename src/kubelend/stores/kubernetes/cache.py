@@ -41,7 +41,7 @@ TAMPERED: Final = -1
 
 
 class StaleWrite(Exception):
-    """Somebody else has written, created or deleted the object since it was read."""
+    """Another client has written, created or deleted the object since it was read."""
 
 
 class CachedObject(NamedTuple):

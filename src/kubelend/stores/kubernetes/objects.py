@@ -123,7 +123,7 @@ def ledger_record_labels(contents: str) -> dict[str, str]:
 
 
 _OBJECT_KEY_PREFIX: Final = "object→"
-"""No key of a client can begin like this: they are ASCII (`wire.route.checked_key`)."""
+"""No key of a client can begin like this: they are ASCII (`wire.route.check_idempotency_key`)."""
 
 
 def new_signature_key() -> str:

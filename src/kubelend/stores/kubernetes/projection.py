@@ -135,8 +135,8 @@ def reservation_status(record: Reservation) -> Status:
 
 
 def stored_record(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> StoredRecord:
-    name, words = objects.record_object_name(kind, id), text.decode()
-    return StoredRecord(sequence, objects.sign(key, kind, name, sequence, words), words)
+    name, document = objects.record_object_name(kind, id), text.decode()
+    return StoredRecord(sequence, objects.sign(key, kind, name, sequence, document), document)
 
 
 def verified_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:

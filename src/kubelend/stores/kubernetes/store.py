@@ -346,9 +346,9 @@ def state_after(
     state: HeadState, batch: WriteBatch, revision: int, archiving: Archiving, cache: ObjectCache
 ) -> HeadState:
     """The state after this commit, before the audit log is truncated."""
-    sealed = [ChainedLine.of(line) for line in chain_entries(batch.audit_records, state.end.head)]
-    waiting, moved = audit_log.split_log_tail(state, sealed)
-    last = sealed[-1] if sealed else None
+    chained = [ChainedLine.of(line) for line in chain_entries(batch.audit_records, state.end.head)]
+    waiting, moved = audit_log.split_log_tail(state, chained)
+    last = chained[-1] if chained else None
     return replace(
         state,
         sequence=state.sequence + 1,

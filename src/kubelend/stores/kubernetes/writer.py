@@ -117,11 +117,13 @@ def _object_write(write: RecordWrite, sequence: int, signature_key: str) -> Obje
             write, key, sequence, nothing, NO_RECORD, takes_capacity=False, is_finished=True
         )
     record = projection.decode_record_text(write.kind, write.text)
-    kept = projection.stored_record(signature_key, write.kind, write.id, write.text, sequence)
+    stored = projection.stored_record(signature_key, write.kind, write.id, write.text, sequence)
     is_over = isinstance(record, Reservation) and record.finished_at is not None
     takes = isinstance(record, Reservation) and record.is_live
     uid = objects.requesting_uid(record) if isinstance(record, Reservation) else ""
-    return ObjectWrite(write, key, sequence, projection.project(record), kept, takes, is_over, uid)
+    return ObjectWrite(
+        write, key, sequence, projection.project(record), stored, takes, is_over, uid
+    )
 
 
 class ObjectApplier:
@@ -291,7 +293,7 @@ def _is_other_request(object_write: ObjectWrite, cached: CachedObject) -> bool:
 
 
 def _has_no_record(cached: CachedObject | None) -> bool:
-    """Whether it has no valid record: then only the head tells who may write one."""
+    """Whether it has no valid record: then only the head determines who may write one."""
     return cached is not None and cached.sequence <= 0
 
 
