@@ -1,4 +1,4 @@
-"""Updates of local objects with retry on conflict: read, change, write if unchanged since, else again.
+"""Tools of the agent's reconcilers: reconcile queue, watches, and object updates with retry on conflict.
 
 A user edits a spec, the requester and the peering add finalizers, and both write the status of a
 ReservationInstruction: no writer may undo a concurrent change of another. `LocalObjects` reject writes

@@ -1,7 +1,7 @@
-"""Admission of a reservation by its provider: the lending policy, and the capacity that is free now.
+"""Holds of the provider: their admission, the hold table, and the ProviderInstruction of each hold.
 
-The broker has applied the same rules, but to an advertisement that may be half a minute old. The result
-is a refusal reason that the requester may read.
+Admission checks the lending policy and the free capacity. The broker has applied the same rules, but to
+an advertisement that may be half a minute old. The result is a refusal reason that the requester may read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The publisher: advertises this cluster to the broker, periodically and after significant changes.
 
 It always sends the current measurement and queues nothing, so after an outage the broker receives the
-current state. Reservations in the response go to the `ReservationCache`.
+current state. Reservations in the response go to the `ReservationCache`. `AdvertisementWriter` writes the
+Advertisement object; `LocalPublisher` runs without a broker.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ NO_BROKER_STATUS: Final = AdvertisementStatus(phase="Active", message="no broker
 
 
 class LocalPublisher:
-    """Use `run` as a root task, in place of a publisher."""
+    """Writes advertisements only to the local object, without a broker. Use `run` as a root task."""
 
     def __init__(
         self,

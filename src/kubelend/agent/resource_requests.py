@@ -1,4 +1,4 @@
-"""Builds the status of a ResourceRequest from a reservation or an error. Pure.
+"""Maps a ResourceRequest to a reservation request and its idempotency key, and results to its status. Pure.
 
 A transient error means Pending, never Failed: Failed is only what the broker or the spec itself has
 decided.

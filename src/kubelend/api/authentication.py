@@ -1,7 +1,8 @@
 """Authentication: the client certificate of the TLS connection, or the one that a trusted proxy forwards.
 
 TLS verified the certificate when the connection was established, which may be long ago. Therefore every
-request checks revocation, expiry, and whether the issuing CA is still trusted.
+request checks revocation, expiry, and whether the issuing CA is still trusted. `ConnectionMetrics` counts
+connections and audits rejected handshakes.
 """
 
 from __future__ import annotations

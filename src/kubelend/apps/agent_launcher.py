@@ -1,4 +1,4 @@
-"""Renews the agent's certificate in child processes.
+"""Launches the agent in a small process of its own, and renews its certificate in child processes.
 
 `cryptography` would cost the agent 11 MB of memory for one renewal a year. So the agent runs
 `kubelend certificate show` to find out when renewal is due, and `kubelend certificate renew` to renew.

@@ -1,7 +1,8 @@
-"""The broker's CA: loaded from its directory, reloaded after a rotation, and published to joining clusters.
+"""Certificates of the broker: its CA, its server certificate and the trusted CAs, all reloaded at run time.
 
-Implements the port `CertificateAuthority` of the broker with `kubelend.pki`. It also determines the CA that
-issued the broker's own certificate, because joining clusters verify the broker by the hash of that CA.
+`ReloadingAuthority` implements the port `CertificateAuthority` of the broker with `kubelend.pki`. It also
+determines the CA that issued the broker's own certificate, because joining clusters verify the broker by the
+hash of that CA. `ServerCertificateRenewer` renews the broker's certificate if that CA is its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`kubelend dev bench reserve`: durable reservations per second over mutual TLS.
+"""`kubelend dev bench reserve`, `decide` and `restart`: reservations per second, placement time, start time.
 
-Time slices of reservations and of a constant request alternate on the same connections, so that other load
-on the machine affects both; outliers do not move the median. The constant request repeats one reservation
-with the same idempotency key: the broker parses, authenticates and answers it, but need not decide or write.
-So the ratio is the cost of decision and durability relative to TLS, HTTP and JSON. Slices of `/healthz`, with
-neither body nor JSON, are for comparison. Afterwards the store is audited; it must contain every confirmed
+`reserve` measures durable reservations over mutual TLS. Time slices of reservations and of a constant request
+alternate on the same connections, so that other load on the machine affects both; outliers do not move the
+median. The constant request repeats one reservation with the same idempotency key: the broker parses,
+authenticates and answers it, but need not decide or write. So the ratio is the cost of decision and durability
+relative to TLS, HTTP and JSON. Slices of `/healthz`, with neither body nor JSON, are for comparison. Afterwards the store is audited; it must contain every confirmed
 reservation.
 """
 

@@ -1,7 +1,7 @@
-"""A minimal HTTP/1.1 client with little overhead of its own.
+"""Load generators, on a minimal HTTP/1.1 client with little overhead of its own.
 
-It supports only responses of our broker: a status, a Content-Length, a body. Each connection has one request
-in flight at a time.
+The client supports only responses of the broker: a status, a Content-Length, a body. Each connection has
+one request in flight at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CPU and memory usage of another process, from /proc."""
+"""Measurement helpers: CPU and memory of a process (from /proc), percentiles, time per call, progress."""
 
 from __future__ import annotations
 

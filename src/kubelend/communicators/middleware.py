@@ -1,4 +1,4 @@
-"""A slow network for simulated clusters: every call and every instruction is delayed."""
+"""Middleware around a communicator: metrics, the agent session, and the delay of a simulated network."""
 
 from __future__ import annotations
 

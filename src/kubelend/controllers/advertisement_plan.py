@@ -1,4 +1,4 @@
-"""The spec and status fields of a ClusterAdvertisement that the broker computes. Pure.
+"""Decides what to do about a ClusterAdvertisement object, and computes its spec and status. Pure.
 
 `controllers.advertisements` patches what differs. The store writes the record and its timestamps.
 """

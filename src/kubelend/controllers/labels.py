@@ -1,7 +1,7 @@
-"""When rejected requests are deleted: they are objects without a record, so nothing else removes them. Pure.
+"""Labels, finalizers and deletion of the broker's objects, also in cluster namespaces.
 
-They stay as long as a finished reservation does, so that the user can read the reason; the audit log has it
-for longer. Applies to the broker's namespace and to cluster namespaces.
+Rejected requests are objects without a record, so nothing else deletes them. They stay as long as a finished
+reservation does, so that the user can read the reason; the audit log has it for longer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deadline heaps for expiry and retention, with lazy deletion of outdated entries."""
+"""Indexes of the ledger: deadlines, reservations by cluster, held resources, wait queue, limits, members."""
 
 from __future__ import annotations
 

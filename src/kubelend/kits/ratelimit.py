@@ -1,4 +1,4 @@
-"""Rate limiting with one token bucket per caller."""
+"""Rate limiting: a token bucket per caller, a throttle for log messages, and a coalescing timer."""
 
 from __future__ import annotations
 

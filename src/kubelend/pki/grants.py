@@ -1,4 +1,4 @@
-"""Signed grants of reservations, which a provider can verify offline.
+"""Signed grants of reservations, which a provider can verify offline, and their signer.
 
 A grant is a compact JWS (RFC 7515) with an Ed25519 signature (RFC 8037), which every JWT library can
 verify: `sub` may use `resources` of `aud` for the reservation `jti` until `exp`. The public keys are a JWK

@@ -1,4 +1,4 @@
-"""Validity periods and renewal times of certificates.
+"""X.509 helpers: validity periods and renewal times of certificates, and their chains.
 
 A certificate has no issue time, only notBefore, which is backdated because clocks differ. The backdating is
 computed from the lifetime so that it can be inverted; where it could not be applied, the lowest bit of the

@@ -1,5 +1,7 @@
-"""Objects as files in a directory, `<directory>/<plural>/<namespace>.<name>.yaml`. Used by one
-thread at a time.
+"""Local objects as YAML files, `<directory>/<plural>/<namespace>.<name>.yaml`.
+
+`ObjectDirectory` reads and writes the files, used by one thread at a time. `FileObjects` calls it from the
+event loop and scans the files for changes.
 """
 
 from __future__ import annotations

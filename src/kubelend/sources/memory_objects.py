@@ -1,5 +1,5 @@
-"""Objects by kind and key with their watchers: the part of every object store that lives in the
-event loop.
+"""Local objects in memory, and `WatchableStore`: objects by kind and key with their watchers, which other
+stores use as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A simulated cluster without a clock: a sequence of events determined by the seed."""
+"""A simulated cluster: a sequence of events determined by the seed, and a source that plays it in time."""
 
 from __future__ import annotations
 

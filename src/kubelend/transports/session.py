@@ -1,4 +1,4 @@
-"""Sends requests to the broker: connection pools, timeouts, retries, and errors by class.
+"""Sends requests to the broker: connection pools, timeouts, retries, event streams, and errors by class.
 
 An error of the broker is raised as the class that the broker raised; no response at all is
 `BrokerUnreachable`. Idempotent requests are retried while the error is retryable.

@@ -1,4 +1,4 @@
-"""Readable errors for input that a person wrote, in place of msgspec's messages.
+"""Checks of texts and labels, and readable validation errors in place of msgspec's messages.
 
 `Object missing required field `cpu` - at `$.spec`` becomes `spec.cpu: is required`.
 """
