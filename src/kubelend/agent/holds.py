@@ -54,9 +54,9 @@ def _refusal_reasons(request: HoldRequest, capacity: Capacity) -> Iterator[str]:
     if capacity.free is not None:
         yield from _free_capacity_refusals(request.resources, capacity.free, policy.keep_back)
     yield from _cap_refusals(request.resources, lent, policy.max_lent, "")
-    to_it = [hold for hold in lent if hold.requester == request.requester]
+    lent_to_requester = [hold for hold in lent if hold.requester == request.requester]
     yield from _cap_refusals(
-        request.resources, to_it, policy.max_per_requester, f" to {request.requester}"
+        request.resources, lent_to_requester, policy.max_per_requester, f" to {request.requester}"
     )
 
 
@@ -137,8 +137,10 @@ class HoldTable:
     def try_hold(self, reservation: bodies.Reservation, now: datetime) -> str:
         """Record a hold if it is admissible. Returns the refusal reason, empty if held."""
         hold = hold_from_reservation(reservation)
-        asked = HoldRequest(hold.requester, hold.resources, reservation.status.reserved_at or now)
-        refusal = refusal_reason(asked, self._capacity_without(reservation.id))
+        requested = HoldRequest(
+            hold.requester, hold.resources, reservation.status.reserved_at or now
+        )
+        refusal = refusal_reason(requested, self._capacity_without(reservation.id))
         if not refusal:
             self.put(reservation.id, hold)
         return refusal

@@ -194,9 +194,9 @@ class Activator:
     async def activate(self, found: ReservationInstruction) -> None:
         body = self._unactivated(found)
         if body is not None:
-            asked_at = self._reservations.sequence()
+            sent_at = self._reservations.sequence()
             used = await reservation_cache.with_timeout(self._communicator.activate(body.id))
-            self._reservations.put(used, asked_at)
+            self._reservations.put(used, sent_at)
             log.info("Reservation activated", reservation=body.id, cluster=body.target_cluster_id)
 
     def forget(self, key: str) -> None:

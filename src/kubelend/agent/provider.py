@@ -204,11 +204,13 @@ class ProviderReconciler:
     ) -> None:
         self._holds.drop(reservation)
         if instruction is not None and not agent_holds.is_instruction_finished(instruction):
-            why = agent_holds.withdrawal_reason(found, self._config.cluster_id)
+            reason = agent_holds.withdrawal_reason(found, self._config.cluster_id)
             log.info(
-                "Reservation withdrawn", **_provider_instruction_log_keys(instruction), reason=why
+                "Reservation withdrawn",
+                **_provider_instruction_log_keys(instruction),
+                reason=reason,
             )
-            await self._finish(instruction, agent_holds.WITHDRAWN, why)
+            await self._finish(instruction, agent_holds.WITHDRAWN, reason)
         elif instruction is not None:
             await self._delete_finished(reservation, instruction.status.finished_at)
         elif found is not None and found.status.phase not in UNFINISHED_PHASES:

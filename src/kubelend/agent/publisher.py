@@ -104,7 +104,7 @@ class Publisher:
     async def _send(self, totals: Totals) -> bodies.PublishResult:
         body = advertisement.advertisement_body(self._settings, totals, self._clock())
         timeout = max(self._settings.interval, MIN_PUBLISH_TIMEOUT)
-        asked_at = self._reservations.sequence()
+        sent_at = self._reservations.sequence()
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 answer = await self._communicator.publish(body)
@@ -113,7 +113,7 @@ class Publisher:
                 f"the broker did not answer within {durations.format_duration_short(timeout)}"
             ) from None
         self._reservations.put_instructions(
-            answer.provider_instructions, asked_at, source="advertisement"
+            answer.provider_instructions, sent_at, source="advertisement"
         )
         return answer
 

@@ -165,15 +165,15 @@ class ResourceRequestReconciler:
             await self._sync(found)
 
     async def _sync(self, found: ResourceRequest) -> None:
-        state, asked = resource_requests.request_state(found), found.status.asked
+        state, requested = resource_requests.request_state(found), found.status.asked
         if state is RequestState.NEW:
             await self._start(found)
         elif state is RequestState.BOUND:
             await self._sync_bound(found)
         elif state is RequestState.REQUESTED and resource_requests.is_spec_changed(found):
             await self._restart(found)
-        elif state is RequestState.REQUESTED and asked is not None:
-            await self._request_reservation(found, asked)
+        elif state is RequestState.REQUESTED and requested is not None:
+            await self._request_reservation(found, requested)
 
     # -- requesting
 
@@ -193,12 +193,12 @@ class ResourceRequestReconciler:
             if marked is None or not resource_requests.has_request_finalizer(marked):
                 return  # deleted in the meantime
             found = marked
-        asked = SentRequest(
+        requested = SentRequest(
             found.metadata.generation, resource_requests.request_from_spec(found.spec)
         )
-        written = await self._update_status(found, resource_requests.status_for_request(asked))
+        written = await self._update_status(found, resource_requests.status_for_request(requested))
         if written is not None:
-            await self._request_reservation(written, asked, is_first=True)
+            await self._request_reservation(written, requested, is_first=True)
 
     async def _request_reservation(
         self, found: ResourceRequest, sent: SentRequest, *, is_first: bool = False
@@ -534,10 +534,10 @@ class ReservationClient:
         )
 
     async def renew(self, reservation: str) -> bodies.Reservation:
-        asked_at = self._reservations.sequence()
+        sent_at = self._reservations.sequence()
         body = await reservation_cache.with_timeout(self._communicator.renew(reservation))
         self._expiry.confirm(body)
-        return self.cache(body, asked_at)
+        return self.cache(body, sent_at)
 
     async def release(self, found: ResourceRequest) -> str:
         """Release the object's reservation. Returns its ID, empty if there was none."""
@@ -563,7 +563,7 @@ class ReservationClient:
         """The ID of the reservation that the object holds, as far as is known. Empty if there is
         none.
         """
-        state, name, asked = (
+        state, name, requested = (
             resource_requests.request_state(found),
             found.status.reservation_name,
             found.status.asked,
@@ -571,8 +571,8 @@ class ReservationClient:
         if state is RequestState.BOUND:
             known = self._reservations.find(name)
             return name if known is None or known.status.phase in UNFINISHED_PHASES else ""
-        if state is RequestState.REQUESTED and asked is not None:
-            return await self._recover_reservation(found, asked)
+        if state is RequestState.REQUESTED and requested is not None:
+            return await self._recover_reservation(found, requested)
         return ""
 
     async def _recover_reservation(self, found: ResourceRequest, sent: SentRequest) -> str:
@@ -587,11 +587,11 @@ class ReservationClient:
             return ""
 
     async def _release(self, reservation: str) -> None:
-        asked_at = self._reservations.sequence()
+        sent_at = self._reservations.sequence()
         try:
             self.cache(
                 await reservation_cache.with_timeout(self._communicator.release(reservation)),
-                asked_at,
+                sent_at,
             )
         except NotFound:
             self._reservations.remove(reservation)

@@ -163,9 +163,9 @@ async def fetch_latest(
     """Fetch a reservation into the cache. Returns the cached state; None if the broker does not know
     it.
     """
-    asked_at = reservations.sequence()
+    sent_at = reservations.sequence()
     try:
-        reservations.put(await with_timeout(communicator.find(reservation)), asked_at)
+        reservations.put(await with_timeout(communicator.find(reservation)), sent_at)
     except NotFound:
         reservations.remove(reservation)
     return reservations.find(reservation)

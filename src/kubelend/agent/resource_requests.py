@@ -167,10 +167,10 @@ def _observed_generation(found: ResourceRequest, body: bodies.Reservation) -> in
     """A live reservation has observed every change and applies none. A finished one can be requested
     again by a change that it has not observed.
     """
-    asked = found.status.asked
-    if asked is None or body.status.phase in LIVE_PHASES:
+    requested = found.status.asked
+    if requested is None or body.status.phase in LIVE_PHASES:
         return found.metadata.generation
-    return max(asked.generation, found.status.observed_generation)
+    return max(requested.generation, found.status.observed_generation)
 
 
 def _failed_status(generation: int, error: KubelendError) -> ResourceRequestStatus:
@@ -232,11 +232,11 @@ def idempotency_key(cluster: str, uid: str, generation: int) -> str:
 
 def is_spec_changed(found: ResourceRequest) -> bool:
     """Whether the spec now asks for something else than the request that was sent."""
-    asked = found.status.asked
-    if asked is None or asked.generation == found.metadata.generation:
+    requested = found.status.asked
+    if requested is None or requested.generation == found.metadata.generation:
         return False
     try:
-        return request_from_spec(found.spec) != asked.request
+        return request_from_spec(found.spec) != requested.request
     except InvalidInput:
         return True
 

@@ -228,10 +228,10 @@ class InstructionListener:
 
     async def _list_and_fetch(self) -> bool:
         """False if there are more missing reservations than one round may fetch."""
-        asked_at = self._reservations.sequence()
+        sent_at = self._reservations.sequence()
         listed = await reservation_cache.with_timeout(self._communicator.instructions())
-        self._reservations.put_instructions(listed, asked_at, source="poll")
-        since = asked_at if self._incomplete_since is None else self._incomplete_since
+        self._reservations.put_instructions(listed, sent_at, source="poll")
+        since = sent_at if self._incomplete_since is None else self._incomplete_since
         # The list may lack what the stream delivered in the meantime: that proves nothing.
         missing = self._reservations.not_updated_since(since)
         is_settled = len(missing) <= MAX_FETCHES_PER_LIST

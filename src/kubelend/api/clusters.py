@@ -26,8 +26,8 @@ async def get_cluster(call: RequestContext) -> web.StreamResponse:
 
 
 async def cordon(call: RequestContext) -> web.StreamResponse:
-    why = await _read_reason(call)
-    return json_response(_cluster_body(call, await call.broker.cordon(call.cluster, why)))
+    reason = await _read_reason(call)
+    return json_response(_cluster_body(call, await call.broker.cordon(call.cluster, reason)))
 
 
 async def uncordon(call: RequestContext) -> web.StreamResponse:
@@ -35,8 +35,8 @@ async def uncordon(call: RequestContext) -> web.StreamResponse:
 
 
 async def drain(call: RequestContext) -> web.StreamResponse:
-    why = await _read_reason(call)
-    view, drained = await call.broker.drain(call.cluster, why)
+    reason = await _read_reason(call)
+    view, drained = await call.broker.drain(call.cluster, reason)
     reservations = [conversion.from_reservation(found) for found in drained]
     return json_response(bodies.DrainResult(_cluster_body(call, view), reservations))
 

@@ -47,9 +47,9 @@ async def deny_member(call: RequestContext) -> web.StreamResponse:
 async def revoke_member(call: RequestContext) -> web.StreamResponse:
     body = await call.optional_body(admin_bodies.RevokeRequest)
     role, name = _other_member_in_path(call)
-    why = validation.check_plain(body.reason, "reason")
+    reason = validation.check_plain(body.reason, "reason")
     done = await call.app.membership.revoke(
-        role, name, reason=why, by=call.caller.name, release=body.release
+        role, name, reason=reason, by=call.caller.name, release=body.release
     )
     return json_response(
         admin_bodies.Revocation(
@@ -176,17 +176,17 @@ def _token_record(body: TokenRequest, made: NewToken, by: str, now: datetime) ->
 
 
 def _token_ttl(text: str) -> timedelta:
-    asked = conversion.positive_duration(text or admin_bodies.DEFAULT_TTL, "ttl")
-    if asked > MAX_TOKEN_TTL:
+    requested = conversion.positive_duration(text or admin_bodies.DEFAULT_TTL, "ttl")
+    if requested > MAX_TOKEN_TTL:
         raise InvalidInput(
             f"ttl: {text} is more than {durations.format_duration_short(MAX_TOKEN_TTL)}",
             hint="create another token when it is needed",
         )
-    if asked < MIN_TOKEN_TTL:
+    if requested < MIN_TOKEN_TTL:
         raise InvalidInput(
             f"ttl: {text} is less than {durations.format_duration_short(MIN_TOKEN_TTL)}"
         )
-    return asked
+    return requested
 
 
 def _check_token_name(name: str, role: Role) -> None:

@@ -139,9 +139,9 @@ def _reservation_filter(
     def wanted(found: Reservation) -> bool:
         if phases and found.phase not in phases:
             return False
-        asks = side is not Side.PROVIDER and found.requester == cluster
+        requester_id = side is not Side.PROVIDER and found.requester == cluster
         lends = side is not Side.REQUESTER and found.target == cluster
-        return cluster is None or asks or lends
+        return cluster is None or requester_id or lends
 
     return cluster, wanted
 

@@ -89,7 +89,7 @@ class AgentApp:
     def __init__(
         self,
         settings: AgentSettings,
-        around: AgentEnvironment,
+        environment: AgentEnvironment,
         cluster: str,
         renew_at: datetime | None = None,
     ) -> None:
@@ -98,9 +98,9 @@ class AgentApp:
         """Ports by listener: probes, metrics."""
         self._settings = settings
         self._renew_at = renew_at
-        self._environment = around
+        self._environment = environment
         self._cluster = cluster
-        self._advertising = agent_environment.advertising_settings(settings, around, cluster)
+        self._advertising = agent_environment.advertising_settings(settings, environment, cluster)
         self._inventory = Inventory()
         self._reservation_cache = ReservationCache()
         self._active_gate = ActiveAgentGate()
@@ -136,10 +136,10 @@ class AgentApp:
         return roots | ({"fate": _crash_after(dies_after)} if dies_after else {})
 
     def _tasks_without_broker(self) -> dict[str, RootCoroutine]:
-        around = self._environment
+        environment = self._environment
         collector = self._make_collector(lambda: None)
         meter = LocalPublisher(
-            self._advertising, self._inventory, around.objects, self.health, around.clock
+            self._advertising, self._inventory, environment.objects, self.health, environment.clock
         )
         return {"collector": collector.run(), "publisher": meter.run(collector.measured)}
 
@@ -200,29 +200,36 @@ class AgentApp:
     def _make_provider(
         self, broker: BrokerCommunicator, publisher: Publisher
     ) -> ProviderReconciler:
-        settings, around = self._settings, self._environment
+        settings, environment = self._settings, self._environment
         holds = HoldTable(
             self._inventory,
-            around.policy,
+            environment.policy,
             enforce=settings.enforce,
             on_change=publisher.notify_changed,
         )
-        config = ProviderConfig(self._cluster, around.namespace or "default", settings.finished_for)
+        config = ProviderConfig(
+            self._cluster, environment.namespace or "default", settings.finished_for
+        )
         return ProviderReconciler(
             config,
-            around.objects,
+            environment.objects,
             broker,
             self._reservation_cache,
             holds,
             self.health,
-            around.clock,
+            environment.clock,
         )
 
     def _make_peering(self, broker: BrokerCommunicator) -> PeeringReconciler:
-        around = self._environment
+        environment = self._environment
         peering = agent_environment.make_peering(self._settings, self._cluster)
         return PeeringReconciler(
-            around.objects, broker, self._reservation_cache, peering, self.health, around.clock
+            environment.objects,
+            broker,
+            self._reservation_cache,
+            peering,
+            self.health,
+            environment.clock,
         )
 
     def _renewal_task(self) -> dict[str, RootCoroutine]:
@@ -254,10 +261,10 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
     """Builds the agent and opens its listeners. At exit the agent session at the broker is closed."""
     settings = launched.settings
     async with AsyncExitStack() as stack:
-        around = await stack.enter_async_context(agent_environment.open_environment(settings))
-        cluster = settings.cluster_id or await around.source.identity()
-        process = AgentApp(settings, around, cluster, launched.renew_at)
-        process.communicator = await _connect(settings, around, process.metrics, stack)
+        environment = await stack.enter_async_context(agent_environment.open_environment(settings))
+        cluster = settings.cluster_id or await environment.source.identity()
+        process = AgentApp(settings, environment, cluster, launched.renew_at)
+        process.communicator = await _connect(settings, environment, process.metrics, stack)
         process.ports = await _listen(settings, process, stack)
         log.info(
             "Agent started",
@@ -276,7 +283,10 @@ def _broker_description(settings: AgentSettings) -> str:
 
 
 async def _connect(
-    settings: AgentSettings, around: AgentEnvironment, metrics: AgentMetrics, stack: AsyncExitStack
+    settings: AgentSettings,
+    environment: AgentEnvironment,
+    metrics: AgentMetrics,
+    stack: AsyncExitStack,
 ) -> BrokerCommunicator | None:
     options = CommunicatorOptions(
         url=settings.broker_url,
@@ -293,8 +303,8 @@ async def _connect(
     if communicator is None:
         return None
     stack.push_async_callback(communicator.close)
-    if around.network_delay:
-        communicator = DelayMiddleware(communicator, around.network_delay)
+    if environment.network_delay:
+        communicator = DelayMiddleware(communicator, environment.network_delay)
     return MetricsMiddleware(communicator, metrics.observe_call)
 
 

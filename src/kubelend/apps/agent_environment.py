@@ -73,26 +73,26 @@ NO_OFFER_SETTINGS = OfferSettings(None, {}, "", None)
 async def open_environment(settings: AgentSettings) -> AsyncIterator[AgentEnvironment]:
     """Opens the environment that the settings select."""
     if settings.source == "kubernetes":
-        async with open_kubernetes_environment(settings) as around:
-            yield around
+        async with open_kubernetes_environment(settings) as environment:
+            yield environment
     else:
-        around = simulated_environment(settings)
+        environment = simulated_environment(settings)
         try:
-            yield around
+            yield environment
         finally:
-            await around.close()
+            await environment.close()
 
 
 def advertising_settings(
-    settings: AgentSettings, around: AgentEnvironment, cluster: str
+    settings: AgentSettings, environment: AgentEnvironment, cluster: str
 ) -> AdvertisementConfig:
     return AdvertisementConfig(
         cluster_id=cluster,
         cluster_name=settings.cluster_name,
-        cost=around.offer.cost,
-        labels=around.offer.labels,
-        region=around.offer.region,
-        policy=around.offer.policy,
+        cost=environment.offer.cost,
+        labels=environment.offer.labels,
+        region=environment.offer.region,
+        policy=environment.offer.policy,
         endpoint_url=settings.endpoint_url,
         interval=settings.advertisement_requeue_interval,
         align=settings.align_to_clock,
@@ -218,7 +218,7 @@ def simulated_environment(settings: AgentSettings) -> AgentEnvironment:
     now = _skewed_clock(durations.parse_duration(described.agent.clock_skew))
     described_offer = OfferSettings(described.cost, described.labels, described.region, None)
     offered = offer_settings(settings, described_offer)
-    around = AgentEnvironment(
+    environment = AgentEnvironment(
         source=SimulatedSource(described, clock.utc_now),
         objects=MemoryObjects(now),
         clock=now,
@@ -229,9 +229,11 @@ def simulated_environment(settings: AgentSettings) -> AgentEnvironment:
         dies_after=durations.parse_duration(described.agent.dies_after or "0s"),
     )
     if not settings.objects_dir:
-        return around
+        return environment
     files = FileObjects(Path(settings.objects_dir), now)
-    return around._replace(objects=files, object_error=lambda: files.problem, close=files.close)
+    return environment._replace(
+        objects=files, object_error=lambda: files.problem, close=files.close
+    )
 
 
 def _skewed_clock(skew: timedelta) -> Clock:

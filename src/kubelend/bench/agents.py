@@ -87,7 +87,7 @@ async def _open_agent(
     )
     communicator = await http.connect(options)
     stack.push_async_callback(communicator.close)
-    around = AgentEnvironment(
+    environment = AgentEnvironment(
         source=SimulatedSource(_TINY_CLUSTER, clock.utc_now),
         objects=RecordingObjects(member.name, deliveries, clock.utc_now),
         clock=clock.utc_now,
@@ -96,7 +96,7 @@ async def _open_agent(
         offer=_NO_OFFER,
     )
     settings = AgentSettings(broker_url=url, auto_renew=False)
-    process = AgentApp(settings, around, member.name)
+    process = AgentApp(settings, environment, member.name)
     process.communicator = communicator
     return process
 

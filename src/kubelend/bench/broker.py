@@ -1,11 +1,11 @@
 """`kubelend dev bench reserve`, `decide` and `restart`: reservations per second, placement time, start time.
 
-`reserve` measures durable reservations over mutual TLS. Time slices of reservations and of a constant request
-alternate on the same connections, so that other load on the machine affects both; outliers do not move the
-median. The constant request repeats one reservation with the same idempotency key: the broker parses,
-authenticates and answers it, but need not decide or write. So the ratio is the cost of decision and durability
-relative to TLS, HTTP and JSON. Slices of `/healthz`, with neither body nor JSON, are for comparison. Afterwards the store is audited; it must contain every confirmed
-reservation.
+`reserve` measures durable reservations over mutual TLS. Time slices of reservations and of a constant
+request alternate on the same connections, so that other load on the machine affects both; outliers do not
+move the median. The constant request repeats one reservation with the same idempotency key: the broker
+parses, authenticates and answers it, but need not decide or write. So the ratio is the cost of decision and
+durability relative to TLS, HTTP and JSON. Slices of `/healthz`, with neither body nor JSON, are for
+comparison. Afterwards the store is audited; it must contain every confirmed reservation.
 """
 
 from __future__ import annotations

@@ -84,19 +84,19 @@ def _actor(actor: Actor) -> str:
     return actor.name if actor is BROKER_ACTOR else f"{actor.role}/{actor.name}"
 
 
-def _amounts(asked: Resources) -> dict[str, Any]:
+def _amounts(requested: Resources) -> dict[str, Any]:
     """Extended resources apart: their names are the users', and must not replace a key of the line."""
     amounts: dict[str, Any] = {
-        "cpu": _quantity("cpu", asked.cpu),
-        "memory": _quantity("memory", asked.memory),
+        "cpu": _quantity("cpu", requested.cpu),
+        "memory": _quantity("memory", requested.memory),
     }
-    if asked.gpu:
-        amounts["gpu"] = _quantity("gpu", asked.gpu)
-    if asked.storage:
-        amounts["storage"] = _quantity("storage", asked.storage)
-    if asked.extended:
+    if requested.gpu:
+        amounts["gpu"] = _quantity("gpu", requested.gpu)
+    if requested.storage:
+        amounts["storage"] = _quantity("storage", requested.storage)
+    if requested.extended:
         amounts["extended"] = {
-            name: _quantity(name, amount) for name, amount in asked.extended.items()
+            name: _quantity(name, amount) for name, amount in requested.extended.items()
         }
     return amounts
 

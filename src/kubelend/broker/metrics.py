@@ -75,7 +75,7 @@ class Metrics:
             outcome: self._placement_duration.series(outcome) for outcome in _PLACEMENT_OUTCOMES
         }
         self._placement_failures = self._counter(
-            PLACEMENT_FAILURES, [(why,) for why in _FAILURE_REASONS]
+            PLACEMENT_FAILURES, [(reason,) for reason in _FAILURE_REASONS]
         )
         self._commit_time = self._histogram(STORE_COMMIT_DURATION).series()
         self._commit_size = self._histogram(STORE_COMMIT_CHANGES).series()
@@ -100,7 +100,7 @@ class Metrics:
     def count_placement_failure(self, explanation: Explanation) -> None:
         """Counts a request that no cluster fits under the most frequent rejection reason."""
         counts = explanation.rejections
-        largest = min(counts, key=lambda why: (-counts[why], why), default=NO_CLUSTERS)
+        largest = min(counts, key=lambda reason: (-counts[reason], reason), default=NO_CLUSTERS)
         self._placement_failures.add(largest)
 
     def observe_commit(self, changes: Sequence[Change], seconds: float) -> None:
@@ -574,7 +574,8 @@ def _extended_rows(offer: Advertisement, reserved: Resources) -> Iterator[_Resou
 
 def _totals_text(snapshot: FleetSnapshot, fleet: _FleetText) -> Iterator[bytes]:
     by_phase = {
-        (str(phase), str(why)): count for (phase, why), count in snapshot.reservation_counts.items()
+        (str(phase), str(reason)): count
+        for (phase, reason), count in snapshot.reservation_counts.items()
     }
     yield _series_text(RESERVATIONS, by_phase.items())
     yield _series_text(PENDING_REQUESTS, [((), snapshot.pending_requests)])

@@ -186,8 +186,8 @@ class LedgerWriter:
 
     def current(self) -> tuple[Ledger, datetime]:
         """Returns the current ledger, after expiring what is due, and the time."""
-        if (why := self.not_serving_reason) is not None:
-            raise NotReady(f"the broker is {why}", hint="try again in a moment")
+        if (reason := self.not_serving_reason) is not None:
+            raise NotReady(f"the broker is {reason}", hint="try again in a moment")
         ledger, now = self._ledger, self.clock()
         due = ledger.next_deadline()
         if due is not None and due <= now and self._is_leading:
@@ -296,9 +296,9 @@ class LedgerWriter:
         self._wake.set()
         log.error("Store failed, will reload", error=str(problem))
 
-    def _drop_state(self, why: str) -> None:
+    def _drop_state(self, reason: str) -> None:
         """Drops the state in memory, which may be stale."""
-        self.unready = why
+        self.unready = reason
         self._is_loaded = self._is_leading = False
         self._ledger = Ledger()
         self._metrics.set_ledger(self._ledger)

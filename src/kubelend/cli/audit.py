@@ -54,7 +54,7 @@ def audit(
     store: Annotated[str, typer.Option(hidden=True)] = "",
     json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
 ) -> None:
-    """`kubelend audit check --store`, as `audit check` was called first; without flags, the help."""
+    """`kubelend audit check --store`, the former name of `audit check`; without flags, the help."""
     if context.invoked_subcommand is not None:
         return
     if store or json:

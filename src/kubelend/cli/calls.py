@@ -68,7 +68,7 @@ def call_broker(
     ask: Callable[[BrokerClient], Awaitable[Answer]],
     fields: Fields = NO_FIELDS,
 ) -> Answer:
-    """Connect, ask, disconnect. After a success, renew the certificate if that is due."""
+    """Connect, call, disconnect. After a success, renew the certificate if that is due."""
     import asyncio
 
     from kubelend.cli import renewal
@@ -94,7 +94,7 @@ def search_scope(backend: Backend) -> str:
 
 @contextlib.contextmanager
 def naming_flags(fields: Fields) -> Iterator[None]:
-    """Let errors name the flag that was typed, instead of the field of the body that it became."""
+    """Make errors name the flag that was typed, instead of the field of the body."""
     try:
         yield
     except InvalidInput as error:

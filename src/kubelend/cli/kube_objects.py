@@ -64,7 +64,7 @@ def body_from_reservation(found: Reservation) -> bodies.Reservation:
 
 
 def body_from_request(found: ResourceRequest) -> RequestBody:
-    """Expired is a reason of Released, as the broker has it."""
+    """The body of a ResourceRequest. Expired is a reason of Released, as at the broker."""
     spec, status = found.spec, found.status
     is_expired = status.phase == "Expired"
     return RequestBody(
@@ -175,7 +175,7 @@ def _rating(score: str) -> str:
 
 
 class KindAdapter(NamedTuple, Generic[Kind]):
-    """What the backend needs to know of the kind of object that requests resources."""
+    """Adapts the backend to one kind of object that requests resources."""
 
     resource: Resource[Kind]
     build: Callable[[Metadata, bodies.ReservationRequest], Kind]
@@ -217,7 +217,7 @@ RESERVATIONS: Final = KindAdapter(
     to_body=body_from_reservation,
     is_decided=lambda found: bool(found.status.phase),
     reservation_name=lambda found: found.metadata.name,
-    # One with a question is an agent's call in its cluster namespace, not the reservation itself.
+    # One with a request is an agent's call in its cluster namespace, not the reservation itself.
     is_listed=lambda found: found.spec.request is None,
     labels=f"{objects.ARCHIVED_LABEL}!=true",
     controller="a broker with --broker-interface=kubernetes that serves this namespace",

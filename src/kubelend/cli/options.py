@@ -162,7 +162,7 @@ ContextName = Annotated[
     ),
 ]
 OldBroker = Annotated[str, typer.Option("--broker", envvar="KUBELEND_BROKER", hidden=True)]
-"""As the flag for the broker's address was called first."""
+"""Former name of the flag for the broker's address."""
 
 
 def _client(call: typer.Context, **values: Any) -> ClientSettings:
@@ -219,7 +219,7 @@ def _rank(call: typer.Context, name: str) -> int:
 
 
 class KubeTarget(msgspec.Struct, frozen=True):
-    """A cluster, as kubectl's flags name it; what is empty is up to the kubeconfig."""
+    """A cluster, as kubectl's flags name it; empty fields are taken from the kubeconfig."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -312,7 +312,7 @@ def _target(call: typer.Context, **values: Any) -> Target:
 
 
 def normalize_arguments(arguments: list[str]) -> list[str]:
-    """What users of Go programs write, as this parser takes it: `--leader-elect=true`, `-n team get ...`."""
+    """Convert the notation of Go programs to that of this parser: `--leader-elect=true`, `-n team get ...`."""
     return move_global_flags([_normalize_switch(argument) for argument in arguments])
 
 

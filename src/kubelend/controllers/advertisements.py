@@ -61,21 +61,21 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
 
     def on_change(self, changes: Sequence[Change]) -> None:
         """Enqueue the clusters that committed changes affect."""
-        concerned: dict[str, None] = {}
+        changed_names: dict[str, None] = {}
         for change in changes:
             match change:
                 case Reservation():
-                    concerned.update(dict.fromkeys(filter(None, (change.target, *change.left))))
+                    changed_names.update(dict.fromkeys(filter(None, (change.target, *change.left))))
                 case Cluster():
-                    concerned[change.id] = None
+                    changed_names[change.id] = None
                     self._staleness_due.set(change.valid_until)
                 case ClusterDeleted():
-                    concerned[change.cluster] = None
+                    changed_names[change.cluster] = None
                 case Member(role=Role.CLUSTER):
-                    concerned[change.name] = None
+                    changed_names[change.name] = None
                 case RecordDeleted(kind="member"):  # it may advertise again
-                    concerned[change.id.removeprefix(member_id(Role.CLUSTER, ""))] = None
-        for cluster in concerned:
+                    changed_names[change.id.removeprefix(member_id(Role.CLUSTER, ""))] = None
+        for cluster in changed_names:
             self._enqueue_cluster(cluster)
 
     def tick(self) -> None:

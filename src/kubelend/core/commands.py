@@ -339,8 +339,8 @@ def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[Non
         answer = decision.decide_placement(
             quotas.query_for_reservation(ledger, waiter, now), ledger.fleet
         )
-        why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
-        yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"No cluster fitted in time{why}")
+        reason = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
+        yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"No cluster fitted in time{reason}")
 
 
 def set_policy(

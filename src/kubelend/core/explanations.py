@@ -273,9 +273,9 @@ def _check_price(query: PlacementQuery, fleet: Fleet, row: int, less: Resources)
     if query.request.constraints.max_price is None and query.budget is None:
         return _PriceCheck()
     rest = replace(query.request, resources=query.request.resources - less)
-    asked = replace(query, request=rest)
-    within = filters.within_budget(asked, fleet)
-    return _PriceCheck(_price_needed(asked, fleet, row), within is not None and not within[row])
+    reduced = replace(query, request=rest)
+    within = filters.within_budget(reduced, fleet)
+    return _PriceCheck(_price_needed(reduced, fleet, row), within is not None and not within[row])
 
 
 def _price_needed(query: PlacementQuery, fleet: Fleet, row: int) -> int | None:
@@ -358,10 +358,10 @@ class Explanation(msgspec.Struct, frozen=True):
         if not self.total:
             return "no cluster has advertised yet"
         counts = sorted(self.rejections.items(), key=lambda item: (-item[1], item[0]))
-        why = ", ".join(f"{count} {rejection}" for rejection, count in counts)
+        reason = ", ".join(f"{count} {rejection}" for rejection, count in counts)
         noun = "cluster fits" if self.total == 1 else "clusters fit"
         unknown = "" if self.unknown is None else f"; cluster {self.unknown!r} is unknown"
-        return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "") + unknown
+        return f"{self.fitting}/{self.total} {noun}" + (f": {reason}" if reason else "") + unknown
 
 
 def no_capacity_error(explanation: Explanation) -> NoCapacity:

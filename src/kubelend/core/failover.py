@@ -67,13 +67,15 @@ class ProviderMonitor:
         unreachable ones.
         """
         before, self._unreachable = self._unreachable, self._detect_unreachable(ledger, now)
-        given_up = self._unreachable - before
-        due = self._unreachable if not self._pending and now >= self._retry_at else given_up
+        newly_unreachable = self._unreachable - before
+        due = (
+            self._unreachable if not self._pending and now >= self._retry_at else newly_unreachable
+        )
         for cluster in sorted(due):
             self._pending.extend(found.id for found in ledger.lent_by(cluster))
         if self._pending:
             self._retry_at = now + RETRY_INTERVAL
-        return given_up
+        return newly_unreachable
 
     def next_reservation(self, ledger: Ledger) -> Reservation | None:
         """The next reservation on an unreachable provider; None if there is none."""
@@ -104,11 +106,11 @@ def fail_over(ledger: Ledger, monitor: ProviderMonitor, now: datetime) -> Comman
 
     A reservation that fits nowhere else stays, because the provider may return, and is retried.
     """
-    given_up: set[ClusterId] = set()
+    newly_unreachable: set[ClusterId] = set()
     if monitor.start_check(now):
         for cluster in sorted(monitor.blocked_clusters):
             yield from _mark_recovered(ledger, monitor, cluster, now)
-        given_up = monitor.find_unreachable(ledger, now)
+        newly_unreachable = monitor.find_unreachable(ledger, now)
     for _ in range(MAX_ATTEMPTS_PER_RUN):
         found = monitor.next_reservation(ledger)
         if found is None:
@@ -116,7 +118,7 @@ def fail_over(ledger: Ledger, monitor: ProviderMonitor, now: datetime) -> Comman
         provider = ledger.cluster(found.target or ClusterId(""))
         if provider.is_stale(now):  # it may have recovered since the last check
             yield from _fail_over_one(ledger, monitor, found, provider, now)
-    return [ledger.cluster(cluster) for cluster in sorted(given_up)]
+    return [ledger.cluster(cluster) for cluster in sorted(newly_unreachable)]
 
 
 def _mark_recovered(
@@ -136,15 +138,15 @@ def _fail_over_one(
 ) -> Command[None]:
     """The message omits why no cluster fits: that changes constantly, and `explain` reports it."""
     since = timestamps.format_time(provider.received_at, now)
-    unreachable = f"{provider.id}, unreachable since {since}"
+    newly_unreachable = f"{provider.id}, unreachable since {since}"
     chosen = decision.choose_cluster(quotas.query_for_reservation(ledger, found, now), ledger.fleet)
     if chosen is not None:
         move = commands.move_event(ledger, found, chosen.cluster, now)
-        yield replace(move, detail=f"Moved from {unreachable}")
+        yield replace(move, detail=f"Moved from {newly_unreachable}")
     elif found.reason is not Reason.PROVIDER_SILENT:
         monitor.blocked_clusters.add(provider.id)
         yield FailoverBlocked(
-            now, found.id, f"Stays in cluster {unreachable}; no other cluster fits yet"
+            now, found.id, f"Stays in cluster {newly_unreachable}; no other cluster fits yet"
         )
 
 

@@ -154,10 +154,10 @@ def within_budget(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     if query.budget is None:
         return None
     wanted, most = query.request.resources, query.budget.max_hourly_price
-    asked = hourly_costs(query.request, fleet) * prices.BILLIONTHS
+    requested = hourly_costs(query.request, fleet) * prices.BILLIONTHS
     limit = most + 0.5  # the agreed cost is rounded
-    fits: Mask = asked < limit * (1 - _FLOAT_TOLERANCE)
-    for row in np.flatnonzero(~fits & (asked <= limit * (1 + _FLOAT_TOLERANCE))):
+    fits: Mask = requested < limit * (1 - _FLOAT_TOLERANCE)
+    for row in np.flatnonzero(~fits & (requested <= limit * (1 + _FLOAT_TOLERANCE))):
         known = fleet.prices[row]
         fits[row] = known is None or known.hourly_cost(wanted) <= most
     fits |= fleet.currency != currency_code(query.budget.currency)
@@ -306,8 +306,8 @@ def _not_withheld(
 
 
 def _all_of(masks: list[Mask]) -> Mask:
-    together: Mask = np.logical_and.reduce(masks)
-    return together
+    combined: Mask = np.logical_and.reduce(masks)
+    return combined
 
 
 def _all_but(clusters: Iterable[ClusterId], fleet: Fleet) -> Mask | None:

@@ -228,18 +228,18 @@ class WaitQueue:
             self._waiting[after.id] = None
         else:
             self._waiting.pop(after.id, None)
-        had = None if before is None else before.nominated_cluster
-        if had == after.nominated_cluster:
+        old_nomination = None if before is None else before.nominated_cluster
+        if old_nomination == after.nominated_cluster:
             return None
-        if had is not None and self._nominated.get(had) == after.id:
-            del self._nominated[had]
-            fleet.set_nomination(had, None)
+        if old_nomination is not None and self._nominated.get(old_nomination) == after.id:
+            del self._nominated[old_nomination]
+            fleet.set_nomination(old_nomination, None)
         else:
-            had = None  # a request of higher rank has taken over the nomination
+            old_nomination = None  # a request of higher rank has taken over the nomination
         if after.nominated_cluster is not None:
             self._nominated[after.nominated_cluster] = after.id
             fleet.set_nomination(after.nominated_cluster, (after.request.priority, after.ticket))
-        return had
+        return old_nomination
 
     def remove_cluster(self, cluster: ClusterId) -> None:
         """Removes the nomination of a deleted cluster."""

@@ -122,10 +122,10 @@ def _remaining_interval(now: datetime, span: CostInterval | None) -> CostInterva
 
 def _violations(account: QuotaUsage, request: Request) -> Iterator[QuotaExceeded]:
     """One error with a hint for each limit that the request would exceed."""
-    who, most = request.requester, account.quota.reservations
+    requester, most = request.requester, account.quota.reservations
     if most is not None and account.held_count + account.pending_count >= most:
         yield QuotaExceeded(
-            f"{who} has {account.held_count + account.pending_count} of {most} reservations,"
+            f"{requester} has {account.held_count + account.pending_count} of {most} reservations,"
             " and one more would exceed its quota",
             hint="release a reservation, or wait until one ends",
         )
@@ -136,10 +136,10 @@ def _violations(account: QuotaUsage, request: Request) -> Iterator[QuotaExceeded
         has = account.held.amount(name) + account.pending.amount(name)
         if has + wanted > cap:
             less = _reduction_hint(name, wanted, has + wanted - cap)
-            yield QuotaExceeded(_exceeded_message(account, who, name, wanted), hint=less)
+            yield QuotaExceeded(_exceeded_message(account, requester, name, wanted), hint=less)
 
 
-def _exceeded_message(account: QuotaUsage, who: str, name: str, wanted: int) -> str:
+def _exceeded_message(account: QuotaUsage, requester: str, name: str, wanted: int) -> str:
     held, awaited, cap, more = (
         resources.format_amount(name, amount)
         for amount in (
@@ -150,7 +150,9 @@ def _exceeded_message(account: QuotaUsage, who: str, name: str, wanted: int) -> 
         )
     )
     waits = f" and waits for {awaited}" if account.pending.amount(name) else ""
-    return f"{who} holds {held}{waits} of {cap} {name}, and {more} more would exceed its quota"
+    return (
+        f"{requester} holds {held}{waits} of {cap} {name}, and {more} more would exceed its quota"
+    )
 
 
 def _reduction_hint(name: str, wanted: int, excess: int) -> str:

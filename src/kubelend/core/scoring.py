@@ -97,11 +97,11 @@ def price(request: Request, fleet: ScoredClusters, feasible: Mask) -> Floats:
     """
     costs = hourly_costs(request, fleet)
     comparable = _comparable_prices(request, fleet, feasible)
-    asked = costs[feasible & comparable]
-    if not len(asked) or asked.min() == asked.max():
+    requested = costs[feasible & comparable]
+    if not len(requested) or requested.min() == requested.max():
         costs.fill(1.0)
         return costs
-    lowest, highest = asked.min(), asked.max()
+    lowest, highest = requested.min(), requested.max()
     costs[~comparable] = (lowest + highest) / 2
     np.subtract(highest, costs, out=costs)
     costs /= highest - lowest
@@ -120,10 +120,10 @@ def _comparable_prices(request: Request, fleet: ScoredClusters, feasible: Mask) 
 
 def _most_common_currency(currencies: Ints) -> int:
     """Deterministic between equally common ones; UNPRICED if no cluster has prices."""
-    asked = currencies[currencies != UNPRICED]
-    if not len(asked) or (asked == asked[0]).all():
-        return int(asked[0]) if len(asked) else UNPRICED
-    found, counts = np.unique(asked, return_counts=True)
+    requested = currencies[currencies != UNPRICED]
+    if not len(requested) or (requested == requested[0]).all():
+        return int(requested[0]) if len(requested) else UNPRICED
+    found, counts = np.unique(requested, return_counts=True)
     return int(found[counts.argmax()])
 
 

@@ -44,8 +44,8 @@ async def dry_run(context: DemoContext) -> list[str]:
     expect(found.fitting == 2, f"expected two clusters to fit, but {found.summary}")
     headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "REASON")
     rows = [_candidate_row(one) for one in found.candidates]
-    asked = f"{_amounts_text(RESERVATION_REQUEST.requested_resources)}: {found.summary}"
-    return [*screen.wrap_text(asked), *tables.align_columns(headers, rows, right=(2, 3))]
+    requested = f"{_amounts_text(RESERVATION_REQUEST.requested_resources)}: {found.summary}"
+    return [*screen.wrap_text(requested), *tables.align_columns(headers, rows, right=(2, 3))]
 
 
 async def create_request(context: DemoContext) -> list[str]:

@@ -241,7 +241,7 @@ class TemporaryDeployment:
     def agent(
         self, name: str, broker: BrokerProcess, simulation: Path, *arguments: str
     ) -> AbstractContextManager[AgentProcess]:
-        """Starts the agent of a simulated cluster. Its objects are kept for the next agent of this name."""
+        """Starts the agent of a simulated cluster. Its objects stay for the next agent of this name."""
         objects = self.directory / "objects" / name
         objects.mkdir(parents=True, exist_ok=True)
         needed = [

@@ -103,8 +103,8 @@ class Walkthrough:
         """Waits until both sides have their instructions and the reservation is Active."""
         seen = await self._requests.wait_for(self.name, _is_handled, "was not handled by the agent")
         self._report(report, REQUESTER, "finalizer set by the agent", seen)
-        asked = await self._requests.wait_for(self.name, _is_answered, "got no response")
-        self.reservation = _reservation_name(asked.found)
+        requested = await self._requests.wait_for(self.name, _is_answered, "got no response")
+        self.reservation = _reservation_name(requested.found)
         held = await self._wait_phase("Reserved")
         self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Reserved", held)
         use = await self._requester_instructions.wait_for(

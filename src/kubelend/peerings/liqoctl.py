@@ -91,20 +91,22 @@ class LiqoctlPeering:
 
     async def connect(self, peer: Peer) -> None:
         _check_names(peer)
-        async with self._locks.acquire(peer.cluster) as turn:
+        async with self._locks.acquire(peer.cluster) as session:
             self._reservations[peer.cluster].add(peer.reservation)
             if peer.cluster not in self._peered:
-                await self._peer(peer.cluster, turn)
+                await self._peer(peer.cluster, session)
                 self._peered.add(peer.cluster)
 
     async def size(self, peer: Peer) -> None:
         _check_names(peer)
         wanted = (peer.cluster, peer.resources)
-        async with self._locks.acquire(peer.cluster) as turn:
+        async with self._locks.acquire(peer.cluster) as session:
             if self._sized.get(peer.reservation) == wanted:
                 return
             try:
-                await self._liqoctl(turn, "create", "resourceslice", *self._slice_arguments(peer))
+                await self._liqoctl(
+                    session, "create", "resourceslice", *self._slice_arguments(peer)
+                )
             except KubelendError:
                 self._invalidate(peer)
                 raise
@@ -124,16 +126,19 @@ class LiqoctlPeering:
 
     async def disconnect(self, peer: Peer) -> None:
         _check_names(peer)
-        async with self._locks.acquire(peer.cluster, is_urgent=True) as turn:
+        async with self._locks.acquire(peer.cluster, is_urgent=True) as session:
             self._reservations[peer.cluster].discard(peer.reservation)
             self._sized.pop(peer.reservation, None)
-            others = await self._delete_slice(peer, turn)
+            others = await self._delete_slice(peer, session)
             if others or self._reservations[peer.cluster]:
                 return
             self._peered.discard(peer.cluster)
-            if await self._is_peered(peer.cluster, turn):
-                both, timeout_flags = self._kubeconfig_flags(peer.cluster), self._timeout_flag(turn)
-                await self._liqoctl(turn, "unpeer", *both, *timeout_flags)
+            if await self._is_peered(peer.cluster, session):
+                both, timeout_flags = (
+                    self._kubeconfig_flags(peer.cluster),
+                    self._timeout_flag(session),
+                )
+                await self._liqoctl(session, "unpeer", *both, *timeout_flags)
 
     # -- commands
 
@@ -449,8 +454,8 @@ def _not_usable(node: LiqoObject | None, peer: Peer) -> str:
         return f"virtual node {peer.reservation} not found yet"
     condition = _find_condition(node, "Ready")
     if condition is None or condition.status != "True":
-        why = "it has no condition Ready" if condition is None else _condition_text(condition)
-        return f"virtual node {peer.reservation} not ready: {why}"
+        reason = "it has no condition Ready" if condition is None else _condition_text(condition)
+        return f"virtual node {peer.reservation} not ready: {reason}"
     return _shortfall_message("offered by the virtual node", node.status.allocatable, peer)
 
 

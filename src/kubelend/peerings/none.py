@@ -8,7 +8,7 @@ ALWAYS_READY = Readiness(is_ready=True, reason="no peering configured")
 
 
 class NoPeering:
-    """Creates nothing, and is ready at once."""
+    """Creates nothing, and is ready immediately."""
 
     async def connect(self, peer: Peer) -> None:
         """Does nothing."""

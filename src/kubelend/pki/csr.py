@@ -185,8 +185,8 @@ def accept_renewal(
 
     The authorities are trusted as they are, because the old ones verified the connection.
     """
-    asked = identity.caller_from_certificate(renewal.old.certificate)
-    return verify_issued(renewal.key, asked, certificate, authorities, now)
+    requested = identity.caller_from_certificate(renewal.old.certificate)
+    return verify_issued(renewal.key, requested, certificate, authorities, now)
 
 
 def verify_issued(

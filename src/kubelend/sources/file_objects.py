@@ -36,7 +36,7 @@ SETTLE_TIME: Final = timedelta(milliseconds=50)
 
 DELETED_DIRECTORY: Final = ".gone"
 DELETED_RETENTION_SECONDS: Final = 60.0
-"""Seconds for which the file of a deleted object is kept, hidden: see `_move_to_deleted`."""
+"""Seconds for which the file of a deleted object is retained, hidden: see `_move_to_deleted`."""
 
 _FILE_SUFFIX: Final = ".yaml"
 _MAX_FILE_NAME_LENGTH: Final = 255 - len("..new")
@@ -108,7 +108,7 @@ class ObjectDirectory:
             with kits_files.lock_directory_waiting(self._directory):
                 self._refresh_file(kind, name)
 
-    # -- writing files objects
+    # -- writing objects
 
     def apply(self, wanted: Kind) -> Kind:
         name = _file_name(wanted.key)
@@ -234,7 +234,7 @@ class ObjectDirectory:
     def _set_problem(self, kind: type[Object], name: str, problem: str) -> None:
         path = f"{kind.plural}/{name}"
         if not problem and path in self._problems:
-            self._problems = {one: why for one, why in self._problems.items() if one != path}
+            self._problems = {one: error for one, error in self._problems.items() if one != path}
         elif problem and self._problems.get(path) != problem:
             self._problems = {**self._problems, path: problem}
             log.warning(
@@ -263,7 +263,7 @@ class ObjectDirectory:
         entry.found, entry.missing_since = found, None
 
     def _move_to_deleted(self, found: Object) -> None:
-        """Move the file to the hidden directory, where it is kept for a while.
+        """Move the file to the hidden directory, where it is retained for a while.
 
         Another process may have last read it with finalizers, and would restore a file that was simply
         removed.
@@ -355,7 +355,7 @@ class FileObjects:
 
         As of the last scan, so it is cheap to read.
         """
-        files = [f"{file}: {why}" for file, why in sorted(self._directory.problems.items())]
+        files = [f"{file}: {error}" for file, error in sorted(self._directory.problems.items())]
         errors = [*sorted(set(self._scan_errors.values())), *files]
         more = (
             [f"and {len(errors) - MAX_ERRORS_LISTED} more"]

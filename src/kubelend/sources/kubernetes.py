@@ -53,7 +53,9 @@ class KubernetesSource:
 
     @property
     def problem(self) -> str:
-        return "; ".join(f"cannot watch {kind}: {why}" for kind, why in self._watch_errors.items())
+        return "; ".join(
+            f"cannot watch {kind}: {error}" for kind, error in self._watch_errors.items()
+        )
 
     async def identity(self) -> str:
         found = await self._client.find(NAMESPACES, "kube-system")
@@ -310,7 +312,7 @@ class Namespace(msgspec.Struct, frozen=True, gc=False):
 
 NODES: Final = Resource("", "v1", "nodes", "Node", NodeProjection, namespaced=False, page_size=50)
 PODS: Final = Resource("", "v1", "pods", "Pod", PodProjection, page_size=50)
-"""Pods have ten kilobytes each, of which a hundred bytes are kept: the page size bounds the agent's
+"""Pods have ten kilobytes each, of which a hundred bytes are cached: the page size bounds the agent's
 memory."""
 NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 

@@ -56,7 +56,7 @@ class KubernetesObjects:
     def watch_problem(self) -> str:
         """Why some kinds cannot be watched now; empty if all can."""
         return "; ".join(
-            f"cannot watch {kind}: {why}" for kind, why in sorted(self._watch_errors.items())
+            f"cannot watch {kind}: {error}" for kind, error in sorted(self._watch_errors.items())
         )
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
@@ -155,7 +155,7 @@ class KubernetesObjects:
         """The event for the watcher. None for an object that cannot be decoded: that is a `problem`."""
         match event:
             case informer.Listed(objects, unreadable):
-                others = {at: why for at, why in self._undecodable.items() if at[0] != plural}
+                others = {at: error for at, error in self._undecodable.items() if at[0] != plural}
                 self._undecodable = others
                 for one in unreadable:
                     self._record_undecodable(plural, one)

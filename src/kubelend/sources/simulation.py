@@ -263,10 +263,10 @@ _ID_NAMESPACE: Final = uuid.UUID("6f0b7d0e-6c1b-4d0e-9d3c-2b1f6f4b8a11")
 
 
 class SimulatedSource:
-    """Its time starts when it is created."""
+    """`agent.ports.ClusterSource` of a simulated cluster, whose time starts when it is created."""
 
     problem = ""
-    """It cannot fail."""
+    """Always empty: a simulation cannot fail."""
 
     def __init__(self, spec: SimulationSpec, clock: Callable[[], datetime]) -> None:
         self.spec = spec

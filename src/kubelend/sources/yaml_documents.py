@@ -18,7 +18,7 @@ from kubelend.wire import validation
 from kubelend.wire.objects import GROUP, VERSION, Kind, Object
 
 MAX_BYTES: Final = 2**20
-"""In bytes; the limit of Kubernetes, and far more than anybody writes."""
+"""In bytes; the limit of Kubernetes, and far more than any file needs."""
 
 MAX_DEPTH: Final = 64
 """Nesting levels: the parser is recursive, and some 10,000 would crash the process."""

@@ -147,8 +147,8 @@ class MemberClient:
 
     async def all(self, *, standing: str = "") -> list[admin_bodies.Member]:
         """Returns all pages."""
-        ask = partial(self.page, standing=standing)
-        return await all_pages(ask, lambda page: page.members)
+        fetch = partial(self.page, standing=standing)
+        return await all_pages(fetch, lambda page: page.members)
 
     async def approve(
         self, role: str, name: str, key: str = "", *, keep_old: bool = False
@@ -362,14 +362,14 @@ class BrokerClient:
         self, *, role: str = "", phase: str = "", cluster: str = ""
     ) -> list[bodies.Reservation]:
         """Returns all pages."""
-        ask = partial(
+        fetch = partial(
             self.list_reservations,
             role=role,
             phase=phase,
             cluster=cluster,
             limit=route.MAX_PAGE_SIZE,
         )
-        return await all_pages(ask, lambda page: page.reservations)
+        return await all_pages(fetch, lambda page: page.reservations)
 
     async def explain(
         self, request: bodies.ReservationRequest, *, limit: int = 0

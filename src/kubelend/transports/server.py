@@ -161,7 +161,7 @@ class _HttpServer(Server):
         handler: RequestHandlerFunction,
         limits: ServerLimits,
         admission: ConnectionTable,
-        who: CallerKey,
+        caller_key: CallerKey,
     ) -> None:
         super().__init__(
             handler,
@@ -174,7 +174,7 @@ class _HttpServer(Server):
         self.header_timeout = limits.read.total_seconds()
         self.write_timeout = limits.idle.total_seconds()
         self.table = admission
-        self.caller_key = who
+        self.caller_key = caller_key
         self.read_batching = limits.read_batching
         self.throttle = LogThrottle()
         self.body_wait_is_busy = limits.body_wait_is_busy

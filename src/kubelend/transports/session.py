@@ -134,12 +134,12 @@ class Session:
     ) -> None:
         """Waits before the next attempt, or raises the error if there is none or it is not retryable."""
         longest = (backoff or self.backoff).longest.total_seconds()
-        asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+        retry_after = error.retry_after if isinstance(error, LimitExceeded) else 0.0
         # An untrusted certificate is not retryable.
         is_distrust = isinstance(error.__cause__, aiohttp.ClientSSLError)
-        if delay is None or not error.retryable or is_distrust or asked > longest:
+        if delay is None or not error.retryable or is_distrust or retry_after > longest:
             raise error
-        await asyncio.sleep(max(delay, asked))
+        await asyncio.sleep(max(delay, retry_after))
 
     async def _send_once(self, call: PreparedRequest) -> Response:
         timeout = aiohttp.ClientTimeout(total=self._timeout.total_seconds())

@@ -80,13 +80,13 @@ def bounded_duration(text: str, limits: RequestLimits) -> timedelta:
     """
     if not text:
         return limits.default_duration
-    asked = positive_duration(text, "duration")
-    if asked > limits.max_duration:
+    requested = positive_duration(text, "duration")
+    if requested > limits.max_duration:
         raise InvalidInput(
             f"duration: {text} exceeds the broker's maximum",
             hint=f"request at most {durations.format_duration_short(limits.max_duration)}, and renew",
         )
-    return asked
+    return requested
 
 
 def positive_duration(text: str, where: str) -> timedelta:
@@ -135,15 +135,15 @@ def _parse_duration(text: str, where: str) -> timedelta:
 
 
 def _parse_wait(text: str, limits: RequestLimits) -> timedelta:
-    asked = _parse_duration(text, "wait") if text else timedelta()
-    if asked < timedelta():
+    requested = _parse_duration(text, "wait") if text else timedelta()
+    if requested < timedelta():
         raise InvalidDuration(f"wait: {text!r} is below zero", hint="use for example 5m, or 0s")
-    if asked > limits.max_wait:
+    if requested > limits.max_wait:
         limit = durations.format_duration_short(limits.max_wait)
         raise InvalidInput(
             f"wait: {text} exceeds the broker's maximum", hint=f"wait at most {limit}"
         )
-    return asked
+    return requested
 
 
 def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
