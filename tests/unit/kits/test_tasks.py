@@ -134,7 +134,7 @@ async def test_cancelling_again_stops_all_at_once():
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert sorted(story[1:]) == ["a stopped", "a asked to stop"]
+    assert sorted(story[1:]) == ["a asked to stop", "a stopped"]
 
 
 async def test_a_failure_while_stopping_is_logged_and_the_first_one_raised(lines):
