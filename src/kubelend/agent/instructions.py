@@ -39,7 +39,7 @@ NAMESPACE_RETRY_INTERVAL: Final = timedelta(milliseconds=250)
 """When to look up the namespace again."""
 
 NamespaceLookup = Callable[[str], str | None]
-"""The namespace of a reservation's instruction: empty if no ResourceRequest asked for it, None if
+"""The namespace of a reservation's instruction: empty if no ResourceRequest requested it, None if
 that is not known yet."""
 
 

@@ -312,7 +312,7 @@ def _target(call: typer.Context, **values: Any) -> Target:
 
 
 def normalize_arguments(arguments: list[str]) -> list[str]:
-    """Convert the notation of Go programs to that of this parser: `--leader-elect=true`, `-n team get ...`."""
+    """Convert the notation of Go programs to that of the parser: `--leader-elect=true`, `-n team get ...`."""
     return move_global_flags([_normalize_switch(argument) for argument in arguments])
 
 

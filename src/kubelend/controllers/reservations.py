@@ -256,7 +256,7 @@ _WITHOUT_RECORD_ACTIONS: Final = (RemoveFinalizer, DeleteOrphan, Reset)
 
 
 def _needs_object(record: models.Reservation) -> bool:
-    """Whether an object must exist: a finished one may be deleted by anybody."""
+    """Whether an object must exist: a finished one may be deleted by any client."""
     if objects.requesting_uid(record):
         return True
     is_named = objects.record_object_name("reservation", record.id) == record.id

@@ -42,7 +42,7 @@ class RowIds:
         return self._row_ids.get(reservation)
 
     def assign(self, reservations: Iterable[ReservationId]) -> dict[ReservationId, int]:
-        """Row numbers for a commit. New ones are not kept yet, because the commit may fail."""
+        """Row numbers for a commit. New ones are not stored yet, because the commit may fail."""
         last = self._last
         numbers = {}
         for reservation in reservations:
@@ -436,7 +436,7 @@ def insert_audit_lines(connection: sqlite3.Connection, lines: Sequence[AuditLine
 
 
 def truncate_audit_lines(connection: sqlite3.Connection, line: int) -> None:
-    """Delete the lines up to this one; the chain head behind it is kept."""
+    """Delete the lines up to this one; the chain head after it is stored."""
     for found in read_audit_lines(connection, line - 1, 1):
         if found.number == line:
             connection.execute(_UPDATE_AUDIT_LOG_START, (found.number, found.digest))

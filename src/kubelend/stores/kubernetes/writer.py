@@ -46,7 +46,7 @@ async def apply_writes(
     """Bring the objects into agreement with these writes."""
     object_writes = [_object_write(write, sequence, cache.signature_key) for write in writes]
     work = ObjectApplier(cache, check_fencing)
-    # Releases first: who reads the objects must not see more reserved than there is.
+    # Releases first: the objects must never show more reserved than there is.
     for takes in (False, True):
         await work.apply(
             [object_write for object_write in object_writes if object_write.takes_capacity is takes]
