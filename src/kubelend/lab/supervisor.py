@@ -184,10 +184,6 @@ def _close_output() -> None:
     os.close(nowhere)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 ADMIN_NAME = "admin"
 
 _CERTIFICATE_LIFETIME = timedelta(days=30)
@@ -332,3 +328,7 @@ def open_processes(home: LabDirectory) -> Iterator[LabProcesses]:
 def store_url(account: Path) -> str:
     """Returns the value of `--store`."""
     return f"kubernetes://{account}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
