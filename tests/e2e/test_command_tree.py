@@ -254,7 +254,7 @@ def test_a_pinned_cluster_that_is_unknown_is_said_to_be_unknown(paris):
         ("borrow --cpu much --memory 1Gi", "--cpu: 'much'"),
         ("borrow --cpu 1 --memory 0", "--memory: must be more than zero"),
         ("borrow --cpu 1 --memory 1Gi --for 1y", "--for: "),
-        ("borrow --cpu 1 --memory 1Gi --for 99999h", "--for: 99999h is more than"),
+        ("borrow --cpu 1 --memory 1Gi --for 99999h", "--for: 99999h exceeds the broker's maximum"),
         ("borrow --cpu 1 --memory 1Gi --wait -5m", "--wait: "),
         ("borrow --cpu 1 --memory 1Gi --policy best", "--policy: 'best' is unknown"),
         ("borrow --cpu 1 --memory 1Gi --weight luck=1", "--weight: 'luck' is unknown"),
