@@ -101,7 +101,7 @@ class BrokerApp(NamedTuple):
     def root_tasks(self) -> dict[str, Coroutine[object, object, None]]:
         # First, so that it stops last: the leader holds its lease until everything else has stopped.
         roots = {name: task.run() for name, task in self.leadership.tasks.items()}
-        roots |= {"broker": self.broker.run(), "journal": self.audit_log.run()}
+        roots |= {"broker": self.broker.run(), "audit log": self.audit_log.run()}
         if self.certificates is not None:
             roots["certificates"] = self.certificates.run()
         if self.controller_manager is not None:

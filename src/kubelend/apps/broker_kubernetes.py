@@ -75,7 +75,7 @@ async def open_leadership(settings: BrokerSettings, clock: Clock) -> AsyncIterat
         tasks: dict[str, RootTask] = {"election": election}
         if settings.leader_label_pod:
             own = OwnPod(settings.leader_label_pod, os.environ.get("POD_NAMESPACE", namespace))
-            tasks["badge"] = LeaderLabel(client, own, election)
+            tasks["leader label"] = LeaderLabel(client, own, election)
         try:
             yield LeadershipSetup(election, KubernetesReplica(access, namespace), tasks)
         finally:

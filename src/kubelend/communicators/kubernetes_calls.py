@@ -396,7 +396,7 @@ class WatchEvents:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         watches = [
-            asyncio.create_task(self._watch(SESSION_SLOT), name="mailbox"),
+            asyncio.create_task(self._watch(SESSION_SLOT), name="session"),
             asyncio.create_task(self._watch(RESERVATION_SLOT), name="reservations"),
             asyncio.create_task(self._watch(INSTRUCTION_SLOT), name="instructions"),
         ]

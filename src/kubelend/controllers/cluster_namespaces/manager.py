@@ -87,7 +87,7 @@ class ClusterNamespaces:
                     group.create_task(
                         self._watch(resources.resource_for(kind), self._handle), name=kind.plural
                     )
-                group.create_task(self._queue.run(), name="clerks")
+                group.create_task(self._queue.run(), name="reconcilers")
                 group.create_task(self._tick(), name="time")
         finally:
             listeners.remove(self._on_change)

@@ -426,7 +426,7 @@ class AgentStream:
         on_end: Callable[[AgentStream], None],
     ) -> None:
         """Also ends after `timeout` without a request: no connection shows that the process died."""
-        self.name = f"{agent or 'somebody'}/{uuid.uuid4().hex[:12]}"
+        self.name = f"{agent or 'unnamed'}/{uuid.uuid4().hex[:12]}"
         self.agent = agent
         self._broker = broker
         self._cluster = cluster
