@@ -15,6 +15,7 @@ def put_back() -> Iterator[None]:
     """Everything is as before behind it, also loggers that were used meanwhile."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
+    configured = structlog.get_config() if structlog.is_configured() else None
     root.handlers[:] = []
     try:
         yield
@@ -24,6 +25,8 @@ def put_back() -> Iterator[None]:
         logging.captureWarnings(False)
         structlog.contextvars.clear_contextvars()
         structlog.reset_defaults()
+        if configured is not None:
+            structlog.configure(**configured)
         _forget_first_uses()
 
 

@@ -190,8 +190,8 @@ def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
     url = command.split()[3]
     for change, code, text in (
         (("sha256:", "sha256:0"), USAGE, "must be sha256: followed by 64 hex digits"),
-        (("--cluster-id rome", "--cluster-id paris"), FORBIDDEN, "is for 'rome' alone"),
-        (("--cluster-id rome", "--name rome --role admin"), FORBIDDEN, "is for a cluster"),
+        (("--cluster-id rome", "--cluster-id paris"), FORBIDDEN, "is bound to 'rome'"),
+        (("--cluster-id rome", "--name rome --role admin"), FORBIDDEN, "is for role cluster"),
         ((url, "http://localhost"), USAGE, "is not a broker URL"),
         ((url, "https://localhost:1"), UNAVAILABLE, "connection refused"),
         ((" --cluster-id rome", ""), USAGE, "--cluster-id is required"),
@@ -228,7 +228,7 @@ def test_people_join_and_are_put_out(alice, broker, tmp_path):
     _, err = alice.paste("kubelend revoke bbo --role viewer")
     assert "viewer/bbo never joined through this broker: check the name" in err
     _, _, err = alice.run("kubelend revoke alice --role admin")
-    assert "put you out yourself" in err
+    assert "cannot revoke or remove themselves" in err
 
 
 def test_administrator_is_put_out_with_its_tokens_and_who_it_let_in_is_named(

@@ -129,7 +129,7 @@ def test_policy_comes_from_a_file_or_from_flags(kubelend, tmp_path):
         (
             ["set", "policy", "x", "--hours", "noon"],
             2,
-            "error: --hours: 'noon' is no opening hours",
+            "error: --hours: 'noon' is not a valid opening-hours text",
         ),
         (
             ["set", "policy", "x", "-f", "/nowhere"],
