@@ -1,9 +1,12 @@
 """What holds for every test: no task outlives it, children get default signals, CI rolls no dice."""
 
 import asyncio
+import atexit
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 
 import hypothesis
 import pytest
@@ -12,8 +15,9 @@ import waiting
 
 pytest_plugins = ["broker_fixtures", "kube_fixtures"]
 
-# No test, nor a process that it starts, reads the configuration file of whoever runs it.
-os.environ["XDG_CONFIG_HOME"] = os.devnull
+# Neither tests nor their processes read the configuration of the user who runs them. Helm needs a directory.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="kubelend-config-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 os.environ.pop("KUBELEND_CONFIG", None)
 
 # Two busy cores make single examples slow at random, which says nothing about the code.
