@@ -51,7 +51,7 @@ def test_wrong_values_are_refused_by_name(helm, name, values, complaint):
         (
             "broker",
             THREE | {"interfaces": ["kubernetes"], "enrolment": {"enabled": True}},
-            "add it to interfaces",
+            "add http to interfaces",
         ),
         ("agent", {}, "broker.url: is needed"),
         ("agent", {"broker": {"transport": "kubernetes"}}, "--from-file=kubeconfig"),

@@ -147,7 +147,7 @@ async def test_guessing_is_slowed_logged_and_counted(broker, log):
     )
     refused = (await broker.admin().read("audit", action="join"))["lines"]
     assert {line["code"] for line in refused} == {"TokenRefused", "LimitExceeded"}
-    assert {line["actor"]["role"] for line in refused} == {"newcomer"}
+    assert {line["actor"]["role"] for line in refused} == {"applicant"}
 
 
 async def test_many_guesses_at_once_get_no_more_looks_than_one_after_the_other(broker):

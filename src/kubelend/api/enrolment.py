@@ -61,7 +61,7 @@ WRONG_TOKEN_RATE, WRONG_TOKEN_BURST = 10 / 60, 10
 LOG_RATE, LOG_BURST = 5.0, 100
 """Log lines per second and burst about rejections, for all addresses together."""
 
-APPLICANT_ROLE = "newcomer"
+APPLICANT_ROLE = "applicant"
 """Role of an unauthenticated client in the audit log."""
 
 ACCEPTED = 202

@@ -30,7 +30,7 @@ def floods():
 
 
 def stranger(remote, name=""):
-    return replace(REFUSED, actor=Actor(name, "newcomer", remote))
+    return replace(REFUSED, actor=Actor(name, "applicant", remote))
 
 
 def counted(summaries):

@@ -43,7 +43,7 @@
 {{- fail "interfaces: the objects of kubernetes are the store as well; set store.kind=kubernetes" }}
 {{- end }}
 {{- if and .Values.enrolment.enabled (not (include "broker.servesHttp" .)) }}
-{{- fail "enrolment.enabled: newcomers join by http; add it to interfaces" }}
+{{- fail "enrolment.enabled: clusters join over http; add http to interfaces" }}
 {{- end }}
 {{- if and .Values.enrolment.enabled (not (include "broker.authority" .)) }}
 {{- fail "authority.secret: is needed with enrolment.enabled; make it by: kubelend ca init && kubectl create secret generic broker-ca --from-file=ca" }}
