@@ -21,8 +21,7 @@ from kubelend.core.resources import Resources
 from kubelend.wire import bodies, objects, quantities
 
 MIN_VALIDITY: Final = timedelta(seconds=10)
-"""Lower bound of the default validity: with short intervals one slow call would make the cluster
-stale."""
+"""Of the default validity: with short intervals one slow call would make the cluster stale."""
 
 DECREASE_THRESHOLD_PERCENT: Final = 1
 INCREASE_THRESHOLD_PERCENT: Final = 5
@@ -70,6 +69,10 @@ class AdvertisementConfig(msgspec.Struct, frozen=True, kw_only=True):
         earliest = now + max(self.damping, self.interval / 10)
         return next_scheduled(earliest, self.interval, NO_OFFSET if self.align else offset)
 
+    def until_due(self, now: datetime) -> float:
+        """Seconds until the next advertisement is due."""
+        return (self.next_due(now) - now).total_seconds()
+
 
 def advertisement_body(
     settings: AdvertisementConfig, measured: Totals, now: datetime
@@ -98,11 +101,10 @@ def advertisement_object(
     settings: AdvertisementConfig,
     measured: Totals,
     now: datetime,
-    answer: bodies.PublishResult | None,
+    available: bodies.Amounts | None,
 ) -> objects.Advertisement:
-    """The local Advertisement object. Without the broker's response, `available` is computed here."""
+    """The local Advertisement object. Without the broker's `available` it is computed here."""
     measured = _limit_extended(measured)
-    available = None if answer is None else answer.advertisement.resources.available
     return objects.Advertisement(
         metadata=objects.Metadata(name=settings.name, namespace=settings.namespace),
         spec=objects.AdvertisementSpec(
@@ -149,26 +151,17 @@ def _held_amounts(totals: Totals) -> Resources:
 
 
 def _limit_extended(totals: Totals) -> Totals:
-    """Limits the extended resources to the maximum of the API, so that the whole advertisement is
-    not rejected.
-    """
+    """With at most as many extended resources as the API accepts: else all of it would be rejected."""
     names = totals.capacity.extended.keys() | totals.allocated.extended.keys()
     names |= totals.allocatable.extended.keys() | totals.pending.extended.keys()
     if len(names) <= MAX_EXTENDED_RESOURCES:
         return totals
     limited = set(sorted(totals.allocatable.extended)[:MAX_EXTENDED_RESOURCES])
-    return replace(
-        totals,
-        capacity=_only_extended(totals.capacity, limited),
-        allocatable=_only_extended(totals.allocatable, limited),
-        allocated=_only_extended(totals.allocated, limited),
-        pending=_only_extended(totals.pending, limited),
-        largest=_only_extended(totals.largest, limited),
-        free=_only_extended(totals.free, limited),
-    )
+    fields = ("capacity", "allocatable", "allocated", "pending", "largest", "free")
+    return replace(totals, **{name: _only(getattr(totals, name), limited) for name in fields})
 
 
-def _only_extended(amounts: Resources, names: Set[str]) -> Resources:
+def _only(amounts: Resources, names: Set[str]) -> Resources:
     extended = {name: amount for name, amount in amounts.extended.items() if name in names}
     return replace(amounts, extended=extended)
 

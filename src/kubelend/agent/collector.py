@@ -76,7 +76,9 @@ class Collector:
         match change:
             case Snapshot(nodes, pods):
                 self._inventory.reset(nodes, pods)
-                self._on_snapshot()
+                self._stream_error = ""
+                self.measured.set()
+                self._set_health()
             case Node():
                 self._inventory.put_node(change)
             case NodeDeleted(name):
@@ -86,11 +88,6 @@ class Collector:
             case PodDeleted(id):
                 self._inventory.delete_pod(id)
         self._on_change()
-
-    def _on_snapshot(self) -> None:
-        self._stream_error = ""
-        self.measured.set()
-        self._set_health()
 
     async def _check_source(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Tools of the agent's reconcilers: reconcile queue, watches, and object updates with retry on conflict.
+"""Tools of the agent's reconcilers: watches, the cache of watched objects, updates with retry on conflict.
 
 A user edits a spec, the requester and the peering add finalizers, and both write the status of a
 ReservationInstruction: no writer may undo a concurrent change of another. `LocalObjects` reject writes
@@ -10,99 +10,90 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Hashable
+import sys
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
-import structlog
 from msgspec.structs import replace
 
-from kubelend.agent import resource_requests
 from kubelend.agent.ports import Clock, Deleted, Listed, LocalObjects
 from kubelend.core.errors import Conflict, KubelendError, Unavailable
 from kubelend.kits.backoff import Backoff
-from kubelend.kits.workqueue import Workqueue
 from kubelend.wire.objects import Kind, with_status
 
 CONFLICT_ATTEMPTS: Final = 5
 
-
-async def update_object(
-    objects: LocalObjects,
-    found: Kind,
-    change: Callable[[Kind], Kind],
-    attempts: int = CONFLICT_ATTEMPTS,
-) -> Kind | None:
-    """Apply `change` to the current object; None if it is gone or was recreated."""
-    newest = await _current_object(objects, found)
-    if newest is None:
-        return None
-    try:
-        return await objects.apply(change(newest))
-    except Conflict:
-        if attempts <= 1:
-            raise
-    return await update_object(objects, found, change, attempts - 1)
+Result = TypeVar("Result")
 
 
-async def apply_object(
-    objects: LocalObjects, wanted: Kind, attempts: int = CONFLICT_ATTEMPTS
-) -> Kind:
+async def retry_on_conflict(attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """Call `attempt`, which reads and writes an object, until no other client writes in between."""
+    for _ in range(CONFLICT_ATTEMPTS - 1):
+        with contextlib.suppress(Conflict):
+            return await attempt()
+    return await attempt()
+
+
+async def apply_object(objects: LocalObjects, wanted: Kind) -> Kind:
     """Create the object or update its spec. Metadata that others added is preserved."""
-    found = await objects.find(type(wanted), wanted.key)
     parts: Any = wanted
-    try:
+
+    async def attempt() -> Kind:
+        found = await objects.find(type(wanted), wanted.key)
         return await objects.apply(wanted if found is None else replace(found, spec=parts.spec))
-    except Conflict:
-        if attempts <= 1:
-            raise
-    return await apply_object(objects, wanted, attempts - 1)
+
+    return await retry_on_conflict(attempt)
 
 
 async def update_status(
-    objects: LocalObjects,
-    found: Kind,
-    change: Callable[[Kind], msgspec.Struct],
-    clock: Clock,
-    attempts: int = CONFLICT_ATTEMPTS,
+    objects: LocalObjects, found: Kind, change: Callable[[Kind], msgspec.Struct], clock: Clock
 ) -> Kind | None:
     """Set the status that `change` returns for the current object, stamped with the time.
 
     Writes nothing if nothing changes. None if the object is gone or was recreated.
     """
-    newest = await _current_object(objects, found)
-    if newest is None:
-        return None
-    status = change(newest)
-    if _is_status_equal(newest, status):
-        return newest
-    try:
+
+    async def attempt() -> Kind | None:
+        newest = await _current_object(objects, found)
+        if newest is None:
+            return None
+        known: Any = newest
+        status = change(newest)
+        if replace(status, last_update_time=known.status.last_update_time) == known.status:
+            return newest
         return await objects.set_status(with_status(newest, status, clock()))
-    except Conflict:
-        if attempts <= 1:
-            raise
-    return await update_status(objects, found, change, clock, attempts - 1)
+
+    return await retry_on_conflict(attempt)
 
 
 async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
-    """None as in `update_object`. An object that is being deleted gets no new finalizer."""
-
-    def change(newest: Kind) -> Kind:
-        known = newest.metadata.finalizers
-        return _with_finalizers(newest, known if finalizer in known else (*known, finalizer))
-
-    return await update_object(objects, found, change)
+    """None if the object is gone or was recreated. One that is being deleted gets no new finalizer."""
+    return await _update_finalizers(
+        objects, found, lambda known: known if finalizer in known else (*known, finalizer)
+    )
 
 
 async def remove_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
-    """None as in `update_object`."""
+    """None if the object is gone or was recreated."""
+    return await _update_finalizers(
+        objects, found, lambda known: tuple(name for name in known if name != finalizer)
+    )
 
-    def change(newest: Kind) -> Kind:
-        others = (name for name in newest.metadata.finalizers if name != finalizer)
-        return _with_finalizers(newest, tuple(others))
 
-    return await update_object(objects, found, change)
+async def _update_finalizers(
+    objects: LocalObjects, found: Kind, change: Callable[[tuple[str, ...]], tuple[str, ...]]
+) -> Kind | None:
+    async def attempt() -> Kind | None:
+        newest = await _current_object(objects, found)
+        if newest is None:
+            return None
+        metadata = replace(newest.metadata, finalizers=change(newest.metadata.finalizers))
+        return await objects.apply(replace(newest, metadata=metadata))
+
+    return await retry_on_conflict(attempt)
 
 
 async def _current_object(objects: LocalObjects, found: Kind) -> Kind | None:
@@ -111,115 +102,75 @@ async def _current_object(objects: LocalObjects, found: Kind) -> Kind | None:
     return newest if is_same else None
 
 
-def _is_status_equal(found: Any, status: msgspec.Struct) -> bool:
-    expected = replace(status, last_update_time=found.status.last_update_time)
-    return bool(expected == found.status)
+class ObjectCache(Generic[Kind]):
+    """The watched objects of one kind. `enqueue` is called with the keys to reconcile.
 
-
-def _with_finalizers(found: Kind, finalizers: tuple[str, ...]) -> Kind:
-    return replace(found, metadata=replace(found.metadata, finalizers=finalizers))
-
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-class RetryQueue(Generic[Key]):
-    """Reconciles keys that were added, and retries failures with backoff."""
-
-    def __init__(
-        self,
-        reconcile: Callable[[Key], Awaitable[None]],
-        on_failure: Callable[[Key, KubelendError], Awaitable[None]],
-    ) -> None:
-        """`on_failure` is called with each failure. Exceptions other than `KubelendError` end `run`."""
-        self._reconcile = reconcile
-        self._on_failure = on_failure
-        self._queue: Workqueue[Key] = Workqueue()
-
-    def add(self, key: Key) -> None:
-        self._queue.add(key)
-
-    def add_after(self, key: Key, delay: timedelta) -> None:
-        self._queue.add_after(key, delay)
-
-    def retry(self, key: Key) -> None:
-        """Retry with a backoff that grows until `forget` is called."""
-        self._queue.retry(key)
-
-    def retry_now(self) -> None:
-        """Retry failed keys now."""
-        self._queue.retry_now()
-
-    def forget(self, key: Key) -> None:
-        """Reset the backoff."""
-        self._queue.forget(key)
-
-    async def run(self) -> None:
-        """Runs until cancelled."""
-        await self._queue.run(self._reconcile_once)
-
-    async def _reconcile_once(self, key: Key) -> None:
-        try:
-            await self._reconcile(key)
-        except KubelendError as error:
-            self.retry(key)
-            await self._on_failure(key, error)
-
-
-log = structlog.get_logger("kubelend.agent")
-
-_WATCH_BACKOFF: Final = Backoff(retries=2**31, first=timedelta(milliseconds=500))
-
-
-class ReconcileQueue:
-    """Reconciles keys one at a time each, and retries failures with backoff. Logs a failure once,
-    not per retry.
+    The agent's own status writes do not trigger a reconcile: they would cut every retry pause short.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        reconcile: Callable[[str], Awaitable[None]],
-        chance: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, kind: type[Kind], enqueue: Callable[[str], None]) -> None:
+        self.is_synced = False
+        """Whether the first list has been received."""
         self._kind = kind
-        self._reconcile = reconcile
-        self._queue: Workqueue[str] = Workqueue(chance)
-        self._errors: dict[str, str] = {}
+        self._enqueue = enqueue
+        self._objects: dict[str, Kind] = {}
+        self._deleted: defaultdict[str, list[Kind]] = defaultdict(list)
 
-    def add(self, key: str) -> None:
-        self._queue.add(key)
+    def handle_event(self, event: Kind | Deleted | Listed) -> None:
+        match event:
+            case Listed(objects):
+                self._replace_all([found for found in objects if isinstance(found, self._kind)])
+            case Deleted(last_state):
+                if isinstance(last_state, self._kind):
+                    self.on_delete(last_state)
+            case found:
+                self.on_update(found)
 
-    def add_after(self, key: str, delay: timedelta) -> None:
-        self._queue.add_after(key, delay)
+    def find(self, key: str) -> Kind | None:
+        """The last watched state."""
+        return self._objects.get(key)
 
-    def retry_now(self) -> None:
-        """Retry failed keys now instead of after their backoff."""
-        self._queue.retry_now()
+    def deleted(self, key: str) -> list[Kind]:
+        """Deleted objects of this key that are not forgotten: others may have removed the finalizer."""
+        return list(self._deleted.get(key, ()))
 
-    async def run(self) -> None:
-        """Runs until cancelled."""
-        await self._queue.run(self._reconcile_once)
+    def forget_deleted(self, gone: Kind) -> None:
+        """Nothing is left of the deleted object."""
+        others = [each for each in self._deleted.pop(gone.key, ()) if each is not gone]
+        if others:
+            self._deleted[gone.key] = others
 
-    async def _reconcile_once(self, key: str) -> None:
-        try:
-            await self._reconcile(key)
-        except KubelendError as error:
-            delay = resource_requests.retry_after(error)
-            self._queue.retry(key, delay)
-            if self._errors.get(key) != error.code:
-                self._errors[key] = error.code
-                log.warning(
-                    "Reconcile failed, will retry",
-                    kind=self._kind,
-                    name=key,
-                    error=str(error),
-                    retry_after=delay.total_seconds(),
-                )
-        else:
-            self._queue.forget(key)
-            if self._errors.pop(key, None) is not None:
-                log.info("Reconcile recovered", kind=self._kind, name=key)
+    def on_update(self, found: Kind) -> None:
+        known = self._objects.get(found.key)
+        if known is not None and known.metadata.uid != found.metadata.uid:
+            self.on_delete(known)
+        self._objects[found.key] = found
+        if known is None or self.trigger_fields(known) != self.trigger_fields(found):
+            self._enqueue(found.key)
+
+    def on_delete(self, gone: Kind) -> None:
+        known = self._objects.get(gone.key)
+        if known is not None and known.metadata.uid == gone.metadata.uid:
+            del self._objects[gone.key]
+        self._deleted[gone.key].append(gone)
+        self._enqueue(gone.key)
+
+    def trigger_fields(self, found: Kind) -> tuple[object, ...]:
+        """The fields whose change triggers a reconcile."""
+        known = found.metadata
+        return known.uid, known.generation, known.deletion_timestamp
+
+    def _replace_all(self, objects: list[Kind]) -> None:
+        present = {found.metadata.uid for found in objects}
+        for known in list(self._objects.values()):
+            if known.metadata.uid not in present:
+                self.on_delete(known)
+        for found in objects:
+            self.on_update(found)
+        self.is_synced = True
+
+
+_WATCH_BACKOFF: Final = Backoff(retries=sys.maxsize, first=timedelta(milliseconds=500))
 
 
 async def watch_objects(
@@ -227,7 +178,7 @@ async def watch_objects(
     kind: type[Kind],
     on_event: Callable[[Kind | Deleted | Listed], None],
     on_error: Callable[[str], None],
-    chance: Callable[[], float],
+    chance: Callable[[], float] = random.random,
 ) -> None:
     """Watch a kind, and hand each event to `on_event`. Runs until cancelled.
 

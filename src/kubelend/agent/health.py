@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -68,11 +68,8 @@ class ComponentHealth:
             del self._errors[component]
             outage = self._outages.pop(component)
             lasted = timedelta(seconds=round(self._timer() - outage.began))
-            log.info(
-                outage.messages.healthy,
-                component=component,
-                outage=durations.format_duration_short(lasted),
-            )
+            text = durations.format_duration_short(lasted)
+            log.info(outage.messages.healthy, component=component, outage=text)
 
     @property
     def errors(self) -> dict[str, str]:
@@ -126,16 +123,14 @@ class PeerHealth:
 
     def _report(self) -> None:
         errors = [f"{what}: {problem}" for what, problem in sorted(self._errors.items())]
-        more = (
-            [f"and {len(errors) - MAX_ERRORS_LISTED} more"]
-            if len(errors) > MAX_ERRORS_LISTED
-            else []
-        )
-        self._health.report(
-            self._component,
-            "; ".join(filter(None, [self._common_error, *errors[:MAX_ERRORS_LISTED], *more])),
-            is_partial=not self._common_error,
-        )
+        text = "; ".join(filter(None, [self._common_error, join_errors(errors)]))
+        self._health.report(self._component, text, is_partial=not self._common_error)
+
+
+def join_errors(errors: Sequence[str]) -> str:
+    """Lists the first errors and counts the others; empty if there are none."""
+    more = len(errors) - MAX_ERRORS_LISTED
+    return "; ".join([*errors[:MAX_ERRORS_LISTED], *([f"and {more} more"] if more > 0 else [])])
 
 
 TAKEOVER_RETRY_INTERVAL: Final = timedelta(seconds=2)
@@ -163,9 +158,7 @@ class ActiveAgentGate:
         await self._is_active.wait()
 
     async def run(self) -> None:
-        """Raises when another agent has taken over, which ends the process; after a restart it waits
-        to take over.
-        """
+        """Raises when another agent has taken over: the process ends, and waits after its restart."""
         await self._is_replaced.wait()
         if self._replaced_error is not None:
             raise self._replaced_error

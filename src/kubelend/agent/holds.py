@@ -6,9 +6,9 @@ an advertisement that may be half a minute old. The result is a refusal reason t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from kubelend.core import lending, resources
 from kubelend.core.inventory import Hold, Inventory
@@ -23,53 +23,27 @@ from kubelend.wire.objects import (
 )
 
 
-class HoldRequest(NamedTuple):
-    """The reservation to be admitted."""
+def refusal_reasons(
+    wanted: Hold, at: datetime, policy: LendingPolicy, free: Resources | None, lent: Sequence[Hold]
+) -> Iterator[str]:
+    """Why a reservation is not admissible, for people; nothing if it is.
 
-    requester: str
-    resources: Resources
-    at: datetime
-    """When the broker placed the reservation; opening hours are checked at this time."""
-
-
-class Capacity(NamedTuple):
-    """What a reservation is checked against."""
-
-    policy: LendingPolicy | None
-    free: Resources | None
-    """Resources neither used nor held; None if capacity is not enforced."""
-    held: Iterable[Hold]
-    """Holds of other reservations."""
-
-
-def refusal_reason(request: HoldRequest, capacity: Capacity) -> str:
-    """The first reason to refuse, for people; empty if the reservation is admissible."""
-    return next(_refusal_reasons(request, capacity), "")
-
-
-def _refusal_reasons(request: HoldRequest, capacity: Capacity) -> Iterator[str]:
-    policy, lent = capacity.policy or lending.NO_POLICY, tuple(capacity.held)
-    yield from _access_refusals(request, policy)
-    yield from _opening_hours_refusals(request, policy)
-    if capacity.free is not None:
-        yield from _free_capacity_refusals(request.resources, capacity.free, policy.keep_back)
-    yield from _cap_refusals(request.resources, lent, policy.max_lent, "")
-    lent_to_requester = [hold for hold in lent if hold.requester == request.requester]
-    yield from _cap_refusals(
-        request.resources, lent_to_requester, policy.max_per_requester, f" to {request.requester}"
-    )
-
-
-def _access_refusals(request: HoldRequest, policy: LendingPolicy) -> Iterator[str]:
-    if lending.matches_any(request.requester, policy.deny):
-        yield f"this cluster does not lend to {request.requester}"
-    if policy.allow and not lending.matches_any(request.requester, policy.allow):
-        yield f"{request.requester} is not in this cluster's list of allowed requesters"
-
-
-def _opening_hours_refusals(request: HoldRequest, policy: LendingPolicy) -> Iterator[str]:
-    if policy.hours and not lending.OpeningHours((policy.hours,)).is_open(request.at):
+    `at` is when the broker placed it, `free` what is neither used nor held (None if capacity is not
+    enforced), and `lent` the holds of other reservations.
+    """
+    requester = wanted.requester
+    if lending.matches_any(requester, policy.deny):
+        yield f"this cluster does not lend to {requester}"
+    if policy.allow and not lending.matches_any(requester, policy.allow):
+        yield f"{requester} is not in this cluster's list of allowed requesters"
+    if policy.hours and not lending.OpeningHours((policy.hours,)).is_open(at):
         yield f"outside this cluster's lending hours: {', '.join(policy.hours)}"
+    if free is not None:
+        yield from _free_capacity_refusals(wanted.resources, free, policy.keep_back)
+    yield from _cap_refusals(wanted.resources, lent, policy.max_lent, "")
+    to_requester = [hold for hold in lent if hold.requester == requester]
+    caps = policy.max_per_requester
+    yield from _cap_refusals(wanted.resources, to_requester, caps, f" to {requester}")
 
 
 def _free_capacity_refusals(
@@ -104,8 +78,9 @@ def _amounts_of(wanted: Resources, there: Resources) -> str:
 
 
 class HoldTable:
-    """Holds by reservation ID, mirrored into the inventory so that pods of a requester do not count
-    as this cluster's own. With `enforce`, a hold is only recorded if there is capacity for it.
+    """Holds by reservation ID, also in the inventory: pods of a requester do not count as the cluster's own.
+
+    With `enforce`, a hold is only recorded if there is capacity for it.
     """
 
     def __init__(
@@ -118,7 +93,7 @@ class HoldTable:
     ) -> None:
         """`on_change` is called after every change of the inventory's holds."""
         self._inventory = inventory
-        self._policy = policy
+        self._policy = policy or lending.NO_POLICY
         self._on_change = on_change
         self._holds: dict[str, Hold] = {}
         self.is_enforced = enforce
@@ -137,10 +112,10 @@ class HoldTable:
     def try_hold(self, reservation: bodies.Reservation, now: datetime) -> str:
         """Record a hold if it is admissible. Returns the refusal reason, empty if held."""
         hold = hold_from_reservation(reservation)
-        requested = HoldRequest(
-            hold.requester, hold.resources, reservation.status.reserved_at or now
-        )
-        refusal = refusal_reason(requested, self._capacity_without(reservation.id))
+        others = [each for name, each in self._holds.items() if name != reservation.id]
+        free = self._inventory.free(without=reservation.id) if self.is_enforced else None
+        at = reservation.status.reserved_at or now
+        refusal = next(refusal_reasons(hold, at, self._policy, free, others), "")
         if not refusal:
             self.put(reservation.id, hold)
         return refusal
@@ -156,11 +131,6 @@ class HoldTable:
         if self._holds.pop(reservation, None) is not None:
             self._inventory.delete_hold(reservation)
             self._on_change()
-
-    def _capacity_without(self, reservation: str) -> Capacity:
-        others = [hold for name, hold in self._holds.items() if name != reservation]
-        free = self._inventory.free(without=reservation) if self.is_enforced else None
-        return Capacity(self._policy, free, others)
 
 
 HELD: Final = "Held"

@@ -12,18 +12,18 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import structlog
 from msgspec.structs import replace
 
-from kubelend.agent import controller, reservation_cache
-from kubelend.agent.controller import ReconcileQueue
+from kubelend.agent import controller
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
 from kubelend.agent.reservation_cache import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
 from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration
+from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies, quantities
 from kubelend.wire.objects import (
     Metadata,
@@ -43,21 +43,15 @@ NamespaceLookup = Callable[[str], str | None]
 that is not known yet."""
 
 
-class InstructionDependencies(NamedTuple):
-    """What the reconciler works with."""
-
-    objects: LocalObjects
-    communicator: BrokerCommunicator
-    reservations: ReservationCache
-    clock: Clock
-
-
 class InstructionReconciler:
-    """Feed it with `enqueue` and `handle_event`, and run `queue` as a task."""
+    """Enqueue reservations that change, pass watch events to `handle_event`, and run `queue` as a task."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
-        dependencies: InstructionDependencies,
+        objects: LocalObjects,
+        communicator: BrokerCommunicator,
+        reservations: ReservationCache,
+        clock: Clock,
         expiry: ExpiryTracker,
         namespace_lookup: NamespaceLookup,
         *,
@@ -65,8 +59,11 @@ class InstructionReconciler:
         finished_ttl: timedelta,
         chance: Callable[[], float],
     ) -> None:
-        self.queue = ReconcileQueue("ReservationInstruction", self._reconcile, chance)
-        self._objects, self._communicator, self._reservations, self._clock = dependencies
+        self.queue = ReconcileQueue("ReservationInstruction", self._reconcile, log, chance=chance)
+        self._objects = objects
+        self._communicator = communicator
+        self._reservations = reservations
+        self._clock = clock
         self._expiry = expiry
         self._namespace_lookup = namespace_lookup
         self._cluster_id = cluster_id
@@ -77,10 +74,6 @@ class InstructionReconciler:
         """Loop time at which reservations without an object finished."""
         self._targets: dict[str, str] = {}
         """The provider in each reservation's instruction, to notice a failover."""
-
-    def enqueue(self, reservation: str) -> None:
-        """The reservation has changed."""
-        self.queue.add(reservation)
 
     def handle_event(self, event: ReservationInstruction | Deleted | Listed) -> None:
         """Handle a watch event."""
@@ -106,7 +99,7 @@ class InstructionReconciler:
     async def _reconcile(self, reservation: str) -> None:
         body = self._reservations.find(reservation)
         if body is None and self._object_keys[reservation]:
-            body = await self._fetch_latest(reservation)
+            body = await self._reservations.fetch(self._communicator, reservation)
         if body is not None and body.requester_id != self._cluster_id:
             return
         if body is None or body.status.phase not in UNFINISHED_PHASES:
@@ -123,33 +116,21 @@ class InstructionReconciler:
         if namespace is None:
             self.queue.add_after(body.id, NAMESPACE_RETRY_INTERVAL)
             return
-        found = await controller.apply_object(
-            self._objects, reservation_instruction(body, namespace)
-        )
-        was_delivered = found.status.delivered
-        await controller.update_status(
-            self._objects,
-            found,
-            lambda newest: delivered_status(newest.status, body),
-            self._clock,
-        )
+        wanted = reservation_instruction(body, namespace)
+        found = await controller.apply_object(self._objects, wanted)
+        await self._update_status(found, lambda known: delivered_status(known, body))
         known = self._targets.get(body.id)
         self._targets[body.id] = body.target_cluster_id
-        if not was_delivered:
-            log.info("ReservationInstruction delivered", **_reservation_instruction_log_keys(found))
+        if not found.status.delivered:
+            log.info("ReservationInstruction delivered", **instruction_log_keys(found))
         elif known not in (None, body.target_cluster_id):
-            log.info(
-                "ReservationInstruction moved",
-                **_reservation_instruction_log_keys(found),
-                previous_cluster=known,
-            )
+            keys = instruction_log_keys(found)
+            log.info("ReservationInstruction moved", **keys, previous_cluster=known)
         for misplaced in self._object_keys[body.id] - {found.key}:
             await self._objects.delete(ReservationInstruction, misplaced)
 
     def _namespace(self, reservation: str) -> str | None:
-        """The namespace of its request; else that of the existing object; else the default, if there
-        is no request.
-        """
+        """That of its request; else that of the existing object; else the default, if it has no request."""
         namespace = self._namespace_lookup(reservation)
         if namespace:
             return namespace
@@ -160,16 +141,11 @@ class InstructionReconciler:
     async def _track_expiry(self, body: bodies.Reservation) -> None:
         self._expiry.observe(body)
         if self._expiry.remaining(body.id) == timedelta():
-            await self._fetch_latest(body.id)
+            await self._reservations.fetch(self._communicator, body.id)
             self._expiry.recheck(body.id)
         left = self._expiry.remaining(body.id)
         if left is not None:
             self.queue.add_after(body.id, left)
-
-    async def _fetch_latest(self, reservation: str) -> bodies.Reservation | None:
-        return await reservation_cache.fetch_latest(
-            self._communicator, self._reservations, reservation
-        )
 
     # -- finished reservations
 
@@ -189,27 +165,26 @@ class InstructionReconciler:
         self, found: ReservationInstruction, body: bodies.Reservation | None
     ) -> None:
         now = self._clock()
-        was_finished = found.status.finished_at is not None
-        written = await controller.update_status(
-            self._objects,
-            found,
-            lambda newest: finished_instruction_status(newest.status, body, now),
-            self._clock,
+        written = await self._update_status(
+            found, lambda known: finished_instruction_status(known, body, now)
         )
-        if written is not None and not was_finished:
-            reason = written.status.message
-            log.info(
-                "ReservationInstruction finished",
-                **_reservation_instruction_log_keys(found),
-                reason=reason,
-            )
+        if written is not None and found.status.finished_at is None:
+            keys = instruction_log_keys(found)
+            log.info("ReservationInstruction finished", **keys, reason=written.status.message)
         finished_at = None if written is None else written.status.finished_at
         left = (finished_at or now) + self._finished_ttl - now
         if left > timedelta():
             self.queue.add_after(found.metadata.name, left)
         else:
             await self._objects.delete(ReservationInstruction, found.key)
-            log.debug("ReservationInstruction deleted", **_reservation_instruction_log_keys(found))
+            log.debug("ReservationInstruction deleted", **instruction_log_keys(found))
+
+    async def _update_status(
+        self, found: ReservationInstruction, change: StatusChange
+    ) -> ReservationInstruction | None:
+        return await controller.update_status(
+            self._objects, found, lambda newest: change(newest.status), self._clock
+        )
 
     def _evict_later(self, reservation: str) -> None:
         """Retained for a while, so that a late outdated update still finds the newer state in the cache."""
@@ -225,7 +200,10 @@ class InstructionReconciler:
             self._reservations.remove(reservation)
 
 
-def _reservation_instruction_log_keys(found: ReservationInstruction) -> dict[str, str]:
+StatusChange = Callable[[ReservationInstructionStatus], ReservationInstructionStatus]
+
+
+def instruction_log_keys(found: ReservationInstruction) -> dict[str, str]:
     spec = found.spec
     return {
         "namespace": found.metadata.namespace,
@@ -234,8 +212,12 @@ def _reservation_instruction_log_keys(found: ReservationInstruction) -> dict[str
         "cluster": spec.target_cluster_id,
         "cpu": spec.requested_cpu,
         "memory": spec.requested_memory,
-        "expires_at": "" if spec.expires_at is None else spec.expires_at.isoformat(),
+        "expires_at": time_text(spec.expires_at),
     }
+
+
+def time_text(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat()
 
 
 FINISHED: Final = "Finished"
@@ -307,10 +289,9 @@ class ExpiryTracker:
         )
 
     def observe(self, body: bodies.Reservation) -> None:
-        """Observe the expiry, or the end of the queueing time, that the broker reports. A changed
-        end shifts the local one.
-        """
-        end, duration = _end_time(body), _reservation_duration(body)
+        """The broker reports this expiry, or end of the queueing time. A changed end shifts the local one."""
+        end = body.status.expires_at or body.status.wait_until
+        duration = _reservation_duration(body)
         known = self._entries.get(body.id)
         if end is None:
             self.forget(body.id)
@@ -333,18 +314,14 @@ class ExpiryTracker:
         self._entries.pop(reservation, None)
 
     def remaining(self, reservation: str) -> timedelta | None:
-        """Until it expires or its queueing time ends; zero if that has passed, None if it has no
-        end.
-        """
+        """Until it expires or its queueing time ends; zero if that has passed, None if it has no end."""
         known = self._entries.get(reservation)
         if known is None:
             return None
         return max(timedelta(seconds=known.ends_at - _loop_time()), _ZERO)
 
     def time_to_renewal(self, reservation: str) -> timedelta | None:
-        """Until the renewal is due; zero if it is. Due at once if the remaining time is not known
-        exactly.
-        """
+        """Until the renewal is due; due at once if the remaining time is not known exactly."""
         known, left = self._entries.get(reservation), self.remaining(reservation)
         if known is None or left is None or known.duration == _ZERO:
             return None
@@ -368,10 +345,6 @@ class _ExpiryEntry(msgspec.Struct, frozen=True):
     """Zero for a queued reservation, which is not renewed."""
     renewal_margin: timedelta
     is_exact: bool
-
-
-def _end_time(body: bodies.Reservation) -> datetime | None:
-    return body.status.expires_at or body.status.wait_until
 
 
 def _reservation_duration(body: bodies.Reservation) -> timedelta | None:

@@ -30,20 +30,8 @@ from kubelend.core.resources import Resources
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _DURATION_BUCKETS: Final = (
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    30.0,
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0),
 )
 _MILLICORES_PER_CORE: Final = 1000
 
@@ -102,8 +90,9 @@ class _ScrapeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         totals = self._inputs.inventory.totals()
         yield from self._amounts(totals)
-        yield _gauge("kubelend_agent_nodes", "Number of nodes that the agent counts", totals.nodes)
-        yield _gauge("kubelend_agent_pods", "Number of pods that the agent counts", totals.pods)
+        for what, count in (("nodes", totals.nodes), ("pods", totals.pods)):
+            text = f"Number of {what} that the agent counts"
+            yield GaugeMetricFamily(f"kubelend_agent_{what}", text, count)
         yield from self._broker_connection()
         yield self._reservations()
         yield self._component_health()
@@ -128,13 +117,13 @@ class _ScrapeCollector(Collector):
         )
 
     def _broker_connection(self) -> Iterator[Metric]:
-        yield _gauge(
+        yield GaugeMetricFamily(
             "kubelend_agent_stream_connected",
             "Whether the instruction stream of the broker is connected",
             int(self._inputs.is_streaming()),
         )
         published_at = self._inputs.published_at()
-        yield _gauge(
+        yield GaugeMetricFamily(
             "kubelend_agent_last_advertisement_timestamp_seconds",
             "Time of the last advertisement that the broker accepted, in seconds since 1970",
             0 if published_at is None else published_at.timestamp(),
@@ -146,11 +135,6 @@ class _ScrapeCollector(Collector):
             "Number of unfinished reservations of this cluster, by its role and their phase",
             labels=("role", "phase"),
         )
-        for (role, phase), count in sorted((+self._by_role()).items()):
-            metric.add_metric((role, phase), count)
-        return metric
-
-    def _by_role(self) -> Counter[tuple[str, str]]:
         counts: Counter[tuple[str, str]] = Counter()
         for found in self._inputs.reservations.unfinished():
             for role, cluster in (
@@ -158,7 +142,9 @@ class _ScrapeCollector(Collector):
                 ("provider", found.target_cluster_id),
             ):
                 counts[role, found.status.phase] += cluster == self._inputs.cluster
-        return counts
+        for labels, count in sorted((+counts).items()):
+            metric.add_metric(labels, count)
+        return metric
 
     def _component_health(self) -> Metric:
         problems = self._inputs.health.errors
@@ -170,10 +156,6 @@ class _ScrapeCollector(Collector):
         for part in self._inputs.components:
             metric.add_metric((part,), part not in problems)
         return metric
-
-
-def _gauge(name: str, help: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, help, value=value)
 
 
 def _by_resource(name: str, help: str, amounts: Resources) -> Metric:

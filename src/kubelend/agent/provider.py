@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 import structlog
 
-from kubelend.agent import controller, reservation_cache
+from kubelend.agent import controller
 from kubelend.agent import holds as agent_holds
-from kubelend.agent.controller import ReconcileQueue
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.holds import HoldTable
+from kubelend.agent.instructions import time_text
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
 from kubelend.agent.reservation_cache import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
 from kubelend.core.errors import Conflict, InvalidInput, KubelendError, NotFound
 from kubelend.core.lifecycle import Phase
 from kubelend.kits import tasks
+from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
 
@@ -35,8 +35,7 @@ COMPONENT: Final = "provider"
 MEASUREMENT_RETRY_INTERVAL: Final = timedelta(milliseconds=100)
 """How long to wait for the first measurement before a reservation is decided."""
 INITIAL_LIST_GRACE: Final = timedelta(seconds=2)
-"""After the start the broker's list covers all reservations; only those it lacks are fetched one by
-one."""
+"""After the start the broker's list covers all reservations; only those it lacks are fetched one by one."""
 EXPIRED_RECHECK_INTERVAL: Final = timedelta(minutes=1)
 """How often a reservation is fetched that has expired by the local clock but not on the broker."""
 EXPIRY_GRACE: Final = timedelta(seconds=1)
@@ -74,12 +73,11 @@ class ProviderReconciler:
         self._config = config
         self._objects = objects
         self._health = health
-        self._instructions = InstructionObjects(objects, config.namespace, clock)
         self._communicator = communicator
         self._reservations = reservations
         self._holds = holds
         self._clock = clock
-        self._queue = ReconcileQueue("ProviderInstruction", self._reconcile)
+        self._queue = ReconcileQueue("ProviderInstruction", self._reconcile, log)
         self._restored = False
         self._fetch_from = 0.0
         """In the event loop's time."""
@@ -90,7 +88,7 @@ class ProviderReconciler:
         """Restore the holds from the ProviderInstructions. Retries until they can be read."""
         while not self._restored:
             try:
-                self._restore_holds(await self._instructions.all())
+                self._restore_holds(await self._objects.list(ProviderInstruction))
                 self._restored = True
             except KubelendError as error:
                 self._set_health(f"cannot read ProviderInstructions: {error}")
@@ -107,13 +105,13 @@ class ProviderReconciler:
             ProviderInstruction,
             self._on_object_event,
             self._set_health,
-            random.random,
         )
         await tasks.run_all({"watch": watching, "reconcile": self._queue.run()})
 
-    def _restore_holds(self, stored: Iterable[tuple[str, ProviderInstruction]]) -> None:
-        for reservation, each in stored:
-            if each.status.enforced or each.status.phase == agent_holds.HELD:
+    def _restore_holds(self, stored: Iterable[ProviderInstruction]) -> None:
+        for each in stored:
+            is_held = each.status.enforced or each.status.phase == agent_holds.HELD
+            if is_held and (reservation := self._reservation_of(each)):
                 # An invalid spec is rewritten from the broker's state.
                 with contextlib.suppress(InvalidInput):
                     self._holds.put(reservation, agent_holds.hold_from_instruction(each))
@@ -126,10 +124,23 @@ class ProviderReconciler:
             self._queue.add(reservation)
 
     def _on_object_event(self, change: ProviderInstruction | Deleted | Listed) -> None:
-        names = self._instructions.reservations_in(change)
-        # A list lacks the objects that were deleted while the watch was down.
-        for reservation in [*names, *self._holds] if isinstance(change, Listed) else names:
+        match change:
+            case Listed(objects):
+                # It lacks the objects that were deleted while the watch was down.
+                names = [*map(self._reservation_of, objects), *self._holds]
+            case Deleted(last_state):
+                names = [self._reservation_of(last_state)]
+            case found:
+                names = [self._reservation_of(found)]
+        for reservation in filter(None, names):
             self._queue.add(reservation)
+
+    def _reservation_of(self, found: object) -> str:
+        """The reservation of an object in the agent's namespace whose name the agent gives; else empty."""
+        if not isinstance(found, ProviderInstruction):
+            return ""
+        is_own = found.metadata.namespace == self._config.namespace
+        return agent_holds.reservation_of_instruction(found) if is_own else ""
 
     def _set_health(self, problem: str) -> None:
         self._health.report(COMPONENT, problem)
@@ -137,16 +148,16 @@ class ProviderReconciler:
     # -- reconcile
 
     async def _reconcile(self, reservation: str) -> None:
-        stored = await self._instructions.find(reservation)
+        stored = await self._objects.find(ProviderInstruction, self._key(reservation))
         found = self._reservations.find(reservation)
         if found is None and self._may_be_held(reservation, stored):
             early = self._fetch_from - asyncio.get_running_loop().time()
             if early > 0:
                 self._queue.add_after(reservation, timedelta(seconds=early))
                 return
-            found = await self._fetch_latest(reservation)
+            found = await self._reservations.fetch(self._communicator, reservation)
         elif found is not None and self._is_expired_locally(found):
-            found = await self._fetch_latest(reservation)
+            found = await self._reservations.fetch(self._communicator, reservation)
         if found is not None and self._is_provider(found):
             await self._sync_hold(found, stored)
         else:
@@ -168,15 +179,12 @@ class ProviderReconciler:
     async def _hold_and_acknowledge(
         self, found: bodies.Reservation, instruction: ProviderInstruction | None
     ) -> None:
-        """Write the object first and acknowledge second: after a crash every acknowledged hold is
-        known here.
-        """
-        instruction = await self._instructions.apply(found, instruction)
+        """The object is written first: after a crash every acknowledged hold is known here."""
+        instruction = await self._apply(found, instruction)
         if found.status.acknowledged_at is None and not await self._acknowledge(found):
             return
-        await self._instructions.update_status(
-            instruction, agent_holds.held_status(is_enforced=self._holds.is_enforced)
-        )
+        status = agent_holds.held_status(is_enforced=self._holds.is_enforced)
+        await self._update_status(instruction, status)
         if found.status.expires_at is not None:
             left = found.status.expires_at - self._clock()
             self._queue.add_after(
@@ -191,10 +199,12 @@ class ProviderReconciler:
         except (Conflict, NotFound):
             await self._refetch(found)
             return
-        log.info("Reservation refused", **_reservation_log_keys(found), reason=refusal)
-        await self._finish(
-            await self._instructions.apply(found, instruction), agent_holds.REFUSED, refusal
+        log.info(
+            "Reservation refused",
+            **_log_keys(agent_holds.provider_instruction(found, "")),
+            reason=refusal,
         )
+        await self._finish(await self._apply(found, instruction), agent_holds.REFUSED, refusal)
 
     async def _withdraw(
         self,
@@ -205,11 +215,7 @@ class ProviderReconciler:
         self._holds.drop(reservation)
         if instruction is not None and not agent_holds.is_instruction_finished(instruction):
             reason = agent_holds.withdrawal_reason(found, self._config.cluster_id)
-            log.info(
-                "Reservation withdrawn",
-                **_provider_instruction_log_keys(instruction),
-                reason=reason,
-            )
+            log.info("Reservation withdrawn", **_log_keys(instruction), reason=reason)
             await self._finish(instruction, agent_holds.WITHDRAWN, reason)
         elif instruction is not None:
             await self._delete_finished(reservation, instruction.status.finished_at)
@@ -221,36 +227,40 @@ class ProviderReconciler:
 
     # -- steps
 
-    async def _fetch_latest(self, reservation: str) -> bodies.Reservation | None:
-        return await reservation_cache.fetch_latest(
-            self._communicator, self._reservations, reservation
-        )
-
     async def _acknowledge(self, found: bodies.Reservation) -> bool:
         try:
             self._reservations.put(await self._communicator.acknowledge(found.id))
         except (Conflict, NotFound):
             await self._refetch(found)
             return False
-        log.info("Reservation held", **_reservation_log_keys(found))
+        log.info("Reservation held", **_log_keys(agent_holds.provider_instruction(found, "")))
         return True
 
     async def _refetch(self, found: bodies.Reservation) -> None:
-        """The broker rejected the call, so the known state is outdated: a newer one triggers another
-        reconcile.
-        """
-        if await self._fetch_latest(found.id) == found:
+        """The broker rejected the call, so the known state is outdated: a newer one triggers a reconcile."""
+        if await self._reservations.fetch(self._communicator, found.id) == found:
             raise Conflict(
                 f"{found.id}: the broker accepts neither an acknowledgement nor a refusal"
             )
 
     async def _finish(self, instruction: ProviderInstruction, phase: str, reason: str) -> None:
-        """The status change triggers another reconcile, which deletes the object when its time has
-        come.
-        """
-        await self._instructions.update_status(
-            instruction, agent_holds.finished_status(phase, reason, self._clock())
-        )
+        """The status change triggers another reconcile, which deletes the object when its time has come."""
+        status = agent_holds.finished_status(phase, reason, self._clock())
+        await self._update_status(instruction, status)
+
+    async def _apply(
+        self, reservation: bodies.Reservation, stored: ProviderInstruction | None
+    ) -> ProviderInstruction:
+        """Apply the reservation to its object's spec."""
+        wanted = agent_holds.provider_instruction(reservation, self._config.namespace)
+        if stored is not None and stored.spec == wanted.spec:
+            return stored
+        return await controller.apply_object(self._objects, wanted)
+
+    async def _update_status(
+        self, stored: ProviderInstruction, status: ProviderInstructionStatus
+    ) -> None:
+        await controller.update_status(self._objects, stored, lambda _: status, self._clock)
 
     async def _delete_finished(self, reservation: str, ended: datetime | None) -> None:
         """Delete the object and the cached reservation once the retention is over."""
@@ -259,8 +269,11 @@ class ProviderReconciler:
         if left > timedelta():
             self._queue.add_after(reservation, left)
         else:
-            await self._instructions.delete(reservation)
+            await self._objects.delete(ProviderInstruction, self._key(reservation))
             self._reservations.remove(reservation)
+
+    def _key(self, reservation: str) -> str:
+        return f"{self._config.namespace}/{agent_holds.provider_instruction_name(reservation)}"
 
     # -- conditions
 
@@ -299,76 +312,12 @@ class ProviderReconciler:
         )
 
 
-def _reservation_log_keys(found: bodies.Reservation) -> dict[str, str]:
-    """The reservation, its requester, its resources and its expiry."""
-    amounts = agent_holds.hold_from_reservation(found).resources.quantities()
-    return _hold_log_keys(found.id, found.requester_id, amounts, found.status.expires_at)
-
-
-def _provider_instruction_log_keys(instruction: ProviderInstruction) -> dict[str, str]:
+def _log_keys(instruction: ProviderInstruction) -> dict[str, str]:
     spec = instruction.spec
-    amounts = {"cpu": spec.requested_cpu, "memory": spec.requested_memory}
-    reservation = agent_holds.reservation_of_instruction(instruction)
-    return _hold_log_keys(reservation, spec.requester_cluster_id, amounts, spec.expires_at)
-
-
-def _hold_log_keys(
-    reservation: str, requester: str, amounts: Mapping[str, str], expires_at: datetime | None
-) -> dict[str, str]:
     return {
-        "reservation": reservation,
-        "requester": requester,
-        "cpu": amounts.get("cpu", "0"),
-        "memory": amounts.get("memory", "0"),
-        "expires_at": "" if expires_at is None else expires_at.isoformat(),
+        "reservation": agent_holds.reservation_of_instruction(instruction),
+        "requester": spec.requester_cluster_id,
+        "cpu": spec.requested_cpu,
+        "memory": spec.requested_memory,
+        "expires_at": time_text(spec.expires_at),
     }
-
-
-class InstructionObjects:
-    """Covers objects in the agent's namespace whose names the agent gives; all others are ignored."""
-
-    def __init__(self, objects: LocalObjects, namespace: str, clock: Clock) -> None:
-        self._objects = objects
-        self._namespace = namespace
-        self._clock = clock
-
-    async def all(self) -> list[tuple[str, ProviderInstruction]]:
-        return list(self._managed(await self._objects.list(ProviderInstruction)))
-
-    async def find(self, reservation: str) -> ProviderInstruction | None:
-        return await self._objects.find(ProviderInstruction, self._key(reservation))
-
-    def reservations_in(self, change: ProviderInstruction | Deleted | Listed) -> list[str]:
-        """The reservations that a watch event concerns."""
-        if isinstance(change, Listed):
-            return [name for name, _ in self._managed(change.objects)]
-        found = change.last_state if isinstance(change, Deleted) else change
-        return [name for name, _ in self._managed([found])]
-
-    async def apply(
-        self, reservation: bodies.Reservation, stored: ProviderInstruction | None
-    ) -> ProviderInstruction:
-        """Apply the reservation to its object's spec."""
-        wanted = agent_holds.provider_instruction(reservation, self._namespace)
-        if stored is not None and stored.spec == wanted.spec:
-            return stored
-        return await controller.apply_object(self._objects, wanted)
-
-    async def update_status(
-        self, stored: ProviderInstruction, status: ProviderInstructionStatus
-    ) -> None:
-        """Update the status if it changes."""
-        await controller.update_status(self._objects, stored, lambda _: status, self._clock)
-
-    async def delete(self, reservation: str) -> None:
-        await self._objects.delete(ProviderInstruction, self._key(reservation))
-
-    def _key(self, reservation: str) -> str:
-        return f"{self._namespace}/{agent_holds.provider_instruction_name(reservation)}"
-
-    def _managed(self, found: Iterable[object]) -> Iterator[tuple[str, ProviderInstruction]]:
-        for each in found:
-            if isinstance(each, ProviderInstruction) and each.metadata.namespace == self._namespace:
-                reservation = agent_holds.reservation_of_instruction(each)
-                if reservation:
-                    yield reservation, each

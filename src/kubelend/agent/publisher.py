@@ -21,14 +21,11 @@ from kubelend.agent import health as agent_health
 from kubelend.agent.advertisement import AdvertisementConfig
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import BrokerCommunicator, Clock, LocalObjects
-from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.agent.reservation_cache import ReservationCache, with_timeout
 from kubelend.core import durations
 from kubelend.core.errors import (
-    BrokerUnreachable,
-    Conflict,
     IdentityInUse,
     KubelendError,
-    LimitExceeded,
 )
 from kubelend.core.inventory import Inventory, Totals
 from kubelend.kits import tasks
@@ -71,7 +68,7 @@ class Publisher:
         self._health = health
         self._clock = clock
         self._chance = chance
-        self._writer = AdvertisementWriter(objects, health)
+        self._writer = AdvertisementWriter(settings, objects, health, clock)
         self._changed = asyncio.Event()
         self._last_error: KubelendError | None = None
         self._retry_delays = self._new_retry_delays()
@@ -93,9 +90,8 @@ class Publisher:
             try:
                 answer = await self._send(totals)
             except KubelendError as error:
-                self._write_object(
-                    totals, None, AdvertisementStatus(phase="Error", message=str(error))
-                )
+                status = AdvertisementStatus(phase="Error", message=str(error))
+                self._writer.submit(totals, status)
                 await asyncio.sleep(self._retry_delay(error))
             else:
                 self._on_published(totals, answer)
@@ -105,30 +101,21 @@ class Publisher:
         body = advertisement.advertisement_body(self._settings, totals, self._clock())
         timeout = max(self._settings.interval, MIN_PUBLISH_TIMEOUT)
         sent_at = self._reservations.sequence()
-        try:
-            async with asyncio.timeout(timeout.total_seconds()):
-                answer = await self._communicator.publish(body)
-        except TimeoutError:
-            raise BrokerUnreachable(
-                f"the broker did not answer within {durations.format_duration_short(timeout)}"
-            ) from None
-        self._reservations.put_instructions(
-            answer.provider_instructions, sent_at, source="advertisement"
-        )
+        answer = await with_timeout(self._communicator.publish(body), timeout)
+        self._reservations.put_instructions(answer.provider_instructions, sent_at, "advertisement")
         return answer
 
     def _on_published(self, totals: Totals, answer: bodies.PublishResult) -> None:
         self.published_at = self._clock()
         self._last_error, self._retry_delays = None, self._new_retry_delays()
         self._health.report(PUBLISHER_COMPONENT)
-        self._write_object(totals, answer, AdvertisementStatus(phase="Active", published=True))
+        available = answer.advertisement.resources.available
+        self._writer.submit(totals, AdvertisementStatus("Active", published=True), available)
 
     async def _wait_for_change_or_due(self, published: Totals) -> None:
-        """Wait for the next due time or a significant change; changes during damping are checked
-        after it.
-        """
+        """Wait for the due time or a significant change; changes during damping are checked after it."""
         try:
-            async with asyncio.timeout(self._until_due()):
+            async with asyncio.timeout(self._settings.until_due(self._clock())):
                 await asyncio.sleep(self._settings.damping.total_seconds())
                 while not advertisement.is_significant_change(published, self._inventory.totals()):
                     self._changed.clear()
@@ -142,60 +129,59 @@ class Publisher:
         if not problem.retryable:
             self._last_error, self._retry_delays = problem, self._new_retry_delays()
             self._health.report(PUBLISHER_COMPONENT, str(problem))
-            return self._until_due()
+            return self._settings.until_due(self._clock())
         # Retries may word the same failure differently; only another error class is logged again.
         if type(problem) is not type(self._last_error):
             self._last_error = problem
             self._health.report(PUBLISHER_COMPONENT, str(problem))
-        asked = problem.retry_after if isinstance(problem, LimitExceeded) else 0.0
-        pause = max(next(self._retry_delays), min(asked, self._settings.interval.total_seconds()))
-        is_in_turn = isinstance(problem, IdentityInUse)
-        return (
-            min(pause, agent_health.TAKEOVER_RETRY_INTERVAL.total_seconds())
-            if is_in_turn
-            else pause
-        )
-
-    def _until_due(self) -> float:
-        now = self._clock()
-        return (self._settings.next_due(now) - now).total_seconds()
+        interval = self._settings.interval.total_seconds()
+        pause = max(next(self._retry_delays), min(problem.retry_after, interval))
+        if isinstance(problem, IdentityInUse):
+            return min(pause, agent_health.TAKEOVER_RETRY_INTERVAL.total_seconds())
+        return pause
 
     def _new_retry_delays(self) -> Iterator[float]:
         backoff = Backoff(sys.maxsize, FIRST_RETRY_DELAY, longest=self._settings.interval)
         return backoff.delays(self._chance)
 
-    def _write_object(
-        self, totals: Totals, answer: bodies.PublishResult | None, status: AdvertisementStatus
-    ) -> None:
-        now = self._clock()
-        wanted = advertisement.advertisement_object(self._settings, totals, now, answer)
-        self._writer.submit(with_status(wanted, status, now))
-
 
 WRITER_COMPONENT: Final = "advertisement"
-"""The component under which write errors are reported; the publisher's own is for errors of the
-broker."""
+"""The component under which write errors are reported; the publisher's own is for errors of the broker."""
 
 WRITE_TIMEOUT: Final = timedelta(seconds=10)
 
 
 class AdvertisementWriter:
-    """Writes the latest submitted object; older ones that were not written in time are skipped."""
+    """Writes the latest submitted state; older ones that were not written in time are skipped."""
 
-    def __init__(self, objects: LocalObjects, health: ComponentHealth) -> None:
+    def __init__(
+        self,
+        settings: AdvertisementConfig,
+        objects: LocalObjects,
+        health: ComponentHealth,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
         self._objects = objects
         self._health = health
+        self._clock = clock
         self._latest: Advertisement | None = None
         self._submitted = asyncio.Event()
 
-    def submit(self, wanted: Advertisement) -> None:
-        self._latest = wanted
+    def submit(
+        self,
+        totals: Totals,
+        status: AdvertisementStatus,
+        available: bodies.Amounts | None = None,
+    ) -> None:
+        """`available` is what the broker has computed."""
+        now = self._clock()
+        wanted = advertisement.advertisement_object(self._settings, totals, now, available)
+        self._latest = with_status(wanted, status, now)
         self._submitted.set()
 
     async def run(self) -> None:
-        """Write submitted objects. Runs until cancelled; a failure is reported and the next object
-        tried.
-        """
+        """Write submitted objects until cancelled; a failure is reported and the next object tried."""
         while True:
             await self._submitted.wait()
             self._submitted.clear()
@@ -203,27 +189,19 @@ class AdvertisementWriter:
                 self._health.report(WRITER_COMPONENT, await self._write_error(self._latest))
 
     async def _write_error(self, wanted: Advertisement) -> str:
+        async def write() -> None:
+            stored = await controller.apply_object(self._objects, wanted)
+            await self._objects.set_status(replace(stored, status=wanted.status))
+
         try:
             async with asyncio.timeout(WRITE_TIMEOUT.total_seconds()):
-                await self._write(wanted)
+                await controller.retry_on_conflict(write)
         except TimeoutError:
             timeout = durations.format_duration_short(WRITE_TIMEOUT)
             return f"Advertisement {wanted.key}: not written within {timeout}"
         except KubelendError as error:
             return str(error)
         return ""
-
-    async def _write(
-        self, wanted: Advertisement, attempts: int = controller.CONFLICT_ATTEMPTS
-    ) -> None:
-        stored = await controller.apply_object(self._objects, wanted)
-        try:
-            await self._objects.set_status(replace(stored, status=wanted.status))
-        except Conflict:
-            # Modified concurrently: retry on the newer version.
-            if attempts <= 1:
-                raise
-            await self._write(wanted, attempts - 1)
 
 
 NO_BROKER_STATUS: Final = AdvertisementStatus(phase="Active", message="no broker configured")
@@ -242,7 +220,7 @@ class LocalPublisher:
     ) -> None:
         self._settings = settings
         self._inventory = inventory
-        self._writer = AdvertisementWriter(objects, health)
+        self._writer = AdvertisementWriter(settings, objects, health, clock)
         self._clock = clock
 
     async def run(self, measured: asyncio.Event) -> None:
@@ -254,9 +232,5 @@ class LocalPublisher:
 
     async def _write_loop(self) -> None:
         while True:
-            now = self._clock()
-            wanted = advertisement.advertisement_object(
-                self._settings, self._inventory.totals(), now, None
-            )
-            self._writer.submit(with_status(wanted, NO_BROKER_STATUS, now))
-            await asyncio.sleep((self._settings.next_due(now) - now).total_seconds())
+            self._writer.submit(self._inventory.totals(), NO_BROKER_STATUS)
+            await asyncio.sleep(self._settings.until_due(self._clock()))

@@ -10,35 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import structlog
 
 from kubelend.agent import controller, reservation_cache, resource_requests
-from kubelend.agent.controller import ReconcileQueue, watch_objects
+from kubelend.agent.controller import ObjectCache
 from kubelend.agent.health import ComponentHealth
-from kubelend.agent.instructions import (
-    ExpiryTracker,
-    InstructionDependencies,
-    InstructionReconciler,
-)
+from kubelend.agent.instructions import ExpiryTracker, InstructionReconciler, time_text
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
-from kubelend.agent.reservation_cache import (
-    BEFORE_ANY_UPDATE,
-    LIVE_PHASES,
-    UNFINISHED_PHASES,
-    ReservationCache,
-)
-from kubelend.agent.resource_requests import RequestState
+from kubelend.agent.reservation_cache import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
+from kubelend.agent.resource_requests import REQUEST_FINALIZER, RequestState
 from kubelend.core.errors import InvalidInput, KubelendError, NotFound, WrongPhase
 from kubelend.core.lifecycle import Phase
 from kubelend.kits import tasks
+from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies
 from kubelend.wire.objects import (
+    Kind,
     ReservationInstruction,
     ResourceRequest,
     ResourceRequestStatus,
@@ -77,12 +69,15 @@ class ResourceRequestReconciler:
         self._clock = clock
         self._namespace = namespace
         self._chance = chance
-        self._queue = ReconcileQueue("ResourceRequest", self._reconcile, chance)
+        self._queue = ReconcileQueue("ResourceRequest", self._reconcile, log, chance=chance)
         self._cache = RequestCache(self._queue.add)
         self._expiry = ExpiryTracker(clock, chance)
         self._client = ReservationClient(communicator, reservations, self._expiry, cluster_id)
         self._instructions = InstructionReconciler(
-            InstructionDependencies(objects, communicator, reservations, clock),
+            objects,
+            communicator,
+            reservations,
+            clock,
             self._expiry,
             self._instruction_namespace,
             cluster_id=cluster_id,
@@ -96,16 +91,19 @@ class ResourceRequestReconciler:
         self._watch_errors: dict[str, str] = {}
         """The watch error of each kind."""
         reservations.subscribe(self._on_reservation_change)
-        reservations.on_reconnect(self._retry_now)
+        reservations.on_reconnect(self._queue.retry_now)
+        reservations.on_reconnect(self._instructions.queue.retry_now)
 
     async def run(self) -> None:
         """Reconcile requests and instructions. Runs until cancelled."""
         for known in self._reservations.unfinished():
-            self._instructions.enqueue(known.id)
+            self._instructions.queue.add(known.id)
         await tasks.run_all(
             {
-                "watch requests": self._watch_requests(),
-                "watch instructions": self._watch_instructions(),
+                "watch requests": self._watch(ResourceRequest, self._cache.handle_event),
+                "watch instructions": self._watch(
+                    ReservationInstruction, self._instructions.handle_event
+                ),
                 "reconcile requests": self._queue.run(),
                 "reconcile instructions": self._instructions.queue.run(),
             }
@@ -113,35 +111,20 @@ class ResourceRequestReconciler:
 
     # -- triggers
 
-    async def _watch_requests(self) -> None:
-        kind, take = ResourceRequest, self._cache.handle_event
-        await watch_objects(
-            self._objects, kind, take, self._health_reporter(kind.plural), self._chance
-        )
-
-    async def _watch_instructions(self) -> None:
-        kind, take = ReservationInstruction, self._instructions.handle_event
-        await watch_objects(
-            self._objects, kind, take, self._health_reporter(kind.plural), self._chance
-        )
-
-    def _health_reporter(self, plural: str) -> Callable[[str], None]:
-        def report(problem: str) -> None:
-            self._watch_errors[plural] = problem
+    async def _watch(
+        self, kind: type[Kind], on_event: Callable[[Kind | Deleted | Listed], None]
+    ) -> None:
+        def report(error: str) -> None:
+            self._watch_errors[kind.plural] = error
             self._health.report(COMPONENT, "; ".join(filter(None, self._watch_errors.values())))
 
-        return report
+        await controller.watch_objects(self._objects, kind, on_event, report, self._chance)
 
     def _on_reservation_change(self, reservation: str) -> None:
-        self._instructions.enqueue(reservation)
+        self._instructions.queue.add(reservation)
         owner = self._cache.owner(reservation)
         if owner:
             self._queue.add(owner)
-
-    def _retry_now(self) -> None:
-        """The broker is reachable again: retry failed work without waiting for its backoff."""
-        self._queue.retry_now()
-        self._instructions.queue.retry_now()
 
     def _instruction_namespace(self, reservation: str) -> str | None:
         """The namespace of a reservation's instruction; see `NamespaceLookup`."""
@@ -153,7 +136,7 @@ class ResourceRequestReconciler:
     # -- reconcile
 
     async def _reconcile(self, key: str) -> None:
-        for gone in self._cache.deleted_unfinalized(key):
+        for gone in self._cache.deleted(key):
             await self._release(gone)
             self._cache.forget_deleted(gone)
         found = await self._objects.find(ResourceRequest, key)
@@ -182,20 +165,16 @@ class ResourceRequestReconciler:
         try:
             resource_requests.request_from_spec(found.spec)
         except InvalidInput as error:
-            await self._update_status(
-                found, resource_requests.status_for_invalid_spec(found, error)
-            )
+            status = resource_requests.failed_status(found.metadata.generation, error)
+            await self._update_status(found, status)
             return
-        if not resource_requests.has_request_finalizer(found):
-            marked = await controller.add_finalizer(
-                self._objects, found, resource_requests.REQUEST_FINALIZER
-            )
-            if marked is None or not resource_requests.has_request_finalizer(marked):
+        if REQUEST_FINALIZER not in found.metadata.finalizers:
+            marked = await controller.add_finalizer(self._objects, found, REQUEST_FINALIZER)
+            if marked is None or REQUEST_FINALIZER not in marked.metadata.finalizers:
                 return  # deleted in the meantime
             found = marked
-        requested = SentRequest(
-            found.metadata.generation, resource_requests.request_from_spec(found.spec)
-        )
+        request = resource_requests.request_from_spec(found.spec)
+        requested = SentRequest(found.metadata.generation, request)
         written = await self._update_status(found, resource_requests.status_for_request(requested))
         if written is not None:
             await self._request_reservation(written, requested, is_first=True)
@@ -207,24 +186,20 @@ class ResourceRequestReconciler:
             try:
                 body = await self._client.reserve(found, sent, is_first=is_first)
             except KubelendError as error:
-                await self._on_request_error(found, sent, error)
+                if resource_requests.is_transient(error):
+                    status = resource_requests.status_for_transient_error(sent, error)
+                    await self._update_status(found, status)
+                    raise
+                status = resource_requests.failed_status(sent.generation, error)
+                await self._update_status(found, status)
                 return
             # Bind it before subscribers are notified, so that they find its owner.
             self._cache.bind(body.id, found.key)
-            body = self._client.cache(body)
+            self._reservations.put(body)
+            body = self._reservations.find(body.id) or body
             await self._update_status(found, resource_requests.status_for_reservation(found, body))
         # The stream may have delivered it before it was bound.
         self._on_reservation_change(body.id)
-
-    async def _on_request_error(
-        self, found: ResourceRequest, sent: SentRequest, error: KubelendError
-    ) -> None:
-        if resource_requests.is_transient(error):
-            await self._update_status(
-                found, resource_requests.status_for_transient_error(sent, error)
-            )
-            raise error
-        await self._update_status(found, resource_requests.status_for_rejection(sent, error))
 
     async def _restart(self, found: ResourceRequest) -> None:
         """The spec has changed before a reservation was made: start again."""
@@ -282,7 +257,7 @@ class ResourceRequestReconciler:
             is_over = isinstance(error, NotFound | WrongPhase)
             return await self._client.fetch(body.id) if is_over else body
         self._renewal_errors.pop(body.id, None)
-        expires_at = _time_text(renewed.status.expires_at)
+        expires_at = time_text(renewed.status.expires_at)
         log.info("Reservation renewed", reservation=body.id, expires_at=expires_at)
         return renewed
 
@@ -290,21 +265,18 @@ class ResourceRequestReconciler:
 
     async def _finalize(self, found: ResourceRequest) -> None:
         """The object is being deleted: release its reservation, then remove the finalizer."""
-        if not resource_requests.has_request_finalizer(found):
+        if REQUEST_FINALIZER not in found.metadata.finalizers:
             return
         try:
             await self._release(found)
         except KubelendError as error:
-            await self._update_status(
-                found, resource_requests.status_for_pending_release(found, error)
-            )
+            status = resource_requests.status_for_pending_release(found, error)
+            await self._update_status(found, status)
             raise
         newest = await self._objects.find(ResourceRequest, found.key)
         if newest is not None and newest.metadata.uid == found.metadata.uid:
             self._cache.mark_released(newest)
-            await controller.remove_finalizer(
-                self._objects, newest, resource_requests.REQUEST_FINALIZER
-            )
+            await controller.remove_finalizer(self._objects, newest, REQUEST_FINALIZER)
 
     async def _release(self, found: ResourceRequest) -> None:
         with self._in_progress(found):
@@ -355,72 +327,42 @@ def _log_step(written: ResourceRequest, before: ResourceRequestStatus) -> None:
     """One line per step of a request, with what an operator searches for; nothing if none was made."""
     status = written.status
     keys = _request_log_keys(written)
+    amounts = {"cpu": written.spec.requested_cpu, "memory": written.spec.requested_memory}
     if status.asked is not None and status.asked != before.asked:
-        log.info("ResourceRequest received", **keys, **_amount_log_keys(written))
-    if _step(status) == _step(before):
+        log.info("ResourceRequest received", **keys, **amounts)
+    # A failover to another cluster is a step, a renewal is not.
+    fields = ("phase", "reservation_name", "target_cluster_id")
+    if all(getattr(status, name) == getattr(before, name) for name in fields):
         return
     if status.phase == "Failed":
         event = "failed" if status.reservation_name else "rejected"
         log.info(f"ResourceRequest {event}", **keys, reason=status.reason, error=status.message)
     elif status.phase == "Pending" and status.reservation_name:
-        log.info(
-            "ResourceRequest queued",
-            **keys,
-            reservation=status.reservation_name,
-            reason=status.reason,
-        )
+        keys["reservation"] = status.reservation_name
+        log.info("ResourceRequest queued", **keys, reason=status.reason)
     elif status.phase in _STEP_MESSAGES:
         log.info(
             _STEP_MESSAGES[status.phase],
             **keys,
             reservation=status.reservation_name,
             cluster=status.target_cluster_id,
-            **_amount_log_keys(written),
-            expires_at=_time_text(status.expires_at),
+            **amounts,
+            expires_at=time_text(status.expires_at),
         )
-
-
-def _step(status: ResourceRequestStatus) -> tuple[str, str, str]:
-    """What makes a step: a failover to another cluster is one, a renewal is not."""
-    return status.phase, status.reservation_name, status.target_cluster_id
 
 
 def _request_log_keys(found: ResourceRequest) -> dict[str, str]:
     return {"namespace": found.metadata.namespace, "name": found.metadata.name}
 
 
-def _amount_log_keys(found: ResourceRequest) -> dict[str, str]:
-    return {"cpu": found.spec.requested_cpu, "memory": found.spec.requested_memory}
-
-
-def _time_text(moment: datetime | None) -> str:
-    return "" if moment is None else moment.isoformat()
-
-
-class RequestCache:
-    """Fed by the watch. `enqueue` is called with the keys to reconcile."""
+class RequestCache(ObjectCache[ResourceRequest]):
+    """ResourceRequests, and which of them owns a reservation."""
 
     def __init__(self, enqueue: Callable[[str], None]) -> None:
-        self.is_synced = False
-        """Whether the first list has been received."""
-        self._enqueue = enqueue
-        self._objects: dict[str, ResourceRequest] = {}
+        super().__init__(ResourceRequest, enqueue)
         self._owners: dict[str, str] = {}
-        self._deleted: defaultdict[str, list[ResourceRequest]] = defaultdict(list)
         self._released: set[str] = set()
         """UIDs of objects whose deletion is expected."""
-
-    def handle_event(self, event: ResourceRequest | Deleted | Listed) -> None:
-        match event:
-            case Listed(objects):
-                self._replace_all(
-                    [found for found in objects if isinstance(found, ResourceRequest)]
-                )
-            case Deleted(found):
-                if isinstance(found, ResourceRequest):
-                    self._on_delete(found)
-            case found:
-                self._on_update(found)
 
     def owner(self, reservation: str) -> str:
         """The key of the ResourceRequest of a reservation; empty if there is none here."""
@@ -432,66 +374,29 @@ class RequestCache:
     def unbind(self, reservation: str) -> None:
         self._owners.pop(reservation, None)
 
-    def deleted_unfinalized(self, key: str) -> list[ResourceRequest]:
-        """Objects of this key that were deleted although they may still hold a reservation."""
-        return list(self._deleted.get(key, ()))
-
-    def forget_deleted(self, gone: ResourceRequest) -> None:
-        """The deleted object holds nothing any more."""
-        others = [each for each in self._deleted.pop(gone.key, ()) if each is not gone]
-        if others:
-            self._deleted[gone.key] = others
-        else:
-            self._unbind_all(gone.key)
-
     def mark_released(self, found: ResourceRequest) -> None:
         """The object holds nothing; its deletion is expected."""
         self._released.add(found.metadata.uid)
 
-    def _replace_all(self, objects: list[ResourceRequest]) -> None:
-        present = {found.metadata.uid for found in objects}
-        for known in list(self._objects.values()):
-            if known.metadata.uid not in present:
-                self._on_delete(known)
-        for found in objects:
-            self._on_update(found)
-        self.is_synced = True
+    def forget_deleted(self, gone: ResourceRequest) -> None:
+        super().forget_deleted(gone)
+        # Also reservations that are not in a status yet; not those of an object with the same key.
+        if not self.deleted(gone.key) and self.find(gone.key) is None:
+            self._owners = {name: key for name, key in self._owners.items() if key != gone.key}
 
-    def _on_update(self, found: ResourceRequest) -> None:
-        known = self._objects.get(found.key)
-        if known is not None and known.metadata.uid != found.metadata.uid:
-            self._on_delete(known)
-        self._objects[found.key] = found
+    def on_update(self, found: ResourceRequest) -> None:
+        known = self.find(found.key)
+        super().on_update(found)
         if known is not None and known.status.reservation_name != found.status.reservation_name:
             self.unbind(known.status.reservation_name)
         if found.status.reservation_name:
             self.bind(found.status.reservation_name, found.key)
-        # The agent's own status writes must not trigger a reconcile: they would cut every retry pause short.
-        if known is None or _trigger_fields(known) != _trigger_fields(found):
-            self._enqueue(found.key)
 
-    def _on_delete(self, gone: ResourceRequest) -> None:
-        known = self._objects.get(gone.key)
-        if known is not None and known.metadata.uid == gone.metadata.uid:
-            del self._objects[gone.key]
+    def on_delete(self, gone: ResourceRequest) -> None:
+        super().on_delete(gone)
         if gone.metadata.uid in self._released:
             self._released.discard(gone.metadata.uid)
-            self._unbind_all(gone.key)
-        else:
-            self._deleted[gone.key].append(gone)
-            self._enqueue(gone.key)
-
-    def _unbind_all(self, key: str) -> None:
-        """Also reservations that are not in a status yet; but not those of a recreated object with
-        the same key.
-        """
-        if key not in self._objects:
-            self._owners = {name: owner for name, owner in self._owners.items() if owner != key}
-
-
-def _trigger_fields(found: ResourceRequest) -> tuple[object, ...]:
-    known = found.metadata
-    return known.uid, known.generation, known.deletion_timestamp
+            self.forget_deleted(gone)
 
 
 MAX_CONCURRENT_REQUESTS: Final = 32
@@ -500,7 +405,7 @@ releases need too."""
 
 
 class ReservationClient:
-    """One requester cluster."""
+    """The broker calls of one requester cluster."""
 
     def __init__(
         self,
@@ -518,9 +423,7 @@ class ReservationClient:
     async def reserve(
         self, found: ResourceRequest, sent: SentRequest, *, is_first: bool
     ) -> bodies.Reservation:
-        """Request a reservation. Only on the first attempt is the returned reservation known to be
-        new.
-        """
+        """Request a reservation. Only on the first attempt is the returned one known to be new."""
         async with self._request_slots:
             body = await self._request(found, sent)
         if is_first:
@@ -528,16 +431,12 @@ class ReservationClient:
         return body
 
     async def fetch(self, reservation: str) -> bodies.Reservation | None:
-        """The latest state; None if the broker does not know it."""
-        return await reservation_cache.fetch_latest(
-            self._communicator, self._reservations, reservation
-        )
+        return await self._reservations.fetch(self._communicator, reservation)
 
     async def renew(self, reservation: str) -> bodies.Reservation:
-        sent_at = self._reservations.sequence()
-        body = await reservation_cache.with_timeout(self._communicator.renew(reservation))
+        body = await self._reservations.update(self._communicator.renew(reservation))
         self._expiry.confirm(body)
-        return self.cache(body, sent_at)
+        return body
 
     async def release(self, found: ResourceRequest) -> str:
         """Release the object's reservation. Returns its ID, empty if there was none."""
@@ -546,13 +445,6 @@ class ReservationClient:
             await self._release(reservation)
         return reservation
 
-    def cache(
-        self, body: bodies.Reservation, requested_at: int = BEFORE_ANY_UPDATE
-    ) -> bodies.Reservation:
-        """Cache a response; returns the cached state, which may be newer."""
-        self._reservations.put(body, requested_at)
-        return self._reservations.find(body.id) or body
-
     async def _request(self, found: ResourceRequest, sent: SentRequest) -> bodies.Reservation:
         key = resource_requests.idempotency_key(
             self._cluster_id, found.metadata.uid, sent.generation
@@ -560,14 +452,9 @@ class ReservationClient:
         return await reservation_cache.with_timeout(self._communicator.request(sent.request, key))
 
     async def _held_reservation(self, found: ResourceRequest) -> str:
-        """The ID of the reservation that the object holds, as far as is known. Empty if there is
-        none.
-        """
-        state, name, requested = (
-            resource_requests.request_state(found),
-            found.status.reservation_name,
-            found.status.asked,
-        )
+        """The ID of the reservation that the object holds, as far as is known; empty if there is none."""
+        state = resource_requests.request_state(found)
+        name, requested = found.status.reservation_name, found.status.asked
         if state is RequestState.BOUND:
             known = self._reservations.find(name)
             return name if known is None or known.status.phase in UNFINISHED_PHASES else ""
@@ -576,9 +463,7 @@ class ReservationClient:
         return ""
 
     async def _recover_reservation(self, found: ResourceRequest, sent: SentRequest) -> str:
-        """The response may have been lost. Repeating the request finds the reservation, because of
-        its key.
-        """
+        """The response may have been lost. Repeating the request finds the reservation by its key."""
         try:
             return (await self._request(found, sent)).id
         except KubelendError as error:
@@ -587,12 +472,8 @@ class ReservationClient:
             return ""
 
     async def _release(self, reservation: str) -> None:
-        sent_at = self._reservations.sequence()
         try:
-            self.cache(
-                await reservation_cache.with_timeout(self._communicator.release(reservation)),
-                sent_at,
-            )
+            await self._reservations.update(self._communicator.release(reservation))
         except NotFound:
             self._reservations.remove(reservation)
         except KubelendError as error:

@@ -69,9 +69,7 @@ class ReservationCache:
         return [found for found in self._known.values() if found.status.phase in UNFINISHED_PHASES]
 
     def sequence(self) -> int:
-        """The sequence number of the last update: read it before a call, and pass it to `put` with
-        the response.
-        """
+        """Of the last update: read it before a call, and pass it to `put` with the response."""
         return self._sequence
 
     def mark_gap(self) -> None:
@@ -85,7 +83,8 @@ class ReservationCache:
     def put(self, found: bodies.Reservation, requested_at: int = BEFORE_ANY_UPDATE) -> bool:
         """Store the state unless a newer one is known; True if it changed."""
         known = self._known.get(found.id)
-        if known is not None and self._is_outdated(found, known, requested_at):
+        is_older = known is not None and found.revision < known.revision
+        if is_older and self._updated_at[found.id] > min(requested_at, self._gap_at):
             return False
         self._sequence += 1
         self._updated_at[found.id] = self._sequence
@@ -95,45 +94,50 @@ class ReservationCache:
         self._notify(found.id)
         return True
 
-    def put_instruction(
-        self, found: bodies.Reservation, requested_at: int = BEFORE_ANY_UPDATE, *, source: str
-    ) -> None:
-        """Store a state that the broker sent as an instruction; logs it if it changed.
+    async def update(self, call: Awaitable[bodies.Reservation]) -> bodies.Reservation:
+        """Store the state that a call returns; returns the latest state, which may be newer."""
+        sent_at = self._sequence
+        body = await with_timeout(call)
+        self.put(body, sent_at)
+        return self._known.get(body.id, body)
 
-        `source` is how it arrived: stream, poll or advertisement.
-        """
-        if self.put(found, requested_at):
-            log.info(
-                "Instruction received",
-                reservation=found.id,
-                phase=found.status.phase,
-                cluster=found.target_cluster_id,
-                requester=found.requester_id,
-                revision=found.revision,
-                source=source,
-            )
+    async def fetch(
+        self, communicator: BrokerCommunicator, reservation: str
+    ) -> bodies.Reservation | None:
+        """Fetch the latest state; None if the broker does not know it."""
+        try:
+            return await self.update(communicator.find(reservation))
+        except NotFound:
+            self.remove(reservation)
+            return None
 
     def put_instructions(
         self,
-        found: Iterable[bodies.Reservation],
+        instructions: Iterable[bodies.Reservation],
         requested_at: int = BEFORE_ANY_UPDATE,
-        *,
         source: str = "poll",
     ) -> None:
-        for reservation in found:
-            self.put_instruction(reservation, requested_at, source=source)
+        """Store states that the broker sent as instructions; logs those that changed.
+
+        `source` is how they arrived: stream, poll or advertisement.
+        """
+        for found in instructions:
+            if self.put(found, requested_at):
+                log.info(
+                    "Instruction received",
+                    reservation=found.id,
+                    phase=found.status.phase,
+                    cluster=found.target_cluster_id,
+                    requester=found.requester_id,
+                    revision=found.revision,
+                    source=source,
+                )
 
     def remove(self, reservation: str) -> None:
         """Remove a reservation that the broker does not know or that is no longer needed."""
         if self._known.pop(reservation, None) is not None:
             del self._updated_at[reservation]
             self._notify(reservation)
-
-    def _is_outdated(
-        self, found: bodies.Reservation, known: bodies.Reservation, requested_at: int
-    ) -> bool:
-        believed_from = min(requested_at, self._gap_at)
-        return found.revision < known.revision and self._updated_at[found.id] > believed_from
 
     def _notify(self, reservation: str) -> None:
         for listener in self._listeners:
@@ -155,17 +159,3 @@ async def with_timeout(call: Awaitable[CallResult], limit: timedelta = CALL_TIME
         raise BrokerUnreachable(
             f"the broker did not answer within {durations.format_duration_short(limit)}"
         ) from None
-
-
-async def fetch_latest(
-    communicator: BrokerCommunicator, reservations: ReservationCache, reservation: str
-) -> bodies.Reservation | None:
-    """Fetch a reservation into the cache. Returns the cached state; None if the broker does not know
-    it.
-    """
-    sent_at = reservations.sequence()
-    try:
-        reservations.put(await with_timeout(communicator.find(reservation)), sent_at)
-    except NotFound:
-        reservations.remove(reservation)
-    return reservations.find(reservation)

@@ -23,7 +23,6 @@ from kubelend.core.errors import (
     InvalidInput,
     InvalidQuantity,
     KubelendError,
-    LimitExceeded,
     UnexpectedAnswer,
 )
 from kubelend.core.lifecycle import Phase, Reason
@@ -58,11 +57,6 @@ def is_transient(error: KubelendError) -> bool:
     )
 
 
-def retry_after(error: KubelendError) -> timedelta:
-    """How long the broker wants the caller to wait."""
-    return timedelta(seconds=error.retry_after if isinstance(error, LimitExceeded) else 0)
-
-
 def status_for_request(sent: SentRequest) -> ResourceRequestStatus:
     """Written before the broker is called: from here on it may have made a reservation."""
     return ResourceRequestStatus(
@@ -79,12 +73,13 @@ def status_for_reservation(
 ) -> ResourceRequestStatus:
     """The state of the reservation; `renewal_error` is why it could not be renewed."""
     notes, is_live = [_reservation_message(body)], body.status.phase in LIVE_PHASES
+    is_expired = body.status.phase == Phase.RELEASED and body.status.reason == Reason.EXPIRED
     if is_live and is_spec_changed(found):
         notes.append(_SPEC_CHANGED_NOTE)
     if renewal_error is not None:
         notes.append(f"renewal failed: {renewal_error}")
     return ResourceRequestStatus(
-        phase=_request_phase(body),
+        phase="Expired" if is_expired else body.status.phase,
         target_cluster_id=body.target_cluster_id,
         reservation_name=body.id,
         reason=renewal_error.code if is_live and renewal_error is not None else body.status.reason,
@@ -112,14 +107,11 @@ def status_for_spec_change(found: ResourceRequest) -> ResourceRequestStatus:
     )
 
 
-def status_for_rejection(sent: SentRequest, error: KubelendError) -> ResourceRequestStatus:
-    """The broker rejected the request; its message describes what would fit."""
-    return _failed_status(sent.generation, error)
-
-
-def status_for_invalid_spec(found: ResourceRequest, error: InvalidInput) -> ResourceRequestStatus:
-    """The spec is invalid."""
-    return _failed_status(found.metadata.generation, error)
+def failed_status(generation: int, error: KubelendError) -> ResourceRequestStatus:
+    """The spec is invalid, or the broker rejected the request; its message describes what would fit."""
+    return ResourceRequestStatus(
+        phase="Failed", reason=error.code, message=str(error), observed_generation=generation
+    )
 
 
 def status_for_lost_reservation(found: ResourceRequest) -> ResourceRequestStatus:
@@ -145,12 +137,6 @@ def status_for_pending_release(
     )
 
 
-def _request_phase(body: bodies.Reservation) -> str:
-    status = body.status
-    is_expired = status.phase == Phase.RELEASED and status.reason == Reason.EXPIRED
-    return "Expired" if is_expired else status.phase
-
-
 def _reservation_message(body: bodies.Reservation) -> str:
     phase, message = body.status.phase, body.status.message
     if phase == Phase.RESERVED:
@@ -164,19 +150,13 @@ def _reservation_message(body: bodies.Reservation) -> str:
 
 
 def _observed_generation(found: ResourceRequest, body: bodies.Reservation) -> int:
-    """A live reservation has observed every change and applies none. A finished one can be requested
-    again by a change that it has not observed.
+    """A live reservation has observed every change and applies none; a finished one can be requested again
+    by a change that it has not observed.
     """
     requested = found.status.asked
     if requested is None or body.status.phase in LIVE_PHASES:
         return found.metadata.generation
     return max(requested.generation, found.status.observed_generation)
-
-
-def _failed_status(generation: int, error: KubelendError) -> ResourceRequestStatus:
-    return ResourceRequestStatus(
-        phase="Failed", reason=error.code, message=str(error), observed_generation=generation
-    )
 
 
 REQUEST_FINALIZER: Final = "resourcerequest.rear.fluidos.eu/finalizer"
@@ -209,23 +189,16 @@ def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
     for field, name, text in _quantity_fields(spec):
         _check_amount(field, name, text)
     _check_times(spec)
-    body = bodies.ReservationRequest(
-        requested_resources=spec.amounts,
-        priority=spec.priority,
-        duration=spec.duration,
-        wait=spec.wait,
-        policy=spec.policy,
-        weights=spec.weights,
-        target_cluster_id=spec.target_cluster_id,
-        constraints=spec.constraints,
-    )
-    return _within_limits(body)
+    body = bodies.copy_fields(spec, bodies.ReservationRequest, requested_resources=spec.amounts)
+    try:
+        # A request that could not be read back from the status must not be sent.
+        return msgspec.json.decode(msgspec.json.encode(body), type=bodies.ReservationRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"spec.{validation.readable_validation_error(error)}") from None
 
 
 def idempotency_key(cluster: str, uid: str, generation: int) -> str:
-    """The same for every attempt of one generation of one object; a recreated object gets another
-    key.
-    """
+    """The same for every attempt of one generation of one object; a recreated object gets another key."""
     identity = msgspec.json.encode((cluster, uid, generation))
     return f"resourcerequest-{hashlib.sha256(identity).hexdigest()}"
 
@@ -239,10 +212,6 @@ def is_spec_changed(found: ResourceRequest) -> bool:
         return request_from_spec(found.spec) != requested.request
     except InvalidInput:
         return True
-
-
-def has_request_finalizer(found: ResourceRequest) -> bool:
-    return REQUEST_FINALIZER in found.metadata.finalizers
 
 
 def _quantity_fields(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]]:
@@ -286,11 +255,3 @@ def _parse_duration_field(field: str, text: str) -> timedelta:
         return durations.parse_duration(text)
     except InvalidDuration as error:
         raise InvalidDuration(f"spec.{field}: {error.message}", hint=error.hint) from None
-
-
-def _within_limits(body: bodies.ReservationRequest) -> bodies.ReservationRequest:
-    """A request that could not be read back from the status must not be sent."""
-    try:
-        return msgspec.json.decode(msgspec.json.encode(body), type=bodies.ReservationRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"spec.{validation.readable_validation_error(error)}") from None

@@ -21,7 +21,7 @@ from kubelend.agent.health import ComponentHealth, HealthMessages
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.agent.reservation_cache import BEFORE_ANY_UPDATE, ReservationCache
 from kubelend.core import durations
-from kubelend.core.errors import Conflict, IdentityInUse, KubelendError, LimitExceeded, Unavailable
+from kubelend.core.errors import Conflict, IdentityInUse, KubelendError, Unavailable
 from kubelend.kits import tasks
 from kubelend.kits.backoff import Backoff
 
@@ -59,14 +59,10 @@ class InstructionListener:
         self._reservations = reservations
         self._health = health
         self._poll_interval = poll_interval
-        polling = (
-            f", polling every {durations.format_duration_short(poll_interval)}"
-            if poll_interval
-            else ""
-        )
-        self._health_messages = HealthMessages(
-            f"Broker stream disconnected{polling}", "Broker stream reconnected"
-        )
+        disconnected = "Broker stream disconnected"
+        if poll_interval:
+            disconnected += f", polling every {durations.format_duration_short(poll_interval)}"
+        self._health_messages = HealthMessages(disconnected, "Broker stream reconnected")
         self._chance = chance
         self._is_connected = False
         self._stream_attempt: object | None = None
@@ -85,7 +81,6 @@ class InstructionListener:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the stream is connected."""
         return self._is_connected
 
     async def run(self) -> None:
@@ -106,19 +101,16 @@ class InstructionListener:
 
     async def _read_stream(self) -> tuple[bool, KubelendError]:
         """Read one stream until it fails: whether it delivered anything, and the error."""
-        delivered, self._stream_attempt, self._opened_at = (
-            False,
-            object(),
-            self._reservations.sequence(),
-        )
+        delivered = False
+        self._stream_attempt, self._opened_at = object(), self._reservations.sequence()
         with self._connected_after_delay():
             try:
                 async with contextlib.aclosing(self._communicator.stream(self._on_reset)) as events:
                     async for instruction in events:
                         delivered = True
                         self._on_connected()
-                        self._reservations.put_instruction(
-                            instruction.reservation, self._opened_at, source="stream"
+                        self._reservations.put_instructions(
+                            [instruction.reservation], self._opened_at, "stream"
                         )
             except KubelendError as error:
                 return delivered, error
@@ -126,9 +118,7 @@ class InstructionListener:
 
     @contextlib.contextmanager
     def _connected_after_delay(self) -> Iterator[None]:
-        """A resumed stream may deliver nothing for long. Without polling only time shows that it
-        works.
-        """
+        """A resumed stream may deliver nothing for long. Without polling only time shows that it works."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(CONNECTED_AFTER.total_seconds(), self._on_connected)
         if self._poll_interval:
@@ -162,12 +152,8 @@ class InstructionListener:
             self._health.report(COMPONENT, str(error), messages=self._health_messages)
         if self._is_connected:
             self._wake.set()
-        self._is_connected, self._permanent_error_code, self._stream_attempt, self._list_error = (
-            False,
-            refusal,
-            None,
-            "",
-        )
+        self._is_connected, self._stream_attempt = False, None
+        self._permanent_error_code, self._list_error = refusal, ""
         self._reservations.mark_gap()
 
     # -- the list
@@ -193,16 +179,12 @@ class InstructionListener:
                 return
 
     def _poll_delay(self) -> float | None:
-        """Seconds; None if no poll is needed. With jitter, because a broker restart disconnects all
-        agents at once.
-        """
+        """None if no poll is needed. With jitter, because a broker restart disconnects all agents at once."""
         if self._is_connected or not self._poll_interval:
             return None
-        pause = (
-            max(self._poll_interval, PERMANENT_ERROR_INTERVAL)
-            if self._permanent_error_code
-            else self._poll_interval
-        )
+        pause = self._poll_interval
+        if self._permanent_error_code:
+            pause = max(pause, PERMANENT_ERROR_INTERVAL)
         return pause.total_seconds() * (1 - self._chance() / 5)
 
     async def _list_all(self) -> bool:
@@ -230,7 +212,7 @@ class InstructionListener:
         """False if there are more missing reservations than one round may fetch."""
         sent_at = self._reservations.sequence()
         listed = await reservation_cache.with_timeout(self._communicator.instructions())
-        self._reservations.put_instructions(listed, sent_at, source="poll")
+        self._reservations.put_instructions(listed, sent_at, "poll")
         since = sent_at if self._incomplete_since is None else self._incomplete_since
         # The list may lack what the stream delivered in the meantime: that proves nothing.
         missing = self._reservations.not_updated_since(since)
@@ -238,7 +220,7 @@ class InstructionListener:
         # After another reset everything has to be updated again, not only the rest.
         self._incomplete_since = None if is_settled or self._needs_list else since
         for found in missing[:MAX_FETCHES_PER_LIST]:
-            await reservation_cache.fetch_latest(self._communicator, self._reservations, found)
+            await self._reservations.fetch(self._communicator, found)
         return is_settled
 
 
@@ -253,4 +235,4 @@ def _reconnect_delay(error: KubelendError, delay: float) -> float:
         return min(delay, agent_health.TAKEOVER_RETRY_INTERVAL.total_seconds())
     if _is_permanent(error):
         return PERMANENT_ERROR_INTERVAL.total_seconds()
-    return max(delay, error.retry_after) if isinstance(error, LimitExceeded) else delay
+    return max(delay, error.retry_after)

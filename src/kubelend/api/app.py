@@ -1,29 +1,24 @@
 """The REST application: authentication, rate limit, routing, authorization and dispatch of every request.
 
-Rejections are logged and written to the audit log here. Errors become responses in `api.middleware`.
+Rejections are logged and written to the audit log here, as are probes, metrics, version and the OpenAPI
+document served. Errors become responses in `api.middleware`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from aiohttp import web
 
-from kubelend.api import (
-    audit,
-    clusters,
-    health,
-    instructions,
-    limits,
-    members,
-    middleware,
-    reservations,
-)
+from kubelend.api import audit, clusters, instructions, members, middleware, reservations
 from kubelend.api import request as api_request
 from kubelend.api.middleware import RequestScope
-from kubelend.api.request import AppContext, RequestContext
+from kubelend.api.request import JSON_HEADERS, AppContext, JsonResponse, RequestContext
 from kubelend.broker.audit_log import AuditLog
+from kubelend.broker.metrics import METRICS_CONTENT_TYPE, Metrics
+from kubelend.broker.ports import Clock
 from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core.audit_log import Actor
 from kubelend.core.errors import (
@@ -42,7 +37,9 @@ from kubelend.core.errors import (
 from kubelend.core.lifecycle import Role
 from kubelend.kits.ratelimit import LogThrottle
 from kubelend.pki.identity import Caller
-from kubelend.wire import routes
+from kubelend.transports import server
+from kubelend.transports.server import HttpHandler
+from kubelend.wire import bodies, openapi, routes
 from kubelend.wire.route import AGENT_HEADER, Access, Route
 from kubelend.wire.routes import RouteMatch
 
@@ -113,14 +110,15 @@ def _check_role(caller: Caller, route: Route) -> None:
 
 
 def _rejection_recorder(audit_log: AuditLog) -> middleware.OnRejected:
-    """Returns a callback that logs and audits rejections."""
     repeats = LogThrottle()
 
     def record_rejection(scope: RequestScope, error: KubelendError) -> None:
         _log_rejection(scope, error, repeats)
         if isinstance(error, AUDITED_ERRORS):
             actor = _audit_actor(scope.caller, scope.request)
-            audit_log.append_rejection(actor, scope.route, _audit_subject(scope), error)
+            # The objects named in the path.
+            subject = ",".join(f"{kind}/{name}" for kind, name in scope.path_params.items())
+            audit_log.append_rejection(actor, scope.route, subject, error)
 
     return record_rejection
 
@@ -130,11 +128,6 @@ def _audit_actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
     if caller is None:
         return Actor("", "unknown", remote)
     return Actor(caller.name, caller.role, remote, caller.proxy)
-
-
-def _audit_subject(scope: RequestScope) -> str:
-    """Returns the objects named in the path."""
-    return ",".join(f"{kind}/{name}" for kind, name in scope.path_params.items())
 
 
 def _log_rejection(scope: RequestScope, error: KubelendError, throttle: LogThrottle) -> None:
@@ -161,6 +154,36 @@ def _log_rejection(scope: RequestScope, error: KubelendError, throttle: LogThrot
         )
 
 
+def serve_metrics(metrics: Metrics, clock: Clock) -> HttpHandler:
+    """Serves `/metrics`, rendered in another thread, so that a large fleet does not delay requests."""
+
+    async def scrape() -> web.Response:
+        text = await asyncio.to_thread(metrics.render, metrics.snapshot(clock()))
+        return web.Response(body=text, headers={"Content-Type": METRICS_CONTENT_TYPE})
+
+    return server.serve_pages({"/metrics": scrape})
+
+
+async def healthz(_: RequestContext) -> web.StreamResponse:
+    return web.Response(text="ok")
+
+
+async def readyz(call: RequestContext) -> web.StreamResponse:
+    return server.readiness_response(call.broker.not_serving_reason)
+
+
+async def grant_keys(call: RequestContext) -> web.StreamResponse:
+    return JsonResponse(call.app.grant_signer.public)
+
+
+async def version(call: RequestContext) -> web.StreamResponse:
+    return JsonResponse(bodies.Version(call.app.version))
+
+
+async def openapi_document(call: RequestContext) -> web.StreamResponse:
+    return web.Response(body=openapi.document_bytes(call.app.version), headers=JSON_HEADERS)
+
+
 HANDLERS: dict[str, Handler] = {
     "publish": clusters.publish_advertisement,
     "get_advertisement": clusters.get_advertisement,
@@ -183,13 +206,13 @@ HANDLERS: dict[str, Handler] = {
     "uncordon": clusters.uncordon,
     "drain": clusters.drain,
     "remove_cluster": clusters.remove_cluster,
-    "get_policy": limits.get_policy,
-    "set_policy": limits.set_policy,
-    "clear_policy": limits.clear_policy,
-    "list_quotas": limits.list_quotas,
-    "get_quota": limits.get_quota,
-    "set_quota": limits.set_quota,
-    "clear_quota": limits.clear_quota,
+    "get_policy": clusters.get_policy,
+    "set_policy": clusters.set_policy,
+    "clear_policy": clusters.clear_policy,
+    "list_quotas": clusters.list_quotas,
+    "get_quota": clusters.get_quota,
+    "set_quota": clusters.set_quota,
+    "clear_quota": clusters.clear_quota,
     "create_token": members.create_token,
     "list_tokens": members.list_tokens,
     "delete_token": members.delete_token,
@@ -200,9 +223,9 @@ HANDLERS: dict[str, Handler] = {
     "remove_member": members.remove_member,
     "renew_certificate": members.renew_certificate,
     "audit_log": audit.audit_log,
-    "grant_keys": health.grant_keys,
-    "version": health.version,
-    "openapi": health.openapi_document,
-    "healthz": health.healthz,
-    "readyz": health.readyz,
+    "grant_keys": grant_keys,
+    "version": version,
+    "openapi": openapi_document,
+    "healthz": healthz,
+    "readyz": readyz,
 }

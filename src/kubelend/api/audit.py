@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 from aiohttp import web
 
-from kubelend.api.request import RequestContext, json_response
+from kubelend.api.request import JsonResponse, RequestContext
 from kubelend.core.audit_log import AuditRecord
 from kubelend.core.errors import InvalidInput
 from kubelend.wire.admin_bodies import Actor, AuditLine, AuditLog
@@ -20,7 +20,7 @@ async def audit_log(call: RequestContext) -> web.StreamResponse:
     before = call.query_int("continue", 0, MAX_LINE_NUMBER) or None
     found = await call.app.audit_log.search(_line_filter(call), before, call.page_size())
     more = "" if found.before is None else str(found.before)
-    return json_response(
+    return JsonResponse(
         AuditLog([_audit_line_body(record, digest) for record, digest in found.lines], more)
     )
 

@@ -26,10 +26,11 @@ from kubelend.core.audit_log import Actor
 from kubelend.core.errors import InvalidIdentity, Revoked, Unavailable
 from kubelend.core.lifecycle import Role
 from kubelend.kits.ratelimit import LogThrottle
+from kubelend.pki import files as pki_files
 from kubelend.pki import identity as pki_identity
 from kubelend.pki import x509 as pki_x509
 from kubelend.pki.identity import Caller, ForwardedCertificateVerifier
-from kubelend.transports.listener import ConnectionLimit
+from kubelend.transports.listener import ConnectionLimit, ConnectionObserver
 from kubelend.transports.tls import ReloadingServerContext, ServerContext
 
 
@@ -63,11 +64,12 @@ class Authenticator:
         self._former_authorities = (self._former_authorities | self._authorities) - known
         self._authorities = known
         self._issuer_checks = {}
-        self._read_forwarded()
-        # Last, because it may fail: a removed CA must lose its trust in any case.
-        self._own_names = pki_identity.certificate_names(self._directory)
-        self._identities.clear()
-        self._read_forwarded()
+        try:
+            self._own_names = frozenset(pki_files.common_names(self._directory))
+            self._identities.clear()
+        finally:  # a removed CA must lose its trust in any case
+            if self._trust_proxies:
+                self._forwarded = ForwardedCertificateVerifier(known, self._own_names)
 
     def connection_identity(self, request: web.BaseRequest) -> Caller:
         """Returns the identity of the connection; raises `InvalidIdentity` or `Revoked`."""
@@ -87,9 +89,8 @@ class Authenticator:
 
     def caller(self, identity: Caller, request: web.BaseRequest) -> Caller:
         """Returns the caller of a request: the connection's identity, or the one that a proxy forwards."""
-        return (
-            self._forwarded_caller(identity, request) if identity.role is Role.PROXY else identity
-        )
+        is_proxy = identity.role is Role.PROXY
+        return self._forwarded_caller(identity, request) if is_proxy else identity
 
     def check(self, caller: Caller) -> None:
         """Rejects a revoked caller or proxy; raises `NotReady` while revocations are not loaded.
@@ -111,10 +112,7 @@ class Authenticator:
         if not peercert:
             raise InvalidIdentity("no verified client certificate")
         caller = pki_identity.caller_from_peercert(peercert, broker_names=self._own_names)
-        since, until = (
-            _parse_cert_time(str(peercert["notBefore"])),
-            _parse_cert_time(str(peercert["notAfter"])),
-        )
+        since, until = (_parse_cert_time(str(peercert[key])) for key in ("notBefore", "notAfter"))
         self._identities[connection] = caller = Caller(caller.name, caller.role, since, until)
         return caller
 
@@ -136,10 +134,6 @@ class Authenticator:
         # The intermediate CA of the handshake is not stored, so only a new handshake can verify the chain.
         raise Unavailable("the trusted CAs have changed", hint="reconnect")
 
-    def _read_forwarded(self) -> None:
-        if self._trust_proxies:
-            self._forwarded = ForwardedCertificateVerifier(list(self._authorities), self._own_names)
-
     def _forwarded_caller(self, proxy: Caller, request: web.BaseRequest) -> Caller:
         if self._forwarded is None:
             raise InvalidIdentity(
@@ -154,8 +148,7 @@ class Authenticator:
                 f"{proxy.name} forwarded {len(forwarded)} certificates",
                 hint=f"send one {pki_identity.CLIENT_CERT_HEADER} header with each request",
             )
-        caller, since, until = self._forwarded.verify(forwarded[0], self._writer.clock())
-        return Caller(caller.name, caller.role, since, until, proxy)
+        return self._forwarded.verify(forwarded[0], proxy, self._writer.clock())
 
 
 def _is_signed_by_any(der: bytes, authorities: Iterable[x509.Certificate]) -> bool:
@@ -184,7 +177,7 @@ _HANDSHAKE_TEXTS = {
 log = structlog.get_logger("kubelend.api")
 
 
-class ConnectionMetrics:
+class ConnectionMetrics(ConnectionObserver):
     """Observes the connections of one broker."""
 
     def __init__(self, metrics: Metrics, journal: AuditLog, *, trust_proxies: bool) -> None:
@@ -212,7 +205,7 @@ class ConnectionMetrics:
     def connection_rejected(self, limit: ConnectionLimit, remote: str, caller: Hashable) -> None:
         self._metrics.connection_rejected(limit)
         self._audit_log.append_rejected_connection(
-            _unauthenticated_actor(remote), CONNECTION_ACTION, "", str(limit)
+            Actor("", "unknown", remote), CONNECTION_ACTION, "", str(limit)
         )
         suppressed = self._throttle.suppressed((limit, remote, caller))
         if suppressed is not None:
@@ -227,7 +220,7 @@ class ConnectionMetrics:
     def handshake_rejected(self, remote: str, reason: str) -> None:
         self._metrics.count_rejected_request(HANDSHAKE_ROUTE, HANDSHAKE_REJECTED_CODE)
         self._audit_log.append_rejected_connection(
-            _unauthenticated_actor(remote), HANDSHAKE_ROUTE, "", HANDSHAKE_REJECTED_CODE, reason
+            Actor("", "unknown", remote), HANDSHAKE_ROUTE, "", HANDSHAKE_REJECTED_CODE, reason
         )
         suppressed = self._throttle.suppressed((HANDSHAKE_ROUTE, remote, reason))
         if suppressed is not None:
@@ -237,7 +230,3 @@ class ConnectionMetrics:
                 reason=reason,
                 suppressed=suppressed,
             )
-
-
-def _unauthenticated_actor(remote: str) -> Actor:
-    return Actor("", "unknown", remote)

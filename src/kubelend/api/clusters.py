@@ -1,53 +1,53 @@
-"""Handlers of clusters and their advertisements."""
+"""Handlers of clusters, their advertisements, lending policies and quotas."""
 
 from __future__ import annotations
+
+from http import HTTPStatus
 
 from aiohttp import web
 
 from kubelend.api import request
-from kubelend.api.request import RequestContext, json_response, paginate
+from kubelend.api.request import JsonResponse, RequestContext, paginate
 from kubelend.broker import authorization
-from kubelend.broker.service import ClusterView
-from kubelend.wire import bodies, conversion, validation
-
-NO_CONTENT = 204
+from kubelend.broker.service import ClusterView, PolicyView, QuotaView
+from kubelend.wire import admin_bodies, admin_conversion, bodies, conversion, validation
 
 
 async def list_clusters(call: RequestContext) -> web.StreamResponse:
     limit = call.page_size()
     found = await call.broker.clusters(call.request.query.get("continue", ""), limit + 1)
     views, more = paginate(found, limit, lambda view: view.cluster.id)
-    return json_response(bodies.ClusterList([_cluster_body(call, view) for view in views], more))
+    return JsonResponse(bodies.ClusterList([_cluster_body(call, view) for view in views], more))
 
 
 async def get_cluster(call: RequestContext) -> web.StreamResponse:
     request.check_own_cluster(call, call.cluster)
-    return json_response(_cluster_body(call, await call.broker.cluster(call.cluster)))
+    return JsonResponse(_cluster_body(call, await call.broker.cluster(call.cluster)))
 
 
 async def cordon(call: RequestContext) -> web.StreamResponse:
     reason = await _read_reason(call)
-    return json_response(_cluster_body(call, await call.broker.cordon(call.cluster, reason)))
+    return JsonResponse(_cluster_body(call, await call.broker.cordon(call.cluster, reason)))
 
 
 async def uncordon(call: RequestContext) -> web.StreamResponse:
-    return json_response(_cluster_body(call, await call.broker.uncordon(call.cluster)))
+    return JsonResponse(_cluster_body(call, await call.broker.uncordon(call.cluster)))
 
 
 async def drain(call: RequestContext) -> web.StreamResponse:
     reason = await _read_reason(call)
     view, drained = await call.broker.drain(call.cluster, reason)
     reservations = [conversion.from_reservation(found) for found in drained]
-    return json_response(bodies.DrainResult(_cluster_body(call, view), reservations))
+    return JsonResponse(bodies.DrainResult(_cluster_body(call, view), reservations))
 
 
 async def remove_cluster(call: RequestContext) -> web.StreamResponse:
     await call.broker.remove(call.cluster)
-    return web.Response(status=NO_CONTENT)
+    return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
 async def _read_reason(call: RequestContext) -> str:
-    body = await call.optional_body(bodies.CordonRequest)
+    body = await call.body(bodies.CordonRequest, optional=True)
     return validation.check_plain(body.reason, "reason") or f"by {call.caller.name}"
 
 
@@ -65,7 +65,7 @@ async def publish_advertisement(call: RequestContext) -> web.StreamResponse:
     authorization.check_cluster_id(body.cluster_id, cluster)
     advertisement = conversion.to_advertisement(body, cluster, call.broker.clock())
     view, holds = await call.broker.advertise(advertisement, call.caller.until)
-    return json_response(
+    return JsonResponse(
         bodies.PublishResult(
             conversion.published_advertisement(body, view.cluster, view.reserved),
             [conversion.from_reservation(found) for found in holds],
@@ -76,4 +76,56 @@ async def publish_advertisement(call: RequestContext) -> web.StreamResponse:
 async def get_advertisement(call: RequestContext) -> web.StreamResponse:
     request.check_own_cluster(call, call.cluster)
     view = await call.broker.cluster(call.cluster)
-    return json_response(conversion.from_cluster(view.cluster, view.reserved))
+    return JsonResponse(conversion.from_cluster(view.cluster, view.reserved))
+
+
+async def get_policy(call: RequestContext) -> web.StreamResponse:
+    request.check_own_cluster(call, call.cluster)
+    return JsonResponse(_policy_body(await call.app.limits.policy(call.cluster)))
+
+
+async def set_policy(call: RequestContext) -> web.StreamResponse:
+    request.check_path_name(call.cluster, "cluster name")
+    policy = admin_conversion.to_policy(await call.body(admin_bodies.PolicyRequest))
+    return JsonResponse(_policy_body(await call.app.limits.set_policy(call.cluster, policy)))
+
+
+async def clear_policy(call: RequestContext) -> web.StreamResponse:
+    await call.app.limits.clear_policy(call.cluster)
+    return web.Response(status=HTTPStatus.NO_CONTENT)
+
+
+async def list_quotas(call: RequestContext) -> web.StreamResponse:
+    limit = call.page_size()
+    found = await call.app.limits.quotas(call.request.query.get("continue", ""), limit + 1)
+    views, more = paginate(found, limit, lambda view: view.cluster)
+    return JsonResponse(admin_bodies.QuotaList([_quota_body(view) for view in views], more))
+
+
+async def get_quota(call: RequestContext) -> web.StreamResponse:
+    request.check_own_cluster(call, call.cluster)
+    return JsonResponse(_quota_body(await call.app.limits.quota(call.cluster)))
+
+
+async def set_quota(call: RequestContext) -> web.StreamResponse:
+    request.check_path_name(call.cluster, "cluster name")
+    quota = admin_conversion.to_quota(await call.body(admin_bodies.QuotaRequest))
+    return JsonResponse(_quota_body(await call.app.limits.set_quota(call.cluster, quota)))
+
+
+async def clear_quota(call: RequestContext) -> web.StreamResponse:
+    await call.app.limits.clear_quota(call.cluster)
+    return web.Response(status=HTTPStatus.NO_CONTENT)
+
+
+def _policy_body(view: PolicyView) -> admin_bodies.PolicyStatus:
+    return admin_bodies.PolicyStatus(
+        view.cluster,
+        admin=admin_conversion.from_policy(view.admin_policy),
+        advertised=admin_conversion.from_policy(view.advertised),
+        effective=admin_conversion.from_lending(view.effective),
+    )
+
+
+def _quota_body(view: QuotaView) -> admin_bodies.QuotaStatus:
+    return admin_conversion.from_quota(view.cluster, view.usage, view.at)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import NamedTuple
 
 import structlog
@@ -18,7 +19,7 @@ from aiohttp import web
 from kubelend.api import middleware
 from kubelend.api import request as api_request
 from kubelend.api.middleware import RequestScope
-from kubelend.api.request import json_response
+from kubelend.api.request import JsonResponse
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
@@ -64,31 +65,7 @@ LOG_RATE, LOG_BURST = 5.0, 100
 APPLICANT_ROLE = "applicant"
 """Role of an unauthenticated client in the audit log."""
 
-ACCEPTED = 202
-
 log = structlog.get_logger("kubelend.api")
-
-
-class FailedTokenLimiter:
-    """Limits wrong tokens by network.
-
-    An attempt is taken before the token is checked, and returned if the token is valid: so concurrent
-    requests cannot exceed the limit.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._by_network = RateLimiter(WRONG_TOKEN_RATE, WRONG_TOKEN_BURST, clock)
-
-    def take(self, network: str) -> None:
-        try:
-            self._by_network.admit(network)
-        except LimitExceeded as error:
-            raise LimitExceeded(
-                "too many wrong tokens", hint="try again later", retry_after=error.retry_after
-            ) from None
-
-    def give_back(self, network: str) -> None:
-        self._by_network.refund(network)
 
 
 class EnrolmentContext(NamedTuple):
@@ -99,7 +76,7 @@ class EnrolmentContext(NamedTuple):
     audit_log: AuditLog
     read_timeout: float
     rate_limiter: RateLimiter
-    failed_tokens: FailedTokenLimiter
+    wrong_tokens: RateLimiter
     throttle: LogThrottle
     log_limiter: RateLimiter
 
@@ -114,7 +91,7 @@ def make_enrolment_api(
         audit_log,
         read_timeout,
         RateLimiter(REQUEST_RATE, REQUEST_BURST, time.monotonic),
-        FailedTokenLimiter(),
+        RateLimiter(WRONG_TOKEN_RATE, WRONG_TOKEN_BURST, time.monotonic),
         LogThrottle(),
         RateLimiter(LOG_RATE, LOG_BURST, time.monotonic),
     )
@@ -142,22 +119,23 @@ async def _post_join(request: web.BaseRequest, context: EnrolmentContext) -> web
     role = _parse_role(body.role)
     CURRENT_ACTOR.set(_actor(request, body.name))
     source = rate_limit_key(request.remote or "")
-    context.failed_tokens.take(source)
+    # Taken before the token is checked, so that concurrent requests cannot exceed the limit.
+    if wait := context.wrong_tokens.take(source):
+        raise LimitExceeded("too many wrong tokens", hint="try again later", retry_after=wait)
     try:
         shown = tokens.parse_token(body.token)
         answer = await context.membership.join(
             TokenId(shown.id), tokens.secret_digest(shown.secret), role, body.name, body.request
         )
-    except TokenRefused:
+    except KubelendError as error:
+        if not isinstance(error, TokenRefused):
+            context.wrong_tokens.refund(source)
         raise
-    except KubelendError:
-        context.failed_tokens.give_back(source)
-        raise
-    context.failed_tokens.give_back(source)
+    context.wrong_tokens.refund(source)
     if not isinstance(answer, Issued):
-        return json_response(admin_bodies.JoinPending("Pending", answer.asks), ACCEPTED)
+        return JsonResponse(admin_bodies.JoinPending("Pending", answer.asks), HTTPStatus.ACCEPTED)
     port = context.membership.api_port
-    return json_response(admin_bodies.JoinResult(answer.chain, answer.authorities, port))
+    return JsonResponse(admin_bodies.JoinResult(answer.chain, answer.authorities, port))
 
 
 _HANDLERS: dict[
@@ -201,7 +179,7 @@ def _record_rejection(context: EnrolmentContext, scope: RequestScope, error: Kub
     actor = _actor(scope.request) if isinstance(error, LimitExceeded) else CURRENT_ACTOR.get()
     context.audit_log.append_rejection(actor, scope.route, "", error)
     suppressed = context.throttle.suppressed((error.code, rate_limit_key(remote or "")))
-    if suppressed is not None and _may_log(context.log_limiter):
+    if suppressed is not None and not context.log_limiter.take(""):
         log.warning(
             "Request rejected",
             route=scope.route,
@@ -211,11 +189,3 @@ def _record_rejection(context: EnrolmentContext, scope: RequestScope, error: Kub
             error=error.message,
             suppressed=suppressed,
         )
-
-
-def _may_log(limiter: RateLimiter) -> bool:
-    try:
-        limiter.admit("")
-    except LimitExceeded:
-        return False
-    return True

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from kubelend.api import request
-from kubelend.api.request import RequestContext, json_response
+from kubelend.api.request import JsonResponse, RequestContext
 from kubelend.broker import authorization, streams
 from kubelend.broker.service import StreamStart
 from kubelend.core.errors import InvalidInput, KubelendError, LimitExceeded
@@ -33,19 +33,19 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 
 async def list_instructions(call: RequestContext) -> web.StreamResponse:
     holds = await call.broker.holds(call.caller.cluster)
-    return json_response([conversion.from_reservation(found) for found in holds])
+    return JsonResponse([conversion.from_reservation(found) for found in holds])
 
 
 async def acknowledge(call: RequestContext) -> web.StreamResponse:
     found = await authorization.acknowledge_hold(call.broker, call.reservation, call.caller.cluster)
-    return json_response(conversion.from_reservation(found))
+    return JsonResponse(conversion.from_reservation(found))
 
 
 async def refuse(call: RequestContext) -> web.StreamResponse:
-    body = await call.optional_body(bodies.RefuseRequest)
+    body = await call.body(bodies.RefuseRequest, optional=True)
     cluster = call.caller.cluster
     found = await authorization.refuse_hold(call.broker, call.reservation, cluster, body.reason)
-    return json_response(conversion.from_reservation(found))
+    return JsonResponse(conversion.from_reservation(found))
 
 
 async def stream_instructions(call: RequestContext) -> web.StreamResponse:
@@ -73,18 +73,11 @@ async def _serve_stream(
     await _write_events(response, start.changes, call, b": open\n\n")
     while not start.subscription.closed and (timeout := _seconds_until_keep_alive(call)) > 0:
         news = await start.subscription.read(timeout)
-        if not _is_authenticated(call):
-            return
+        try:
+            call.reauthenticate()
+        except KubelendError:
+            return  # the client gets the error when it reconnects
         await _write_events(response, news, call, b": alive\n\n")
-
-
-def _is_authenticated(call: RequestContext) -> bool:
-    """Whether the caller and its proxy are still authenticated."""
-    try:
-        call.reauthenticate()
-    except KubelendError:
-        return False  # the client gets the error when it reconnects
-    return True
 
 
 def _seconds_until_keep_alive(call: RequestContext) -> float:
@@ -111,13 +104,12 @@ async def _write_events(
 
 
 async def _encode_events(reservations: Iterable[Reservation], call: RequestContext) -> bytes:
-    instructions = [
-        instruction
-        for found in reservations
-        for instruction in streams.instructions_for(call.caller.cluster, found)
-    ]
     texts = await asyncio.gather(
-        *(_encode_event(instruction, call) for instruction in instructions)
+        *(
+            _encode_event(instruction, call)
+            for found in reservations
+            for instruction in streams.instructions_for(call.caller.cluster, found)
+        )
     )
     return b"".join(texts)
 

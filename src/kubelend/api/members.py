@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
+from http import HTTPStatus
 
 from aiohttp import web
 
-from kubelend.api.request import RequestContext, json_response, paginate
+from kubelend.api import request
+from kubelend.api.request import JsonResponse, RequestContext, paginate
 from kubelend.broker.membership import PresentedCertificate
 from kubelend.core import durations
 from kubelend.core.enrolment import MAX_TOKEN_TTL, MIN_TOKEN_TTL
@@ -14,44 +16,40 @@ from kubelend.core.errors import Conflict, InvalidIdentity, InvalidInput, NotFou
 from kubelend.core.lifecycle import Role
 from kubelend.core.members import MemberId, MembershipStatus, Token, TokenId
 from kubelend.pki import identity, tokens, x509
-from kubelend.pki.identity import Caller
-from kubelend.pki.tokens import NewToken
 from kubelend.wire import admin_bodies, admin_conversion, conversion, validation
 from kubelend.wire.admin_bodies import TokenRequest
 from kubelend.wire.admin_conversion import from_member
-
-NO_CONTENT = 204
 
 
 async def list_members(call: RequestContext) -> web.StreamResponse:
     limit, after = call.page_size(), MemberId(call.request.query.get("continue", ""))
     found = await call.app.membership.members(after, limit + 1, _query_status(call))
     members, more = paginate(found, limit, lambda member: member.id)
-    return json_response(admin_bodies.MemberList([from_member(member) for member in members], more))
+    return JsonResponse(admin_bodies.MemberList([from_member(member) for member in members], more))
 
 
 async def approve_member(call: RequestContext) -> web.StreamResponse:
-    body = await call.optional_body(admin_bodies.AcceptRequest)
+    body = await call.body(admin_bodies.AcceptRequest, optional=True)
     role, name = _member_in_path(call)
     member = await call.app.membership.approve(
         role, name, body.key, call.caller.name, keep_old=body.keep_old
     )
-    return json_response(from_member(member))
+    return JsonResponse(from_member(member))
 
 
 async def deny_member(call: RequestContext) -> web.StreamResponse:
     await call.app.membership.deny(*_member_in_path(call))
-    return web.Response(status=NO_CONTENT)
+    return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
 async def revoke_member(call: RequestContext) -> web.StreamResponse:
-    body = await call.optional_body(admin_bodies.RevokeRequest)
+    body = await call.body(admin_bodies.RevokeRequest, optional=True)
     role, name = _other_member_in_path(call)
     reason = validation.check_plain(body.reason, "reason")
     done = await call.app.membership.revoke(
         role, name, reason=reason, by=call.caller.name, release=body.release
     )
-    return json_response(
+    return JsonResponse(
         admin_bodies.Revocation(
             from_member(done.member),
             done.was_known,
@@ -66,7 +64,7 @@ async def revoke_member(call: RequestContext) -> web.StreamResponse:
 async def remove_member(call: RequestContext) -> web.StreamResponse:
     role, name = _other_member_in_path(call)
     done = await call.app.membership.remove(role, name, call.caller.name)
-    return json_response(
+    return JsonResponse(
         admin_bodies.Removal(
             done.member is not None,
             None if done.member is None else done.member.forget_at,
@@ -80,26 +78,18 @@ async def renew_certificate(call: RequestContext) -> web.StreamResponse:
     """Renews the caller's own certificate; only the key of the signing request is used."""
     body = await call.body(admin_bodies.CertificateRequest)
     caller = call.caller
-    issued = await call.app.membership.renew(
-        caller.role, caller.name, body.request, _presented_certificate(caller)
-    )
-    return json_response(admin_bodies.IssuedCertificate(issued.chain, issued.authorities))
-
-
-def _presented_certificate(caller: Caller) -> PresentedCertificate:
     if caller.since is None or caller.until is None:
         raise InvalidIdentity("the certificate has no expiry time")
-    return PresentedCertificate(x509.min_lifetime(caller.since, caller.until), caller.until)
+    presented = PresentedCertificate(x509.min_lifetime(caller.since, caller.until), caller.until)
+    issued = await call.app.membership.renew(caller.role, caller.name, body.request, presented)
+    return JsonResponse(admin_bodies.IssuedCertificate(issued.chain, issued.authorities))
 
 
 def _member_in_path(call: RequestContext) -> tuple[Role, str]:
     role, name = call.path_param("role"), call.path_param("name")
     if role not in list(Role):
         raise NotFound(f"unknown role {role[:24]!r}", hint=f"use one of {', '.join(Role)}")
-    try:
-        identity.check_common_name(name)
-    except InvalidIdentity as error:
-        raise NotFound(f"invalid name {name[:64]!r}", hint=error.message) from None
+    request.check_path_name(name, "name")
     return Role(role), name
 
 
@@ -123,13 +113,20 @@ def _query_status(call: RequestContext) -> MembershipStatus | None:
     return MembershipStatus(text)
 
 
-CREATED = 201
-
-
 async def create_token(call: RequestContext) -> web.StreamResponse:
-    body = await call.optional_body(TokenRequest)
-    made = tokens.new_token()
-    record = _token_record(body, made, call.caller.name, call.broker.clock())
+    body = await call.body(TokenRequest, optional=True)
+    made, role, now = tokens.new_token(), Role(body.role), call.broker.clock()
+    _check_token_name(body.name, role)
+    record = Token(
+        id=TokenId(made.id),
+        digest=made.digest,
+        role=role,
+        created_at=now,
+        created_by=call.caller.name,
+        expires_at=now + _token_ttl(body.ttl),
+        uses_left=body.uses,
+        name=body.name,
+    )
     membership = call.app.membership
     stored = await membership.create_token(record)
     authority = membership.authority
@@ -144,35 +141,20 @@ async def create_token(call: RequestContext) -> web.StreamResponse:
         certificate_lifetime=durations.format_duration_short(authority.lifetime),
         name=stored.name,
     )
-    return json_response(answer, CREATED)
+    return JsonResponse(answer, HTTPStatus.CREATED)
 
 
 async def list_tokens(call: RequestContext) -> web.StreamResponse:
     now = call.broker.clock()
     found = await call.app.membership.tokens()
-    return json_response(
+    return JsonResponse(
         admin_bodies.TokenList([admin_conversion.from_token(one, now) for one in found])
     )
 
 
 async def delete_token(call: RequestContext) -> web.StreamResponse:
     await call.app.membership.delete_token(TokenId(call.path_param("token")))
-    return web.Response(status=NO_CONTENT)
-
-
-def _token_record(body: TokenRequest, made: NewToken, by: str, now: datetime) -> Token:
-    role = Role(body.role)
-    _check_token_name(body.name, role)
-    return Token(
-        id=TokenId(made.id),
-        digest=made.digest,
-        role=role,
-        created_at=now,
-        created_by=by,
-        expires_at=now + _token_ttl(body.ttl),
-        uses_left=body.uses,
-        name=body.name,
-    )
+    return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
 def _token_ttl(text: str) -> timedelta:

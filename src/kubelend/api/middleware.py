@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 
 import msgspec
 import structlog
@@ -29,7 +30,6 @@ from kubelend.pki import identity
 from kubelend.pki.identity import Caller
 from kubelend.wire import problems
 
-OK = 200
 CLIENT_CLOSED_REQUEST = 499
 """Status in metrics for a client that disconnected before the response; never sent."""
 UNKNOWN_ROUTE = "unknown"
@@ -72,7 +72,7 @@ def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: Metrics) -> Htt
             response = error_response(error, request)
         except asyncio.CancelledError:
             # The client disconnected, which is how streams end, or the broker is stopping.
-            status = OK if request.writer.output_size else CLIENT_CLOSED_REQUEST
+            status = HTTPStatus.OK if request.writer.output_size else CLIENT_CLOSED_REQUEST
             metrics.observe_request(
                 scope.route, request.method, status, time.perf_counter() - began
             )
@@ -89,7 +89,6 @@ def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: Metrics) -> Htt
 
 
 def error_response(error: KubelendError, request: web.BaseRequest) -> web.StreamResponse:
-    """Converts an error to a response."""
     body = problems.to_problem(error)
     headers = {"Content-Type": problems.CONTENT_TYPE}
     if isinstance(error, LimitExceeded) and error.retryable:

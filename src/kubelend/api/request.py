@@ -23,10 +23,19 @@ from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, LimitService
 from kubelend.broker.streams import Subscription
-from kubelend.core.errors import BodyTooLarge, Forbidden, IdentityInUse, InvalidInput, TooSlow
+from kubelend.core.errors import (
+    BodyTooLarge,
+    Forbidden,
+    IdentityInUse,
+    InvalidIdentity,
+    InvalidInput,
+    NotFound,
+    TooSlow,
+)
 from kubelend.core.lifecycle import Role
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.kits.ratelimit import RateLimiter
+from kubelend.pki import identity
 from kubelend.pki.grants import GrantSigner
 from kubelend.pki.identity import Caller
 from kubelend.wire import route, routes
@@ -35,7 +44,8 @@ from kubelend.wire.route import MAX_PAGE_SIZE
 
 Item = TypeVar("Item")
 
-JSON_HEADERS = {"Content-Type": "application/json"}
+JSON_CONTENT_TYPE: Final = "application/json"
+JSON_HEADERS = {"Content-Type": JSON_CONTENT_TYPE}
 
 
 class AppContext(NamedTuple):
@@ -91,26 +101,18 @@ class RequestContext:
         """Another parameter of the path."""
         return self._path_params[name]
 
-    async def body(self, kind: type[Body]) -> Body:
+    async def body(self, kind: type[Body], *, optional: bool = False) -> Body:
         """Reads and decodes the body within the limits of size and time."""
         is_here = self.request.content.is_eof()
-        body = await read_body(self.request, kind, self.app.read_timeout)
+        body = await read_body(self.request, kind, self.app.read_timeout, optional=optional)
         if not is_here:
             self.reauthenticate()  # the caller may have been revoked meanwhile
         return body
 
-    async def optional_body(self, kind: type[Body]) -> Body:
-        """Reads a body that may be empty."""
-        body = await read_optional_body(self.request, kind, self.app.read_timeout)
-        self.reauthenticate()
-        return body
-
     def reauthenticate(self) -> None:
-        """Authenticates the caller again."""
         self.app.authenticator.recheck(self.request)
 
     def query_int(self, name: str, default: int, maximum: int) -> int:
-        """Returns an integer from the query."""
         text = self.request.query.get(name)
         if text is None:
             return default
@@ -139,9 +141,12 @@ def paginate(
     return found[:limit], key(found[limit - 1]) if len(found) > limit else ""
 
 
-def json_response(body: Any, status: int = 200) -> JsonResponse:
-    """Returns a response with a body of `wire.bodies`."""
-    return JsonResponse(body, status)
+def check_path_name(name: str, noun: str) -> None:
+    """Raises `NotFound` for a name in the path that nobody can have."""
+    try:
+        identity.check_common_name(name)
+    except InvalidIdentity as error:
+        raise NotFound(f"invalid {noun} {name[:64]!r}", hint=error.message) from None
 
 
 def check_own_cluster(call: RequestContext, cluster: ClusterId) -> None:
@@ -202,40 +207,43 @@ Body = TypeVar("Body")
 _HINT_SMALLER_BODY = "send a smaller body"
 
 
-async def read_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
+async def read_body(
+    request: web.BaseRequest, kind: type[Body], timeout: float, *, optional: bool = False
+) -> Body:
     """Reads and decodes the body, which has to arrive within `timeout` seconds."""
-    return _decode_body(await _read_bytes(request, timeout), kind)
-
-
-async def read_optional_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
-    """Reads a body that may be empty."""
-    text = await _read_bytes(request, timeout)
-    return _decode_body(text, kind) if text else kind()
-
-
-async def _read_bytes(request: web.BaseRequest, timeout: float) -> bytes:
     content = request.content
     if content.is_eof() and content.exception() is None:
-        return _check_body_size(content.read_nowait(), request.client_max_size)
-    return await _wait_for_body(request, timeout)
+        text = content.read_nowait()
+        _check_body_size(len(text), request.client_max_size)
+    else:
+        text = await _wait_for_body(request, timeout)
+    if optional and not text:
+        return kind()
+    try:
+        body: Body = _body_decoder(kind).decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"body: {error}") from None
+    return body
 
 
-def _check_body_size(text: bytes, largest: int) -> bytes:
-    if len(text) > largest:
-        raise _too_large(len(text), largest)
-    return text
+_body_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = lru_cache(maxsize=None)(
+    msgspec.json.Decoder
+)
 
 
-def _too_large(size: int | None, largest: int) -> BodyTooLarge:
-    return BodyTooLarge(f"body: {size} bytes are more than {largest}", hint=_HINT_SMALLER_BODY)
+def _check_body_size(size: int, largest: int) -> None:
+    if size > largest:
+        raise BodyTooLarge(f"body: {size} bytes are more than {largest}", hint=_HINT_SMALLER_BODY)
 
 
 async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
-    if (request.content_length or 0) > request.client_max_size:
-        raise _too_large(request.content_length, request.client_max_size)
+    _check_body_size(request.content_length or 0, request.client_max_size)
     try:
         async with asyncio.timeout(timeout):
-            await _send_continue(request)
+            # Some clients send this before a large body.
+            if request.headers.get("Expect", "").lower() == "100-continue":
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                request.writer.output_size = 0  # the final response has not begun
             return await request.read()
     except TimeoutError:
         raise TooSlow(
@@ -248,33 +256,6 @@ async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
         request.content.feed_eof()
         raise InvalidInput("body: invalid content or transfer encoding") from None
 
-
-async def _send_continue(request: web.BaseRequest) -> None:
-    """Answers `Expect: 100-continue`, which some clients send before a large body."""
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the final response has not begun
-
-
-def _decode_body(text: bytes, kind: type[Body]) -> Body:
-    try:
-        body: Body = _body_decoder(kind).decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"body: {error}") from None
-    return body
-
-
-def _body_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    known = _BODY_DECODERS.get(kind)
-    if known is None:
-        known = _BODY_DECODERS[kind] = msgspec.json.Decoder(kind)
-    return known
-
-
-_BODY_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
-
-
-JSON_CONTENT_TYPE: Final = "application/json"
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -289,14 +270,12 @@ class JsonResponse(web.StreamResponse):
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection stays open after this response."""
         return self._keeps_alive
 
     def force_close(self) -> None:
         self._keeps_alive = False
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
-        """Sends head and body."""
         self._keeps_alive = self._keeps_alive and request.keep_alive
         head = _response_head(self.status, self._keeps_alive, int(time.time())) % len(self.body)
         await request.writer.write(head if request.method == hdrs.METH_HEAD else head + self.body)

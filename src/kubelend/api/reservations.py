@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 from aiohttp import web
 
 from kubelend.api import request as api_request
-from kubelend.api.request import RequestContext, json_response, paginate
+from kubelend.api.request import JsonResponse, RequestContext, paginate
 from kubelend.broker import authorization
 from kubelend.broker.service import PageRequest
 from kubelend.broker.streams import Side
@@ -18,7 +19,6 @@ from kubelend.core.models import ClusterId, Request, Reservation
 from kubelend.wire import bodies, conversion
 from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_FINISHED, MAX_KEY_LENGTH, check_idempotency_key
 
-CREATED, ACCEPTED = 201, 202
 DEFAULT_CANDIDATES, MAX_CANDIDATES = 20, 100
 
 
@@ -26,30 +26,38 @@ async def reserve(call: RequestContext) -> web.StreamResponse:
     """Responds 201 when placed, 202 when queued; with `dryRun`, 200 and the explanation."""
     request, candidates = await _read_request(call), _candidate_limit(call)
     if call.query_bool("dryRun"):
-        return await _dry_run(call, request, candidates)
+        explanation = await call.broker.explain(request, candidates)
+        if explanation.quota:
+            raise explanation.quota[0]
+        if not explanation.fitting:
+            raise explanations.no_capacity_error(explanation)
+        return JsonResponse(conversion.from_explanation(explanation))
     found = await call.broker.reserve(request)
-    status = ACCEPTED if found.phase is Phase.PENDING else CREATED
-    return json_response(conversion.from_reservation(found), status)
+    status = HTTPStatus.ACCEPTED if found.phase is Phase.PENDING else HTTPStatus.CREATED
+    return JsonResponse(conversion.from_reservation(found), status)
 
 
 async def list_reservations(call: RequestContext) -> web.StreamResponse:
     cluster, wanted = _reservation_filter(call)
-    if cluster is not None and _is_unpaged(call):
+    query = call.request.query
+    # Published agents do not paginate: they pass `role` and expect the full list.
+    unpaged = "role" in query and "limit" not in query and "continue" not in query
+    if cluster is not None and unpaged:
         whole = await call.broker.unpaged_reservations(wanted, cluster, MAX_FINISHED)
-        return json_response(
+        return JsonResponse(
             bodies.ReservationList([conversion.from_reservation(one) for one in whole])
         )
     limit = call.page_size()
     page = PageRequest(call.query_int("continue", 0, 2**63 - 1), limit + 1)
     found = await call.broker.reservations(wanted, cluster, page)
     shown, more = paginate(found, limit, lambda one: str(one.ticket))
-    return json_response(
+    return JsonResponse(
         bodies.ReservationList([conversion.from_reservation(one) for one in shown], more)
     )
 
 
 async def get_reservation(call: RequestContext) -> web.StreamResponse:
-    return json_response(conversion.from_reservation(await api_request.visible_reservation(call)))
+    return JsonResponse(conversion.from_reservation(await api_request.visible_reservation(call)))
 
 
 async def get_grant(call: RequestContext) -> web.StreamResponse:
@@ -60,7 +68,7 @@ async def get_grant(call: RequestContext) -> web.StreamResponse:
         raise WrongPhase(
             f"{found.id} is {found.phase}", hint="only a Reserved or Active reservation has a grant"
         )
-    return json_response(bodies.SignedGrant(signed))
+    return JsonResponse(bodies.SignedGrant(signed))
 
 
 async def release(call: RequestContext) -> web.StreamResponse:
@@ -68,33 +76,33 @@ async def release(call: RequestContext) -> web.StreamResponse:
     found = await api_request.owned_reservation(call)
     by_admin = call.caller.role is Role.ADMIN
     reason = Reason.BY_ADMIN if by_admin else Reason.BY_REQUESTER
-    return json_response(conversion.from_reservation(await call.broker.release(found.id, reason)))
+    return JsonResponse(conversion.from_reservation(await call.broker.release(found.id, reason)))
 
 
 async def activate(call: RequestContext) -> web.StreamResponse:
     found = await api_request.owned_reservation(call)
     found = await call.broker.activate(authorization.unfinished(found))
-    return json_response(conversion.from_reservation(found))
+    return JsonResponse(conversion.from_reservation(found))
 
 
 async def renew(call: RequestContext) -> web.StreamResponse:
-    body = await call.optional_body(bodies.RenewRequest)
+    body = await call.body(bodies.RenewRequest, optional=True)
     found = await api_request.owned_reservation(call)
     terms = call.app.terms
     duration = conversion.bounded_duration(body.duration, terms) if body.duration else None
     found = await call.broker.renew(authorization.unfinished(found), duration)
-    return json_response(conversion.from_reservation(found))
+    return JsonResponse(conversion.from_reservation(found))
 
 
 async def explain(call: RequestContext) -> web.StreamResponse:
     explanation = await call.broker.explain(await _read_request(call), _candidate_limit(call))
-    return json_response(conversion.from_explanation(explanation))
+    return JsonResponse(conversion.from_explanation(explanation))
 
 
 async def explain_reservation(call: RequestContext) -> web.StreamResponse:
     found = await api_request.visible_reservation(call)
-    explanation = await call.broker.explain_reservation(found, _candidate_limit(call))
-    return json_response(conversion.from_explanation(explanation))
+    explanation = await call.broker.explain(found.request, _candidate_limit(call), found)
+    return JsonResponse(conversion.from_explanation(explanation))
 
 
 async def _read_request(call: RequestContext) -> Request:
@@ -111,23 +119,8 @@ def _idempotency_key(call: RequestContext) -> str:
         ) from None
 
 
-async def _dry_run(call: RequestContext, request: Request, candidates: int) -> web.StreamResponse:
-    explanation = await call.broker.explain(request, candidates)
-    if explanation.quota:
-        raise explanation.quota[0]
-    if not explanation.fitting:
-        raise explanations.no_capacity_error(explanation)
-    return json_response(conversion.from_explanation(explanation))
-
-
 def _candidate_limit(call: RequestContext) -> int:
     return call.query_int("limit", DEFAULT_CANDIDATES, MAX_CANDIDATES)
-
-
-def _is_unpaged(call: RequestContext) -> bool:
-    """Whether the client does not paginate: published agents pass `role` and expect the full list."""
-    query = call.request.query
-    return "role" in query and "limit" not in query and "continue" not in query
 
 
 def _reservation_filter(

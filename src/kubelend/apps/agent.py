@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 from aiohttp.web_response import Response
@@ -35,10 +33,9 @@ from kubelend.apps import agent_environment, agent_launcher
 from kubelend.apps.agent_environment import AgentEnvironment
 from kubelend.apps.agent_launcher import AgentCertificateRenewer, AgentLaunch
 from kubelend.apps.agent_settings import AgentSettings
-from kubelend.apps.flags import Address
 from kubelend.communicators import factory
 from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.communicators.middleware import DelayMiddleware, MetricsMiddleware, SessionMiddleware
+from kubelend.communicators.middleware import MetricsMiddleware, SessionMiddleware
 from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.kits import logs, tasks
@@ -126,18 +123,19 @@ class AgentApp:
 
     def root_tasks(self) -> dict[str, RootCoroutine]:
         """Returns the root tasks. They stop in reverse order, so each may depend on those before it."""
-        dies_after = self._environment.dies_after
         roots = (
             self._tasks_without_broker()
             if self.communicator is None
             else self._tasks_with_broker(self.communicator)
         )
         roots["objects"] = self._report_object_health()
-        return roots | ({"fate": _crash_after(dies_after)} if dies_after else {})
+        return roots
 
     def _tasks_without_broker(self) -> dict[str, RootCoroutine]:
         environment = self._environment
-        collector = self._make_collector(lambda: None)
+        collector = Collector(
+            environment.source, self._inventory, self.health, on_change=lambda: None
+        )
         meter = LocalPublisher(
             self._advertising, self._inventory, environment.objects, self.health, environment.clock
         )
@@ -147,9 +145,16 @@ class AgentApp:
         publisher = self._publisher = self._make_publisher(
             SessionMiddleware(broker, self._active_gate)
         )
-        collector = self._make_collector(publisher.notify_changed)
+        collector = Collector(
+            self._environment.source, self._inventory, self.health, publisher.notify_changed
+        )
         provider = self._make_provider(broker, publisher)
-        self._listener = self._make_listener(broker)
+        self._listener = InstructionListener(
+            broker,
+            self._reservation_cache,
+            self.health,
+            poll_interval=self._settings.instruction_poll_interval,
+        )
         return {
             "collector": collector.run(),
             "publisher": _restore_and_publish(publisher, provider, collector),
@@ -165,9 +170,6 @@ class AgentApp:
         await self._active_gate.wait()
         await work()
 
-    def _make_collector(self, on_change: agent_environment.Callback) -> Collector:
-        return Collector(self._environment.source, self._inventory, self.health, on_change)
-
     def _make_publisher(self, broker: BrokerCommunicator) -> Publisher:
         return Publisher(
             settings=self._advertising,
@@ -177,12 +179,6 @@ class AgentApp:
             objects=self._environment.objects,
             health=self.health,
             clock=self._environment.clock,
-        )
-
-    def _make_listener(self, broker: BrokerCommunicator) -> InstructionListener:
-        poll_every = self._settings.instruction_poll_interval
-        return InstructionListener(
-            broker, self._reservation_cache, self.health, poll_interval=poll_every
         )
 
     def _make_requester(self, broker: BrokerCommunicator) -> ResourceRequestReconciler:
@@ -264,29 +260,19 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
         environment = await stack.enter_async_context(agent_environment.open_environment(settings))
         cluster = settings.cluster_id or await environment.source.identity()
         process = AgentApp(settings, environment, cluster, launched.renew_at)
-        process.communicator = await _connect(settings, environment, process.metrics, stack)
+        process.communicator = await _connect(settings, process.metrics, stack)
         process.ports = await _listen(settings, process, stack)
-        log.info(
-            "Agent started",
-            cluster=cluster,
-            source=settings.source,
-            broker=_broker_description(settings),
+        broker = (
+            f"namespace {settings.broker_namespace}"
+            if settings.broker_transport == "kubernetes"
+            else settings.broker_url
         )
+        log.info("Agent started", cluster=cluster, source=settings.source, broker=broker)
         yield process
 
 
-def _broker_description(settings: AgentSettings) -> str:
-    """Describes the broker for the log: its URL, or the namespace with the kubernetes transport."""
-    if settings.broker_transport == "kubernetes":
-        return f"namespace {settings.broker_namespace}"
-    return settings.broker_url
-
-
 async def _connect(
-    settings: AgentSettings,
-    environment: AgentEnvironment,
-    metrics: AgentMetrics,
-    stack: AsyncExitStack,
+    settings: AgentSettings, metrics: AgentMetrics, stack: AsyncExitStack
 ) -> BrokerCommunicator | None:
     options = CommunicatorOptions(
         url=settings.broker_url,
@@ -303,15 +289,7 @@ async def _connect(
     if communicator is None:
         return None
     stack.push_async_callback(communicator.close)
-    if environment.network_delay:
-        communicator = DelayMiddleware(communicator, environment.network_delay)
     return MetricsMiddleware(communicator, metrics.observe_call)
-
-
-class _Listener(NamedTuple):
-    name: str
-    address: Address | None
-    handler: server.HttpHandler
 
 
 async def _listen(
@@ -319,9 +297,10 @@ async def _listen(
 ) -> dict[str, int]:
     ports = {}
     limits = server.ServerLimits(connections=ConnectionLimits(connections=64))
+    probes = server.serve_probes(lambda: process.health.not_ready_reason)
     for name, address, handler in (
-        _Listener("probes", settings.health_probe_bind_address, _probe_handler(process.health)),
-        _Listener("metrics", settings.metrics_bind_address, _metrics_handler(process.metrics)),
+        ("probes", settings.health_probe_bind_address, probes),
+        ("metrics", settings.metrics_bind_address, _metrics_handler(process.metrics)),
     ):
         if address is not None:
             ports[name] = await stack.enter_async_context(
@@ -329,16 +308,6 @@ async def _listen(
             )
             log.info("Listening", component=name, host=address.host, port=ports[name])
     return ports
-
-
-def _probe_handler(health: ComponentHealth) -> server.HttpHandler:
-    async def healthz() -> Response:
-        return Response(text="ok")
-
-    async def readyz() -> Response:
-        return server.readiness_response(health.not_ready_reason)
-
-    return server.serve_pages({"/healthz": healthz, "/readyz": readyz})
 
 
 def _metrics_handler(metrics: AgentMetrics) -> server.HttpHandler:
@@ -354,9 +323,3 @@ async def _restore_and_publish(
     """Restores the holds of the previous process first: the advertisement must not offer them."""
     await provider.restore()
     await publisher.run(collector.measured)
-
-
-async def _crash_after(after: timedelta) -> None:
-    """Simulates a crash (`diesAfter` in the description of a simulated cluster)."""
-    await asyncio.sleep(after.total_seconds())
-    os.kill(os.getpid(), signal.SIGKILL)

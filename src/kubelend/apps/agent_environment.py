@@ -7,16 +7,14 @@ imported where they are used.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from kubelend.agent.advertisement import AdvertisementConfig
 from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
 from kubelend.apps.agent_settings import AgentSettings
-from kubelend.core import durations
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.lending import LendingPolicy
 from kubelend.kits import clock
@@ -31,11 +29,6 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
-
-Callback = Callable[[], None]
-
-
-async def _no_close() -> None: ...
 
 
 class AgentEnvironment(NamedTuple):
@@ -52,9 +45,7 @@ class AgentEnvironment(NamedTuple):
     """Returns why some objects cannot be used; empty if all can."""
     watch_error: Callable[[], str] = lambda: ""
     """Returns why objects cannot be watched at all, which makes the agent unready."""
-    close: Callable[[], Awaitable[None]] = _no_close
-    network_delay: timedelta = timedelta()
-    dies_after: timedelta = timedelta()
+    close: Callable[[], None] = lambda: None
 
 
 class OfferSettings(NamedTuple):
@@ -80,7 +71,7 @@ async def open_environment(settings: AgentSettings) -> AsyncIterator[AgentEnviro
         try:
             yield environment
         finally:
-            await environment.close()
+            environment.close()
 
 
 def advertising_settings(
@@ -215,26 +206,19 @@ def simulated_environment(settings: AgentSettings) -> AgentEnvironment:
     from kubelend.sources.simulation import SimulatedSource
 
     described = simulation_spec.load_simulation_spec(Path(settings.simulation))
-    now = _skewed_clock(durations.parse_duration(described.agent.clock_skew))
     described_offer = OfferSettings(described.cost, described.labels, described.region, None)
     offered = offer_settings(settings, described_offer)
     environment = AgentEnvironment(
         source=SimulatedSource(described, clock.utc_now),
-        objects=MemoryObjects(now),
-        clock=now,
+        objects=MemoryObjects(clock.utc_now),
+        clock=clock.utc_now,
         namespace=settings.instruction_namespace or pod_namespace(),
         policy=lending_policy(settings, offered),
         offer=offered,
-        network_delay=durations.parse_duration(described.agent.network_delay),
-        dies_after=durations.parse_duration(described.agent.dies_after or "0s"),
     )
     if not settings.objects_dir:
         return environment
-    files = FileObjects(Path(settings.objects_dir), now)
+    files = FileObjects(Path(settings.objects_dir), clock.utc_now)
     return environment._replace(
         objects=files, object_error=lambda: files.problem, close=files.close
     )
-
-
-def _skewed_clock(skew: timedelta) -> Clock:
-    return (lambda: clock.utc_now() + skew) if skew else clock.utc_now

@@ -8,7 +8,6 @@ Open connections reload the files themselves (`transports.tls.FileReloader`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -22,9 +21,9 @@ from msgspec.structs import replace
 from kubelend.agent.health import ComponentHealth
 from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
-from kubelend.core.errors import InvalidSettings, KubelendError, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, KubelendError, UnexpectedAnswer
 from kubelend.core.lifecycle import Role
-from kubelend.kits import files
+from kubelend.kits import files, subprocesses
 from kubelend.kits.backoff import Backoff
 
 CERTIFICATE_CHECK_INTERVAL = timedelta(hours=1)
@@ -40,7 +39,6 @@ _MIN_PAUSE = timedelta(seconds=1)
 
 
 class _CertificateStatus(msgspec.Struct, rename="camel"):
-    name: str
     renew_at: datetime
 
 
@@ -59,7 +57,6 @@ class AgentCertificateRenewer:
         self._path = directory / files.TLS_CERTIFICATE
         self._loaded_at = _modified_at(self._path)
         self._renew_at = renew_at
-        self._cert_flags = ("--cert-path", str(directory))
         self._url = url
         self._health = health
         self._clock = clock
@@ -83,21 +80,27 @@ class AgentCertificateRenewer:
         if self._renew_at is None or changed_at != self._loaded_at:
             self._renew_at, self._loaded_at = await self._read_renewal_time(), changed_at
         if self._renew_at <= self._clock():
-            await _run_kubelend(
-                "certificate", "renew", *self._cert_flags, "--broker-url", self._url
-            )
-            self._renew_at, self._loaded_at = (
-                await self._read_renewal_time(),
-                _modified_at(self._path),
-            )
+            await self._run_command("renew", "--broker-url", self._url)
+            self._renew_at = await self._read_renewal_time()
+            self._loaded_at = _modified_at(self._path)
         return min(max(self._renew_at - self._clock(), _MIN_PAUSE), CERTIFICATE_CHECK_INTERVAL)
 
     async def _read_renewal_time(self) -> datetime:
-        shown = await _run_kubelend("certificate", "show", *self._cert_flags, "--output", "json")
+        shown = await self._run_command("show", "--output", "json")
         try:
             return msgspec.json.decode(shown, type=_CertificateStatus).renew_at
         except msgspec.MsgspecError as error:
             raise UnexpectedAnswer(f"`kubelend certificate show`: {error}") from error
+
+    async def _run_command(self, verb: str, *flags: str) -> bytes:
+        """Runs `kubelend certificate`; returns its output."""
+        arguments = ("-m", "kubelend", "certificate", verb, "--cert-path", str(self._path.parent))
+        return await subprocesses.run_program(
+            sys.executable,
+            *(*arguments, *flags),
+            name=f"`kubelend certificate {verb}`",
+            timeout=COMMAND_TIMEOUT,
+        )
 
 
 def _modified_at(path: Path) -> int:
@@ -106,39 +109,6 @@ def _modified_at(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-async def _run_kubelend(*arguments: str) -> bytes:
-    """Runs a `kubelend` command and returns its output; raises with its error message if it fails."""
-    command = f"`kubelend {arguments[0]} {arguments[1]}`"
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kubelend", *arguments),
-            env=_without_settings(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    except OSError as error:
-        raise Unavailable(f"{command} cannot be started: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(COMMAND_TIMEOUT.total_seconds()):
-            out, err = await process.communicate()
-    except TimeoutError:
-        raise Unavailable(f"{command} timed out") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    if process.returncode:
-        message = err.decode(errors="replace").strip().removeprefix("error: ")
-        raise InvalidSettings(f"{command}: {message}")
-    return out
-
-
-def _without_settings() -> dict[str, str]:
-    """Returns the environment without the agent's settings, which the command would misread."""
-    return {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}
 
 
 SETTINGS_VARIABLE = "KUBELEND_AGENT_SETTINGS"

@@ -5,12 +5,13 @@ Names and defaults of the flags of the published Go agent are kept; further flag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Literal
 
-from kubelend.apps import settings
+from kubelend.apps import flags, settings
 from kubelend.apps.flags import Address, Settings
-from kubelend.core import durations, prices
+from kubelend.core import prices
 from kubelend.core.errors import InvalidInput
 from kubelend.sources import object_semantics
 
@@ -82,7 +83,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """YAML file that describes the cluster, for --source=simulated; see docs/simulated-clusters.md."""
 
     objects_dir: str = ""
-    """Directory with one YAML file per object, for --source=simulated. Empty keeps objects in memory."""
+    """Directory with one YAML file per object, for --source=simulated. Users write to its subdirectory
+    requests. Empty keeps objects in memory."""
 
     request_namespace: str = ""
     """Namespace to watch for ResourceRequests, for --source=kubernetes. Empty watches all namespaces."""
@@ -170,21 +172,21 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             ]
         if self.broker_transport != "http":
             return []
-        found = []
-        if problem := settings.broker_url_problem(self.broker_url, "--broker-url"):
-            found.append(problem)
+        found = [settings.broker_url_problem(self.broker_url, "--broker-url")]
         if not self.broker_cert_path:
             found.append("--broker-cert-path: required; set the flag or KUBELEND_BROKER_CERT_PATH")
-        return found
+        return [*filter(None, found)]
 
     def _cluster_problems(self) -> list[str]:
         found = []
         if self.source == "simulated" and not self.simulation:
             found.append("--simulation: required with --source=simulated")
         if self.source == "kubernetes":
-            for attribute, flag in _SIMULATION_FLAGS.items():
-                if getattr(self, attribute):
-                    found.append(f"{flag}: only valid with --source=simulated")
+            found += [
+                f"{flags.flag_name(attribute)}: only valid with --source=simulated"
+                for attribute in ("simulation", "objects_dir")
+                if getattr(self, attribute)
+            ]
         if self.peering == "liqoctl" and not self.kubeconfigs_dir:
             found.append("--kubeconfigs-dir: required with --peering=liqoctl")
         pairs = [pair for pair in self.labels.split(",") if pair]
@@ -194,26 +196,11 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     def _value_problems(self) -> list[str]:
         """Validates what the broker or the API server would reject later."""
         found = []
-        for flag, check, text in (
-            *(
-                (f"--{name}-cost", _check_price, getattr(self, f"{name}_cost"))
-                for name in _PRICED_RESOURCES
-            ),
-            ("--currency", _check_currency, self.currency),
-            ("--broker-namespace", _check_name, f"{self.broker_namespace or 'default'}/any"),
-            ("--advertisement-name", _check_name, f"default/{self.advertisement_name}"),
-            ("--advertisement-namespace", _check_name, f"{self.advertisement_namespace}/any"),
-            (
-                "--instruction-namespace",
-                _check_name,
-                f"{self.instruction_namespace or 'default'}/any",
-            ),
-            ("--request-namespace", _check_name, f"{self.request_namespace or 'default'}/any"),
-        ):
+        for attribute, check in _CHECKS.items():
             try:
-                check(text)
+                check(getattr(self, attribute))
             except InvalidInput as error:
-                found.append(f"{flag}: {error}")
+                found.append(f"{flags.flag_name(attribute)}: {error}")
         return found
 
     def _out_of_range(self) -> list[str]:
@@ -223,11 +210,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             found.append(
                 "--advertisement-validity: must be 0 or at least --advertisement-requeue-interval"
             )
-        return found + [
-            f"--{attribute.replace('_', '-')}: must be at least {durations.format_duration_short(least)}"
-            for attribute, least in _MINIMUM.items()
-            if getattr(self, attribute) < least
-        ]
+        return found + flags.minimum_problems(self, _MINIMUM)
 
 
 def _check_price(text: str) -> None:
@@ -235,16 +218,23 @@ def _check_price(text: str) -> None:
         prices.parse_price(text, "price")
 
 
-def _check_currency(text: str) -> None:
-    prices.parse_currency(text, "currency")
+def _check_namespace(text: str) -> None:
+    if text:
+        object_semantics.parse_object_key(f"{text}/any")
 
 
-def _check_name(key: str) -> None:
-    object_semantics.parse_object_key(key)
-
-
-_SIMULATION_FLAGS = {"simulation": "--simulation", "objects_dir": "--objects-dir"}
-_PRICED_RESOURCES = ("cpu", "memory", "gpu", "storage")
+_CHECKS: dict[str, Callable[[str], object]] = {
+    "cpu_cost": _check_price,
+    "memory_cost": _check_price,
+    "gpu_cost": _check_price,
+    "storage_cost": _check_price,
+    "currency": lambda text: prices.parse_currency(text, "currency"),
+    "broker_namespace": _check_namespace,
+    "advertisement_name": lambda text: object_semantics.parse_object_key(f"default/{text}"),
+    "advertisement_namespace": lambda text: object_semantics.parse_object_key(f"{text}/any"),
+    "instruction_namespace": _check_namespace,
+    "request_namespace": _check_namespace,
+}
 _SHORTEST = timedelta(milliseconds=1)
 _MINIMUM = {
     "broker_timeout": _SHORTEST,

@@ -19,7 +19,7 @@ import structlog
 import uvloop
 
 import kubelend
-from kubelend.api import app, enrolment, health
+from kubelend.api import app, enrolment
 from kubelend.api.authentication import ConnectionMetrics
 from kubelend.api.request import AppContext
 from kubelend.apps import broker_kubernetes
@@ -131,41 +131,32 @@ async def open_broker(
             CertificateManager(settings, broker, metrics) if settings.serves_http else None
         )
         stack.push_async_callback(broker.close)
-        controllers = await _open_controllers(stack, settings, broker)
+        watchers: list[ControllerManager | ClusterNamespaces] = []
+        controllers = None
+        if settings.serves_objects:
+            controllers = await stack.enter_async_context(
+                broker_kubernetes.open_controllers(settings, broker, _terms(settings))
+            )
+            watchers.append(controllers)
         connection_metrics = ConnectionMetrics(
             metrics, audit_log, trust_proxies=settings.trust_proxies
         )
-        listen = partial(
-            _listen, stack, limits=_server_limits(settings), connection_metrics=connection_metrics
-        )
-        watchers: list[ControllerManager | ClusterNamespaces] = (
-            [] if controllers is None else [controllers]
-        )
+        listen, limits = partial(_listen, stack, connection_metrics), _server_limits(settings)
         # Probes first, so that the start can be observed.
-        ports = await listen(_probe_listeners(settings, broker, metrics, watchers))
+        ports = await listen(_probe_listeners(settings, broker, metrics, limits, watchers))
         context = None
         if certificates is not None:
             context = _app_context(settings, broker, metrics, certificates, audit_log)
             stack.callback(context.grant_signer.close)
-            ports |= await listen(_api_listeners(settings, context, certificates))
+            ports |= await listen(_api_listeners(settings, context, certificates, limits))
             context.membership.enrol_port = ports.get("enrol", 0)
             context.membership.api_port = ports["api"]
         namespaces = await _open_cluster_namespaces(stack, settings, broker, context)
-        watchers += [] if namespaces is None else [namespaces]
+        watchers += filter(None, [namespaces])
         stack.callback(broker.streams.close_all)
         yield BrokerApp(
             broker, audit_log, metrics, ports, certificates, controllers, leadership, namespaces
         )
-
-
-async def _open_controllers(
-    stack: AsyncExitStack, settings: BrokerSettings, broker: Broker
-) -> ControllerManager | None:
-    if not settings.serves_objects:
-        return None
-    return await stack.enter_async_context(
-        broker_kubernetes.open_controllers(settings, broker, _terms(settings))
-    )
 
 
 async def _open_cluster_namespaces(
@@ -223,6 +214,7 @@ class _Listener(NamedTuple):
     name: str
     address: Address
     handler: server.RequestHandlerFunction
+    limits: server.ServerLimits
     context: ssl.SSLContext | None = None
 
 
@@ -230,6 +222,7 @@ def _probe_listeners(
     settings: BrokerSettings,
     broker: Broker,
     metrics: Metrics,
+    limits: server.ServerLimits,
     watchers: Sequence[ControllerManager | ClusterNamespaces],
 ) -> Iterator[_Listener]:
     """Listeners for probes and metrics. Watchers of objects may be added to `watchers` later."""
@@ -238,15 +231,20 @@ def _probe_listeners(
         problems = (broker.not_serving_reason, *(one.unready for one in watchers))
         return next(filter(None, problems), None)
 
-    if settings.health_probe_bind_address is not None:
-        yield _Listener("probes", settings.health_probe_bind_address, health.serve_probes(unready))
-    if settings.metrics_bind_address is not None:
-        scrape = health.serve_metrics(metrics, broker.clock)
-        yield _Listener("metrics", settings.metrics_bind_address, scrape)
+    # They have few clients, and must respond when the REST interface is saturated.
+    limits = limits._replace(connections=ConnectionLimits(connections=128))
+    if (address := settings.health_probe_bind_address) is not None:
+        yield _Listener("probes", address, server.serve_probes(unready), limits)
+    if (address := settings.metrics_bind_address) is not None:
+        scrape = app.serve_metrics(metrics, broker.clock)
+        yield _Listener("metrics", address, scrape, limits)
 
 
 def _api_listeners(
-    settings: BrokerSettings, context: AppContext, certificates: CertificateManager
+    settings: BrokerSettings,
+    context: AppContext,
+    certificates: CertificateManager,
+    limits: server.ServerLimits,
 ) -> Iterator[_Listener]:
     """Listeners of the REST interface and, with a CA, of the enrolment interface."""
     if certificates.authority is not None:
@@ -255,31 +253,31 @@ def _api_listeners(
         handler = enrolment.make_enrolment_api(
             context.membership, context.metrics, context.audit_log, timeout
         )
-        yield _Listener("enrol", enrol, handler, certificates.enrolment_context)
-    api = Address(settings.http_host, settings.http_port)
-    yield _Listener("api", api, app.make_api(app.HANDLERS, context), certificates.server_context)
+        # A client that sends no body must not block others.
+        restricted = limits._replace(
+            read=min(limits.read, timedelta(seconds=enrolment.READ_TIMEOUT)),
+            body=min(limits.body, enrolment.MAX_BODY_BYTES),
+            connections=enrolment.ENROLMENT_CONNECTIONS,
+            body_wait_is_busy=False,
+        )
+        yield _Listener("enrol", enrol, handler, restricted, certificates.enrolment_context)
+    api, handler = (
+        Address(settings.http_host, settings.http_port),
+        app.make_api(app.HANDLERS, context),
+    )
+    batched = limits._replace(read_batching=_read_batching())
+    yield _Listener("api", api, handler, batched, certificates.server_context)
 
 
 async def _listen(
-    stack: AsyncExitStack,
-    listeners: Iterable[_Listener],
-    limits: server.ServerLimits,
-    connection_metrics: ConnectionMetrics,
+    stack: AsyncExitStack, connection_metrics: ConnectionMetrics, listeners: Iterable[_Listener]
 ) -> dict[str, int]:
     ports = {}
-    for name, (host, port), handler, context in listeners:
-        # The other listeners have few clients, and must respond when the REST interface is saturated.
-        own = (
-            limits._replace(read_batching=_read_batching())
-            if name == "api"
-            else limits._replace(connections=_FEW_CONNECTIONS)
-        )
-        if name == "enrol":
-            own = _enrolment_limits(limits)
+    for name, (host, port), handler, limits, context in listeners:
         observer = connection_metrics if context else None
         ports[name] = await stack.enter_async_context(
             server.serve_http(
-                handler, host, port, own, context, observer, connection_metrics.caller_key
+                handler, host, port, limits, context, observer, connection_metrics.caller_key
             )
         )
         log.info("Listening", component=name, host=host, port=ports[name])
@@ -294,20 +292,6 @@ def _read_batching() -> ReadBatching:
     )
 
 
-_FEW_CONNECTIONS = ConnectionLimits(connections=128)
-"""Connection limits of the probe and metrics listeners."""
-
-
-def _enrolment_limits(limits: server.ServerLimits) -> server.ServerLimits:
-    """Limits of the enrolment listener: a client that sends no body must not block others."""
-    return limits._replace(
-        read=min(limits.read, timedelta(seconds=enrolment.READ_TIMEOUT)),
-        body=min(limits.body, enrolment.MAX_BODY_BYTES),
-        connections=enrolment.ENROLMENT_CONNECTIONS,
-        body_wait_is_busy=False,
-    )
-
-
 def _app_context(
     settings: BrokerSettings,
     broker: Broker,
@@ -315,13 +299,14 @@ def _app_context(
     certificates: CertificateManager,
     audit_log: AuditLog,
 ) -> AppContext:
+    policy = JoinPolicy(_patterns(settings.allow_join), _patterns(settings.auto_accept))
     return AppContext(
         broker=broker,
         metrics=metrics,
         terms=_terms(settings),
         authenticator=certificates.authenticator,
         rate_limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
-        membership=Membership(broker, certificates.authority, _join_policy(settings)),
+        membership=Membership(broker, certificates.authority, policy),
         limits=LimitService(broker),
         audit_log=audit_log,
         grant_signer=GrantSigner(_grant_keys(settings)),
@@ -329,10 +314,6 @@ def _app_context(
         version=kubelend.__version__,
         read_timeout=settings.read_timeout.total_seconds(),
     )
-
-
-def _join_policy(settings: BrokerSettings) -> JoinPolicy:
-    return JoinPolicy(_patterns(settings.allow_join), _patterns(settings.auto_accept))
 
 
 def _patterns(text: str) -> tuple[str, ...]:
@@ -359,7 +340,8 @@ def _server_limits(settings: BrokerSettings) -> server.ServerLimits:
 
 def _connection_limits(settings: BrokerSettings) -> ConnectionLimits:
     """Returns the connection limits, reduced to what the limit of open files allows."""
-    connections = connection_limit(settings.max_connections, file_limits().soft)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = connection_limit(settings.max_connections, files)
     if connections < settings.max_connections:
         log.warning(
             "Limit of open files is too low for --max-connections; raise it (ulimit -Hn)",
@@ -381,33 +363,22 @@ MAX_OPEN_FILES = 2**20
 """Requested where no limit is set; the Linux default of `fs.nr_open`, above which setrlimit fails."""
 
 
-class FileLimits(NamedTuple):
-    """Soft and hard limit of open files (`ulimit -Sn`, `ulimit -Hn`)."""
-
-    soft: int
-    hard: int
-
-    @property
-    def target(self) -> int:
-        """The soft limit to set."""
-        hard = MAX_OPEN_FILES if self.hard == resource.RLIM_INFINITY else self.hard
-        return self.soft if self.soft == resource.RLIM_INFINITY else max(self.soft, hard)
-
-
-def file_limits() -> FileLimits:
-    return FileLimits(*resource.getrlimit(resource.RLIMIT_NOFILE))
-
-
-def raise_file_limit() -> FileLimits:
+def raise_file_limit() -> None:
     """Raises the soft limit to the hard limit. The low default is for programs that use select()."""
-    found = file_limits()
-    if found.target != found.soft:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = file_limit_target(soft, hard)
+    if target != soft:
         # The system may refuse the hard limit; the old limit stays then.
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (found.target, found.hard))
-    now = file_limits()
-    log.debug("Raised limit of open files", limit=now.soft, before=found.soft, hard=now.hard)
-    return now
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    log.debug("Raised limit of open files", limit=now, before=soft, hard=hard)
+
+
+def file_limit_target(soft: int, hard: int) -> int:
+    """Returns the soft limit to set (`ulimit -Sn`), given the current limits."""
+    highest = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else hard
+    return soft if soft == resource.RLIM_INFINITY else max(soft, highest)
 
 
 def connection_limit(wanted: int, files: int) -> int:

@@ -22,11 +22,10 @@ from kubelend.stores import factory
 from kubelend.wire.conversion import RequestLimits
 
 if TYPE_CHECKING:
+    from kubelend.controllers.cluster_namespaces.handlers import SignGrant
     from kubelend.controllers.cluster_namespaces.manager import ClusterNamespaces
-    from kubelend.controllers.cluster_namespaces.writer import SignGrant
     from kubelend.controllers.manager import ControllerManager
     from kubelend.kube.config import KubeConfig
-    from kubelend.kube.leader_election import LeaderElection
 
 log = structlog.get_logger("kubelend.election")
 
@@ -59,18 +58,16 @@ async def open_leadership(settings: BrokerSettings, clock: Clock) -> AsyncIterat
     from kubelend.kube.leader_election import LeaderElection, LeaseIdentity, LeaseTimings
     from kubelend.stores.kubernetes.store import KubernetesReplica
 
-    store_url = factory.parse_kubernetes_url(
-        resolved_store_url(settings).removeprefix(KUBERNETES_PREFIX)
-    )
-    access = store_url.access()
-    namespace = store_url.namespace_for(access, settings.http_namespace)
+    access, namespace = _kubernetes_target(settings)
     async with Client.open(access) as client:
         times = LeaseTimings(
             settings.leader_elect_lease_duration,
             settings.leader_elect_renew_deadline,
             settings.leader_elect_retry_period,
         )
-        candidate = LeaseIdentity(settings.leader_elect_identity or _default_identity(), namespace)
+        # Unique even for two processes on one host.
+        own_identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+        candidate = LeaseIdentity(settings.leader_elect_identity or own_identity, namespace)
         election = LeaderElection(client, candidate, times, clock, time.monotonic)
         tasks: dict[str, RootTask] = {"election": election}
         if settings.leader_label_pod:
@@ -79,19 +76,10 @@ async def open_leadership(settings: BrokerSettings, clock: Clock) -> AsyncIterat
         try:
             yield LeadershipSetup(election, KubernetesReplica(access, namespace), tasks)
         finally:
-            await _release_lease(election)
-
-
-async def _release_lease(election: LeaderElection) -> None:
-    try:
-        await election.release()
-    except KubelendError as error:
-        log.warning("Failed to release the lease; it will expire", error=str(error))
-
-
-def _default_identity() -> str:
-    """Returns an identity that is unique even for two processes on one host."""
-    return f"{socket.gethostname()}_{secrets.token_hex(4)}"
+            try:
+                await election.release()
+            except KubelendError as error:
+                log.warning("Failed to release the lease; it will expire", error=str(error))
 
 
 STREAM_TIMEOUT_FACTOR = 10
@@ -135,8 +123,8 @@ async def open_cluster_namespaces(
 ) -> AsyncIterator[ClusterNamespaces]:
     """Opens the cluster namespaces, with their own connections. The store may be elsewhere."""
     stream_timeout = STREAM_TIMEOUT_FACTOR * settings.agent_timeout
+    from kubelend.controllers.cluster_namespaces.handlers import Dependencies
     from kubelend.controllers.cluster_namespaces.manager import ClusterNamespaces
-    from kubelend.controllers.cluster_namespaces.writer import Dependencies
     from kubelend.kube.client import Client
 
     access, namespace = _kubernetes_target(settings)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -27,7 +26,6 @@ from kubelend.core.errors import InvalidSettings, Unavailable
 from kubelend.core.members import Certificate
 from kubelend.kits import files
 from kubelend.kits.files import AtomicDirectory
-from kubelend.pki import authority as pki_authority
 from kubelend.pki import csr as pki_csr
 from kubelend.pki import files as pki_files
 from kubelend.pki import identity, keys, passphrases, tokens
@@ -36,9 +34,8 @@ from kubelend.pki.authority import Authority
 from kubelend.pki.files import Credentials
 from kubelend.pki.identity import Profile
 from kubelend.pki.keys import PublicKey
-from kubelend.pki.passphrases import Passphrase
 from kubelend.transports import tls
-from kubelend.transports.tls import FileReloader, ReportError
+from kubelend.transports.tls import FileReloader
 
 _PUBLIC_FILES = (files.CA_CERTIFICATES, files.TLS_CERTIFICATE, pki_files.DROPPED_CERTIFICATES)
 _AUTHORITY_FILES = (
@@ -58,26 +55,22 @@ class _PublicPart(NamedTuple):
 class ReloadingAuthority:
     """Signs with the current CA of a directory and reloads it when its files change."""
 
-    def __init__(
-        self,
-        directory: Path,
-        passphrase: Callable[[], Passphrase | None],
-        server: Path,
-        lifetime: timedelta,
-        report: ReportError,
-    ) -> None:
-        """`server` is the directory of the broker's own certificate.
+    def __init__(self, settings: BrokerSettings) -> None:
+        directory, file = Path(settings.ca_path), settings.ca_passphrase_file
 
-        `passphrase` is called whenever the key is read, because a rotation may change it.
-        """
-        self.lifetime = lifetime
+        def load(path: Path) -> Authority:
+            # The passphrase is read with the key, because a rotation may change it.
+            passphrase = passphrases.load_passphrase(Path(file) if file else None, os.environ)
+            return Authority.load(path, passphrase)
+
+        self.lifetime = settings.certificate_lifetime
+        self._server = settings.certificate_directory
         self._no_longer_trusted: set[x509.Certificate] = set()
         """CAs that this process no longer trusts, whether or not a file lists them as dropped."""
-        self._server = server
-        self._reloader = FileReloader(
-            directory, lambda path: Authority.load(path, passphrase()), report, _AUTHORITY_FILES
+        self._reloader = FileReloader(directory, load, _log_authority_error, _AUTHORITY_FILES)
+        self._public_reloader = FileReloader(
+            directory, _load_public, _log_authority_error, _PUBLIC_FILES
         )
-        self._public_reloader = FileReloader(directory, _load_public, report, _PUBLIC_FILES)
         self.find_trust_anchor()
 
     @property
@@ -116,7 +109,13 @@ class ReloadingAuthority:
         """
         shown = pki_files.load_certificates(self._server / files.TLS_CERTIFICATE)
         others = pki_files.load_certificates(self._server / files.CA_CERTIFICATES)
-        self._anchor = _trust_anchor(shown, (*self.trusted, *others)) or self.current.certificate
+        issuers = (
+            candidate
+            for link in shown
+            for candidate in (*self.trusted, *others)
+            if pki_x509.is_issued_by(link, candidate)
+        )
+        self._anchor = next(issuers, self.current.certificate)
         self._update_published()
 
     def signing_authority(self) -> Authority:
@@ -131,14 +130,6 @@ class ReloadingAuthority:
         return self.current
 
     # -- port CertificateAuthority
-
-    @property
-    def pin(self) -> str:
-        return self._pin
-
-    @property
-    def authorities(self) -> str:
-        return self._authorities
 
     def parse_csr(self, csr: str) -> SigningRequest:
         checked = pki_csr.check_csr(csr)
@@ -178,27 +169,14 @@ class ReloadingAuthority:
 
     def _update_published(self) -> None:
         # Immediately after a CA change: holders of a certificate of the new CA have to trust it.
-        self._pin = str(tokens.ca_pin(self._anchor))
+        self.pin = str(tokens.ca_pin(self._anchor))
         trusted = dict.fromkeys((*self.trusted, self._anchor))
-        self._authorities = pki_files.to_pem(trusted).decode()
+        self.authorities = pki_files.to_pem(trusted).decode()
 
 
 def _load_public(directory: Path) -> _PublicPart:
     return _PublicPart(pki_files.load_trusted(directory), pki_files.load_dropped(directory))
 
-
-def _trust_anchor(
-    shown: Sequence[x509.Certificate], candidates: Iterable[x509.Certificate]
-) -> x509.Certificate | None:
-    """Returns the candidate that issued the broker's certificate or a link of its chain."""
-    for link in shown:
-        for candidate in candidates:
-            if pki_x509.is_issued_by(link, candidate):
-                return candidate
-    return None
-
-
-_CERTIFICATE_FILES = (files.TLS_CERTIFICATE, files.TLS_KEY, files.CA_CERTIFICATES)
 
 log = structlog.get_logger("kubelend.broker")
 
@@ -209,22 +187,21 @@ class ServerCertificateRenewer:
     def __init__(self, directory: Path, authority: ReloadingAuthority) -> None:
         self._directory = directory
         self._authority = authority
-        self._files = AtomicDirectory(directory, _CERTIFICATE_FILES)
+        self._files = AtomicDirectory(directory, files.CREDENTIAL_FILES)
         self._logged_reason = ""
 
-    async def renew_if_due(self, now: datetime) -> bool:
-        """Renews if due; returns whether it did. A failure is logged once and retried later."""
+    async def renew_if_due(self, now: datetime) -> None:
+        """Renews if due. A failure is logged once and retried later."""
         try:
             old = pki_files.load_credentials(self._directory)
             if not self._is_due(old, now):
-                return False
+                return
             if reason := self._files.write_problem():
                 self._warn_once("Server certificate is managed externally, not renewing it", reason)
-                return False
-            return await asyncio.to_thread(self._renew, old, now)
+            else:
+                await asyncio.to_thread(self._renew, old, now)
         except (InvalidSettings, OSError) as error:
             self._warn_once("Server certificate renewal failed, will retry", str(error))
-            return False
 
     def _is_due(self, old: Credentials, now: datetime) -> bool:
         # Including CAs dropped by a finished rotation: their certificates are no longer trusted.
@@ -237,7 +214,7 @@ class ServerCertificateRenewer:
             or self._trusted(old) != old.authorities
         )
 
-    def _renew(self, old: Credentials, now: datetime) -> bool:
+    def _renew(self, old: Credentials, now: datetime) -> None:
         authority = self._authority.signing_authority()
         key = keys.generate(keys.algorithm_of_successor(old.key))
         lifetime = pki_x509.lifetime_of(old.certificate)
@@ -247,24 +224,19 @@ class ServerCertificateRenewer:
         new = Credentials(certificate, key, self._trusted(old), authority.chain)
         with self._files.try_lock() as is_ours:
             if not is_ours:
-                return False
+                return
             self._files.switch_to(self._files.stage(pki_csr.credential_files(new)))
         self._logged_reason = ""
         end = certificate.not_valid_after_utc
         log.info(
             "Server certificate renewed", path=str(self._directory), expires_at=end.isoformat()
         )
-        return True
 
     def _trusted(self, old: Credentials) -> tuple[x509.Certificate, ...]:
         """Returns our CA and the others in `ca.crt`, without those that were dropped."""
         ours = self._authority.trusted
-        others = (
-            each
-            for each in old.authorities
-            if each not in ours and each not in self._authority.dropped
-        )
-        return (*ours, *others)
+        excluded = {*ours, *self._authority.dropped}
+        return (*ours, *(each for each in old.authorities if each not in excluded))
 
     def _warn_once(self, message: str, reason: str) -> None:
         if reason != self._logged_reason:
@@ -274,7 +246,7 @@ class ServerCertificateRenewer:
 
 def _profile_of(certificate: x509.Certificate) -> Profile:
     """Returns the subject and names of the certificate, for its successor."""
-    names = pki_authority.find_extension(certificate, x509.SubjectAlternativeName)
+    names = pki_x509.find_extension(certificate, x509.SubjectAlternativeName)
     return Profile(
         certificate.subject, ExtendedKeyUsageOID.SERVER_AUTH, tuple(names) if names else ()
     )
@@ -289,7 +261,7 @@ class CertificateManager:
         self._writer = writer
         self._metrics = metrics
         self._reported_dropped: set[x509.Certificate] = set()
-        self.authority = _open_authority(settings)
+        self.authority = ReloadingAuthority(settings) if settings.ca_path else None
         self._has_new_authority = False
         authority = self.authority
         self._server_renewer = (
@@ -367,27 +339,12 @@ class CertificateManager:
             _log_certificate_error(error)
 
     def _update_metrics(self) -> None:
-        self._metrics.set_certificate_expiry("server", tls.certificate_expiry(self._directory))
+        self._metrics.set_certificate_expiry(
+            "server", tls.own_certificate(self._directory).not_valid_after_utc
+        )
         if self.authority is not None:
             end = self.authority.current.certificate.not_valid_after_utc
             self._metrics.set_certificate_expiry("authority", end)
-
-
-def _open_authority(settings: BrokerSettings) -> ReloadingAuthority | None:
-    if not settings.ca_path:
-        return None
-    file = Path(settings.ca_passphrase_file) if settings.ca_passphrase_file else None
-
-    def passphrase() -> Passphrase | None:
-        return passphrases.load_passphrase(file, os.environ)
-
-    return ReloadingAuthority(
-        Path(settings.ca_path),
-        passphrase,
-        settings.certificate_directory,
-        settings.certificate_lifetime,
-        _log_authority_error,
-    )
 
 
 def _log_authority_error(problem: InvalidSettings) -> None:

@@ -8,6 +8,7 @@ decides how the text is parsed, and its docstring is the help text. `flags_of` l
 from __future__ import annotations
 
 import functools
+import re
 import typing
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -66,7 +67,7 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        return "--" + self.attribute.replace("_", "-")
+        return flag_name(self.attribute)
 
     @property
     def variable(self) -> str:
@@ -88,7 +89,7 @@ def flags_of(record: type[Settings]) -> tuple[Flag, ...]:
             attribute=field.name,
             help=helps[field.name],
             metavar=_metavar_of(kinds[field.name]),
-            default=None if field.required else _default_text(kinds[field.name], field.default),
+            default=None if field.required else _format_value(field.default, kinds[field.name]),
             is_switch=kinds[field.name] is bool,
         )
         for field in msgspec.structs.fields(record)
@@ -117,28 +118,34 @@ def parse_settings(record: type[SettingsT], texts: Mapping[str, str]) -> Setting
     return settings
 
 
+def minimum_problems(settings: Settings, minimum: Mapping[str, int | timedelta]) -> list[str]:
+    """Returns one sentence for each value below its minimum."""
+    return [
+        f"{flag_name(attribute)}: must be at least {_format_value(least)}"
+        for attribute, least in minimum.items()
+        if getattr(settings, attribute) < least
+    ]
+
+
+def flag_name(attribute: str) -> str:
+    return "--" + attribute.replace("_", "-")
+
+
 def _parse_value(kind: Any, text: str, flag: Flag) -> object:
     if not text and kind == Path | None:
         return None
     if not text and kind is not str:
         raise ValueError(f"required; set the flag or {flag.variable}")
-    if typing.get_origin(kind) is Literal:
-        return _parse_choice(typing.get_args(kind), text)
-    return _PARSERS[kind](text)
-
-
-def _parse_choice(choices: tuple[str, ...], text: str) -> str:
+    if typing.get_origin(kind) is not Literal:
+        return _KINDS[kind].parse(text)
+    choices = typing.get_args(kind)
     if text not in choices:
         raise ValueError(f"{text!r} is not supported; use one of {', '.join(choices)}")
     return text
 
 
 def _parse_integer(text: str) -> int:
-    if (
-        len(text) > 18
-        or not text.removeprefix("-").isascii()
-        or not text.removeprefix("-").isdigit()
-    ):
+    if not re.fullmatch("-?[0-9]{1,18}", text):
         raise ValueError(f"{text[:40]!r} is not an integer")
     return int(text)
 
@@ -159,39 +166,30 @@ def _parse_duration(text: str) -> timedelta:
         raise ValueError(str(error)) from None
 
 
-_PARSERS: dict[Any, Callable[[str], object]] = {
-    str: str,
-    int: _parse_integer,
-    bool: _parse_boolean,
-    Path: Path,
-    Path | None: Path,
-    timedelta: _parse_duration,
-    Address | None: Address.parse,
-}
+class _Kind(NamedTuple):
+    metavar: str
+    parse: Callable[[str], object]
 
-_METAVARS: dict[Any, str] = {
-    str: "TEXT",
-    int: "N",
-    bool: "true|false",
-    Path: "PATH",
-    Path | None: "PATH",
-    timedelta: "DURATION",
-    Address | None: "ADDRESS",
+
+_KINDS: dict[Any, _Kind] = {
+    str: _Kind("TEXT", str),
+    int: _Kind("N", _parse_integer),
+    bool: _Kind("true|false", _parse_boolean),
+    Path: _Kind("PATH", Path),
+    Path | None: _Kind("PATH", Path),
+    timedelta: _Kind("DURATION", _parse_duration),
+    Address | None: _Kind("ADDRESS", Address.parse),
 }
 
 
 def _metavar_of(kind: Any) -> str:
-    choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
-    return "|".join(choices) or _METAVARS[kind]
+    is_choice = typing.get_origin(kind) is Literal
+    return "|".join(typing.get_args(kind)) if is_choice else _KINDS[kind].metavar
 
 
-def _default_text(kind: Any, value: object) -> str:
-    return "" if value is None and kind == Path | None else _format_value(value)
-
-
-def _format_value(value: object) -> str:
+def _format_value(value: object, kind: Any = None) -> str:
     if value is None:
-        return "0"
+        return "" if kind == Path | None else "0"
     if isinstance(value, bool):
         return str(value).lower()
     return durations.format_duration_short(value) if isinstance(value, timedelta) else str(value)

@@ -85,7 +85,10 @@ async def join_broker(
     credentials = csr.verify_issued(
         key, asked, answer.certificate, answer.authorities, clock.utc_now()
     )
-    _save_credentials(directory, credentials)
+    contents = csr.credential_files(credentials)
+    # The certificate last: if it exists, the directory is complete.
+    for name in (files.CA_CERTIFICATES, files.TLS_CERTIFICATE):
+        files.write_atomic(directory / name, contents[name], mode=files.PUBLIC_MODE, overwrite=True)
     return JoinOutcome(credentials, answer.port)
 
 
@@ -99,7 +102,9 @@ def prepare_key(directory: Path, algorithm: Algorithm, pin: Pin) -> PrivateKey:
         )
     _check_directory(directory, pin)
     if path.exists():
-        return _existing_key(path)
+        if complaint := files.mode_problem(path):
+            raise InvalidSettings(complaint, hint="delete it; a new key is created")
+        return pki_files.load_key(path)
     pki_files.make_private_directory(directory)
     key = keys.generate(algorithm)
     files.write_atomic(path, keys.to_pem(key), mode=files.PRIVATE_MODE)
@@ -115,12 +120,6 @@ def _check_directory(directory: Path, pin: Pin) -> None:
         raise InvalidSettings(
             f"{directory} contains files of another CA", hint="use another directory"
         )
-
-
-def _existing_key(path: Path) -> PrivateKey:
-    if complaint := files.mode_problem(path):
-        raise InvalidSettings(complaint, hint="delete it; a new key is created")
-    return pki_files.load_key(path)
 
 
 async def verify_broker(invitation: JoinParameters) -> str:
@@ -193,10 +192,3 @@ async def _wait_or_raise(
             ) from error
         raise error
     await asyncio.sleep(delay)
-
-
-def _save_credentials(directory: Path, credentials: Credentials) -> None:
-    """Writes the certificate last: if it exists, the directory is complete."""
-    contents = csr.credential_files(credentials)
-    for name in (files.CA_CERTIFICATES, files.TLS_CERTIFICATE):
-        files.write_atomic(directory / name, contents[name], mode=files.PUBLIC_MODE, overwrite=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from kubelend.apps import flags
 from kubelend.apps.flags import Address, Settings
-from kubelend.core import durations
 from kubelend.core.errors import InvalidSettings
 
 DEFAULT_STORE = "kubelend.db"
@@ -228,15 +228,11 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     def _out_of_range(self) -> list[str]:
         found = [
-            f"{_flag_name(attribute)}: must be from 0 to 65535"
+            f"{flags.flag_name(attribute)}: must be from 0 to 65535"
             for attribute in ("http_port", "enrol_port")
             if not 0 <= getattr(self, attribute) <= 65535
         ]
-        return found + [
-            f"{_flag_name(attribute)}: must be at least {_value_text(least)}"
-            for attribute, least in _MINIMUM.items()
-            if getattr(self, attribute) < least
-        ]
+        return found + flags.minimum_problems(self, _MINIMUM)
 
     def _contradictions(self) -> list[str]:
         found = []
@@ -245,12 +241,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
                 f"--store: {self.store} cannot be used with --broker-interface={self.broker_interface},"
                 f" which requires {KUBERNETES_PREFIX}"
             )
-        times = (
-            self.leader_elect_retry_period,
-            self.leader_elect_renew_deadline,
-            self.leader_elect_lease_duration,
-        )
-        if not times[0] < times[1] < times[2]:
+        retry, deadline = self.leader_elect_retry_period, self.leader_elect_renew_deadline
+        if not retry < deadline < self.leader_elect_lease_duration:
             found.append(
                 "--leader-elect-renew-deadline: must be above --leader-elect-retry-period and below"
                 " --leader-elect-lease-duration"
@@ -327,12 +319,9 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """Returns one sentence per invalid value, beginning with the flag's name."""
-        found = (
-            [problem] if (problem := broker_url_problem(self.broker_url, "--broker-url")) else []
-        )
-        if self.timeout < _SHORTEST:
-            found.append(f"--timeout: must be at least {_value_text(_SHORTEST)}")
-        return found
+        url_problem = broker_url_problem(self.broker_url, "--broker-url")
+        too_short = flags.minimum_problems(self, {"timeout": _SHORTEST})
+        return [*filter(None, [url_problem]), *too_short]
 
 
 class CertificateSettings(Settings, frozen=True, kw_only=True):
@@ -343,25 +332,12 @@ class CertificateSettings(Settings, frozen=True, kw_only=True):
 
 
 def broker_url_problem(url: str, flag: str) -> str:
-    """Returns the error for an invalid broker URL, prefixed with the flag `where`; empty if valid."""
-    if _is_broker_url(url):
-        return ""
-    return f"{flag}: {url!r} is not a broker URL; use the form https://broker.example.org:8443"
-
-
-def _is_broker_url(url: str) -> bool:
+    """Returns the error of an invalid broker URL, prefixed with the flag; empty if it is valid."""
     try:
         parts = urlsplit(url)
-        port = parts.port
+        is_plain = not (parts.query or parts.fragment or parts.username)
+        if parts.scheme == "https" and parts.hostname and is_plain and parts.port != 0:
+            return ""
     except ValueError:
-        return False
-    plain = not (parts.query or parts.fragment or parts.username)
-    return parts.scheme == "https" and bool(parts.hostname) and plain and port != 0
-
-
-def _value_text(value: int | timedelta) -> str:
-    return str(value) if isinstance(value, int) else durations.format_duration_short(value)
-
-
-def _flag_name(attribute: str) -> str:
-    return "--" + attribute.replace("_", "-")
+        pass
+    return f"{flag}: {url!r} is not a broker URL; use the form https://broker.example.org:8443"

@@ -1,42 +1,47 @@
-"""`kubelend dev bench agents` and `kubelend dev bench deliver`: many agents, and the latency of instructions.
+"""`kubelend dev bench agents`, `deliver` and `agent`: many agents, the latency of instructions, one agent.
 
 `agents` measures CPU and memory of a broker with many agents, and whether every instruction is delivered.
 Every agent has its own certificate, stream and components; all run in one process, the broker in another.
 While all of them advertise, a requester reserves from each in turn and releases a little later. At the end
 every reservation must have become an object in the right cluster, and every release must have arrived.
+
+`agent` measures CPU and memory of an agent in a simulated cluster with 50 pod events per second. That it has
+processed every event is verified by its metrics, with `SimulationReplay`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from kubelend.agent import holds
+from kubelend.agent.ports import Change, PodDeleted
 from kubelend.apps.agent import AgentApp
 from kubelend.apps.agent_environment import AgentEnvironment, OfferSettings
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.bench import fixtures, measure
-from kubelend.bench import load as bench_load
 from kubelend.bench.fixtures import FleetCertificates
-from kubelend.bench.measure import UsageWindow
+from kubelend.bench.measure import BenchRun, Figures, UsageWindow
 from kubelend.communicators import http
 from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.core.errors import InvalidInput, KubelendError, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import KubelendError, Unavailable, UnexpectedAnswer
 from kubelend.core.lifecycle import Phase
-from kubelend.envtest import processes
-from kubelend.envtest.processes import AgentProcess, BrokerProcess, TemporaryDeployment
+from kubelend.core.pod_requests import Pod
+from kubelend.envtest import processes, waiting
+from kubelend.envtest.processes import AgentProcess, BrokerProcess
 from kubelend.kits import clock, logs, tasks
-from kubelend.sources import yaml_documents
+from kubelend.sources import file_objects, simulation_spec, yaml_documents
 from kubelend.sources.memory_objects import MemoryObjects
-from kubelend.sources.simulation import SimulatedSource
+from kubelend.sources.simulation import SimulatedCluster, SimulatedSource
 from kubelend.sources.simulation_spec import NodeGroup, SimulationSpec
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
@@ -50,27 +55,18 @@ _READY_TIMEOUT = 30.0
 _READY_POLL = 0.01
 
 
-class AgentIdentity(NamedTuple):
-    """The cluster of one agent."""
-
-    name: str
-    certificates: Path
-
-
 @asynccontextmanager
 async def run_agents(
-    url: str, members: Sequence[AgentIdentity], deliveries: DeliveryTracker
+    run: BenchRun, url: str, certificates: Mapping[str, Path], deliveries: DeliveryTracker
 ) -> AsyncIterator[None]:
-    """Starts all agents, waits until they are ready and stops them at exit. Raises if one of them fails."""
+    """Starts an agent per cluster, waits until all are ready and stops them at exit. Raises if one fails."""
+    left = iter(certificates.items())
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         running: list[asyncio.Task[str]] = []
         try:
-            for first in range(0, len(members), _PARALLEL_STARTS):
-                measure.show_progress(f"agents: {first:,} of {len(members):,} have joined")
-                some = [
-                    await _open_agent(url, member, deliveries, stack)
-                    for member in members[first : first + _PARALLEL_STARTS]
-                ]
+            while batch := list(itertools.islice(left, _PARALLEL_STARTS)):
+                run.progress(f"{len(running):,} of {len(certificates):,} agents have joined")
+                some = [await _open_agent(url, *each, deliveries, stack) for each in batch]
                 running += [group.create_task(tasks.run_all(one.root_tasks())) for one in some]
                 await _wait_ready(some)
             yield
@@ -80,29 +76,27 @@ async def run_agents(
 
 
 async def _open_agent(
-    url: str, member: AgentIdentity, deliveries: DeliveryTracker, stack: AsyncExitStack
+    url: str, name: str, certificates: Path, deliveries: DeliveryTracker, stack: AsyncExitStack
 ) -> AgentApp:
-    options = CommunicatorOptions(
-        url=url, certificates=member.certificates, instance=uuid.uuid4().hex
-    )
+    options = CommunicatorOptions(url=url, certificates=certificates, instance=uuid.uuid4().hex)
     communicator = await http.connect(options)
     stack.push_async_callback(communicator.close)
     environment = AgentEnvironment(
         source=SimulatedSource(_TINY_CLUSTER, clock.utc_now),
-        objects=RecordingObjects(member.name, deliveries, clock.utc_now),
+        objects=RecordingObjects(name, deliveries, clock.utc_now),
         clock=clock.utc_now,
         namespace="",
         policy=None,
         offer=_NO_OFFER,
     )
     settings = AgentSettings(broker_url=url, auto_renew=False)
-    process = AgentApp(settings, environment, member.name)
+    process = AgentApp(settings, environment, name)
     process.communicator = communicator
     return process
 
 
 async def _wait_ready(agents: Sequence[AgentApp]) -> None:
-    deadline = time.perf_counter() + _READY_TIMEOUT
+    deadline = time.perf_counter() + _READY_TIMEOUT * waiting.FACTOR
     while reasons := [one.health.not_ready_reason for one in agents if one.health.not_ready_reason]:
         if time.perf_counter() > deadline:
             raise Unavailable(f"{len(reasons)} agents are not ready", hint=reasons[0])
@@ -193,93 +187,54 @@ _HOLD_SECONDS = 3.0
 _DELIVERY_GRACE = 10.0
 """Seconds to wait for outstanding instructions after the last release."""
 _FILES_PER_AGENT = 4
-_SPARE_FILES = 100
 _AMOUNTS = bodies.Quantities("100m", "64Mi")
 
 
-class AgentsResult(msgspec.Struct, frozen=True):
-    """The result; its keys are API."""
-
-    count: int
-    reservations: int
-    missed: int
-    """Holds and withdrawals that did not reach their cluster."""
-    cpu_percent: float
-    """CPU of the broker in percent of one core."""
-    rss_mb: float
-    """Peak resident memory of the broker in MB (10^6 bytes)."""
-    p50_ms: float
-    p99_ms: float
-    """From the requester's response to the provider's object. All agents share the CPU of one process."""
-
-
-class AgentsLoad(NamedTuple):
-    """The deliveries, and the resource usage of the broker."""
-
-    deliveries: DeliveryTracker
-    window: UsageWindow
-
-
-def measure_agents(count: int, seconds: float) -> AgentsResult:
+def measure_agents(count: int, seconds: float) -> Figures:
     """Measures for `seconds`, after all agents are ready."""
-    if measure.raise_open_files() < _FILES_PER_AGENT * count + _SPARE_FILES:
-        raise InvalidInput(
-            f"the connections of {count} agents exceed the limit of open files (`ulimit -Hn`)"
-        )
+    measure.need_open_files(_FILES_PER_AGENT * count, f"the connections of {count} agents")
     # Only errors of the agents are of interest here.
     logs.setup("error", "console")
-    with processes.temporary_deployment() as deployment:
-        members = _issue_identities(deployment, count)
-        with deployment.broker("--rate-limit=0") as broker:
-            broker.wait_until_ready()
-            client = BrokerClient(broker.url, deployment.certificate(fixtures.REQUESTER))
-            load = bench_load.run_on_uvloop(
-                _run_load(broker.url, members, client, broker.pid, seconds)
-            )
-    measure.clear_progress()
-    return _agents_result(count, load)
-
-
-def _issue_identities(deployment: TemporaryDeployment, count: int) -> list[AgentIdentity]:
-    names = [fixtures.cluster_name(number) for number in range(count)]
-    identities = FleetCertificates(deployment, names)
-    for number in identities.issue():
-        if number % 100 == 0:
-            measure.show_progress(f"agents: {number:,} of {count:,} certificates")
-    return [AgentIdentity(name, identities.directory(number)) for number, name in enumerate(names)]
+    deliveries = DeliveryTracker()
+    with measure.run("agents") as run:
+        names = [fixtures.cluster_name(number) for number in range(count)]
+        identities = FleetCertificates(run, names)
+        members: dict[str, Path] = {
+            name: identities.directory(number) for number, name in enumerate(names)
+        }
+        with run.broker("--rate-limit=0") as broker:
+            window = measure.run_on_uvloop(_run_load(run, broker, members, deliveries, seconds))
+    return {
+        "count": count,
+        "reservations": deliveries.count,
+        "missed": deliveries.missed,
+        **window.figures(),
+        # All agents share the CPU of one process.
+        **measure.latency_figures(deliveries.latencies),
+    }
 
 
 async def _run_load(
-    url: str, members: Sequence[AgentIdentity], client: BrokerClient, broker: int, seconds: float
-) -> AgentsLoad:
-    deliveries = DeliveryTracker()
-    async with run_agents(url, members, deliveries), client:
-        names = [member.name for member in members]
-        window = await _reserve_in_turn(client, names, deliveries, UsageWindow(broker), seconds)
-        await _wait_delivered(deliveries)
-    return AgentsLoad(deliveries, window)
-
-
-async def _reserve_in_turn(
-    client: BrokerClient,
-    names: Sequence[str],
+    run: BenchRun,
+    broker: BrokerProcess,
+    members: Mapping[str, Path],
     deliveries: DeliveryTracker,
-    window: UsageWindow,
     seconds: float,
 ) -> UsageWindow:
-    """Reserves from each cluster in turn at a constant rate, without waiting for responses (open loop)."""
-    rate = max(MIN_RATE, len(names) / seconds)
-    begin = sampled = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for number in range(round(rate * seconds)):
-            due = begin + number / rate
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(_reserve_and_release(client, names[number % len(names)], deliveries))
-            if due - sampled >= measure.SAMPLE_SECONDS:
-                sampled = due
-                window.sample()
-                measure.show_progress(f"agents: {due - begin:.0f} of {seconds:.0f} s measured")
-        window.sample()
+    """Reserves from each cluster in turn; waits until all instructions were delivered, or the timeout."""
+    requester = BrokerClient(broker.url, run.deployment.certificate(fixtures.REQUESTER))
+    count = round(max(MIN_RATE, len(members) / seconds) * seconds)
+    providers = list(members)
+    async with run_agents(run, broker.url, members, deliveries), requester as client:
+
+        async def reserve(number: int) -> None:
+            await _reserve_and_release(client, providers[number % len(providers)], deliveries)
+
+        window = await run.send_evenly(broker.pid, reserve, count, seconds)
+        deadline = time.perf_counter() + _DELIVERY_GRACE * waiting.FACTOR
+        while deliveries.missed and time.perf_counter() < deadline:
+            run.progress("waiting for the last instructions")
+            await asyncio.sleep(0.05)
     return window
 
 
@@ -296,27 +251,6 @@ async def _reserve_and_release(
     deliveries.on_released(answer.id)
 
 
-async def _wait_delivered(deliveries: DeliveryTracker) -> None:
-    """Waits until all instructions have been delivered, or the timeout."""
-    deadline = time.perf_counter() + _DELIVERY_GRACE
-    while deliveries.missed and time.perf_counter() < deadline:
-        measure.show_progress("agents: waiting for the last instructions")
-        await asyncio.sleep(0.05)
-
-
-def _agents_result(count: int, load: AgentsLoad) -> AgentsResult:
-    seconds = load.deliveries.latencies
-    return AgentsResult(
-        count=count,
-        reservations=load.deliveries.count,
-        missed=load.deliveries.missed,
-        cpu_percent=load.window.cpu_percent,
-        rss_mb=load.window.rss_mb,
-        p50_ms=round(measure.percentile(seconds, 50) * 1000, 2),
-        p99_ms=round(measure.percentile(seconds, 99) * 1000, 2),
-    )
-
-
 DELIVERY_TIMEOUT = 10.0
 """Timeout of an instruction in seconds."""
 
@@ -326,101 +260,143 @@ _REQUEST = bodies.ReservationRequest(bodies.Quantities("100m", "64Mi"))
 _FILE_POLL = 0.0005
 
 
-class DeliverResult(msgspec.Struct, frozen=True):
-    """The result; its keys are API."""
-
-    count: int
-    p50_ms: float
-    p99_ms: float
-
-
-def measure_deliver(count: int) -> DeliverResult:
+def measure_deliver(count: int) -> Figures:
     """Reserves and releases `count` times sequentially."""
     with (
-        processes.temporary_deployment() as deployment,
-        deployment.broker("--rate-limit=0") as broker,
+        measure.run("deliver") as run,
+        run.broker("--rate-limit=0") as broker,
+        run.deployment.simulated_agent(_PROVIDER, broker, _SIMULATION) as agent,
     ):
-        measure.show_progress("deliver: starting")
-        broker.wait_until_ready()
-        simulation = deployment.directory / f"{_PROVIDER}.yaml"
-        simulation.write_text(_SIMULATION, "utf-8")
-        with deployment.agent(_PROVIDER, broker, simulation) as agent:
-            agent.wait_until_ready()
-            seconds = _measure_latencies(deployment, broker, agent, count)
-    measure.clear_progress()
-    return DeliverResult(
-        count,
-        p50_ms=round(measure.percentile(seconds, 50) * 1000, 2),
-        p99_ms=round(measure.percentile(seconds, 99) * 1000, 2),
-    )
-
-
-def _measure_latencies(
-    deployment: TemporaryDeployment, broker: BrokerProcess, agent: AgentProcess, count: int
-) -> list[float]:
-    seconds = []
-    with asyncio.Runner() as runner:
-        requester = _Requester(runner, BrokerClient(broker.url, deployment.certificate(_REQUESTER)))
-        try:
+        agent.wait_until_ready()
+        client = BrokerClient(broker.url, run.deployment.certificate(_REQUESTER))
+        # The loop runs only during calls: polling the disk in it would be less precise.
+        with asyncio.Runner() as runner:
+            runner.run(client.__aenter__())
+            seconds = []
             for number in range(count):
-                measure.show_progress(f"deliver: {number:,} of {count:,} instructions")
-                made = requester.reserve()
-                path = _instruction_path(agent.objects, made.reservation)
-                seconds.append(_wait_for_file(path, agent) - made.at)
-                _check_instruction(path, made.reservation)
-                requester.release(made.reservation)
-        finally:
-            requester.close()
+                run.progress(f"{number:,} of {count:,} instructions")
+                seconds.append(_measure_delivery(runner, client, agent))
+            runner.run(client.__aexit__(None, None, None))
+    return {"count": count, **measure.latency_figures(seconds)}
+
+
+def _measure_delivery(runner: asyncio.Runner, client: BrokerClient, agent: AgentProcess) -> float:
+    """Returns the seconds from the broker's response until the provider has the instruction."""
+
+    async def reserve() -> tuple[str, float]:
+        answer = await client.reserve(_REQUEST)
+        return answer.id, time.perf_counter()
+
+    reservation, answered = runner.run(reserve())
+    key = f"default/{holds.provider_instruction_name(reservation)}"
+    path = file_objects.object_path(agent.objects, ProviderInstruction, key)
+    seconds = _wait_for_file(path, agent) - answered
+    found = yaml_documents.parse_object(path.read_bytes(), ProviderInstruction)
+    if found.spec.reservation_name != reservation:
+        raise KubelendError(f"{path.name} is for reservation {found.spec.reservation_name}")
+    runner.run(client.release(reservation))
     return seconds
-
-
-class _Confirmed(NamedTuple):
-    reservation: str
-    at: float
-    """When the broker's response had been read."""
-
-
-class _Requester:
-    """Runs its event loop only during calls: polling the disk in the loop would be less precise."""
-
-    def __init__(self, runner: asyncio.Runner, client: BrokerClient) -> None:
-        self._run = runner.run
-        self._client = client
-        self._run(client.__aenter__())
-
-    def reserve(self) -> _Confirmed:
-        return self._run(self._reserve())
-
-    def release(self, reservation: str) -> None:
-        self._run(self._client.release(reservation))
-
-    def close(self) -> None:
-        self._run(self._client.__aexit__(None, None, None))
-
-    async def _reserve(self) -> _Confirmed:
-        answer = await self._client.reserve(_REQUEST)
-        return _Confirmed(answer.id, time.perf_counter())
-
-
-def _instruction_path(objects: Path, reservation: str) -> Path:
-    name = holds.provider_instruction_name(reservation)
-    return objects / ProviderInstruction.plural / f"default.{name}.yaml"
 
 
 def _wait_for_file(path: Path, agent: AgentProcess) -> float:
     """Returns when the file appeared. It is complete then, because the agent renames it into place."""
-    deadline = time.perf_counter() + DELIVERY_TIMEOUT
+    limit = DELIVERY_TIMEOUT * waiting.FACTOR
+    deadline = time.perf_counter() + limit
     while not path.exists():
         if time.perf_counter() > deadline or not agent.is_running:
             raise Unavailable(
-                f"no instruction came within {DELIVERY_TIMEOUT:g} s: {path.name}",
-                hint=agent.log_tail(),
+                f"no instruction came within {limit:g} s: {path.name}", hint=agent.log_tail()
             )
         time.sleep(_FILE_POLL)
     return time.perf_counter()
 
 
-def _check_instruction(path: Path, reservation: str) -> None:
-    found = yaml_documents.parse_object(path.read_bytes(), ProviderInstruction)
-    if found.spec.reservation_name != reservation:
-        raise KubelendError(f"{path.name} is for reservation {found.spec.reservation_name}")
+EVENTS_PER_S = 50
+
+_WARM_UP_SECONDS = 10.0
+"""Maximum seconds of warm-up before the window."""
+_ALLOCATED_METRIC = "kubelend_agent_allocated"
+_METRICS_TIMEOUT = 10.0
+
+
+def measure_agent(pods: int, nodes: int, seconds: float) -> Figures:
+    """Measures the agent of such a cluster for `seconds`, after it is ready and warmed up."""
+    described = simulation_spec.steady_simulation_spec(nodes, pods, EVENTS_PER_S)
+    # JSON is valid YAML.
+    text, metrics = msgspec.json.encode(described).decode(), "--metrics-bind-address=127.0.0.1:0"
+    with (
+        measure.run("agent") as run,
+        run.broker() as broker,
+        run.deployment.simulated_agent("steady", broker, text, metrics) as agent,
+    ):
+        agent.wait_until_ready()
+        time.sleep(min(_WARM_UP_SECONDS, seconds))
+        before = _AllocationSample(agent)
+        window = run.watch(agent, seconds)
+        after = _AllocationSample(agent)
+    return {
+        "pods": pods,
+        "nodes": nodes,
+        "events_per_s": round(after.events_since(before, described), 1),
+        **window.figures(),
+    }
+
+
+class _AllocationSample:
+    """The allocated memory that the agent reports at a moment."""
+
+    def __init__(self, agent: AgentProcess) -> None:
+        self.at = time.perf_counter()
+        self.age = self.at - agent.started_at
+        port = agent.port_of("metrics")
+        scraped = processes.call_http(port, "/metrics", timeout=_METRICS_TIMEOUT)
+        self.memory = _allocated_memory(scraped.body.decode())
+
+    def events_since(self, earlier: _AllocationSample, described: SimulationSpec) -> float:
+        """Returns the events processed per second, found by replaying the simulation."""
+        replay, most = SimulationReplay(described), 2 * EVENTS_PER_S
+        replay.events_until(earlier.memory, int(most * (earlier.age + _METRICS_TIMEOUT)))
+        seconds = self.at - earlier.at
+        return replay.events_until(self.memory, int(most * (seconds + _METRICS_TIMEOUT))) / seconds
+
+
+def _allocated_memory(metrics: str) -> int:
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == _ALLOCATED_METRIC and sample.labels == {"resource": "memory"}:
+                return int(sample.value)
+    raise UnexpectedAnswer(f"the agent's metrics do not contain {_ALLOCATED_METRIC} for memory")
+
+
+class SimulationReplay:
+    """A simulated cluster that has been replayed up to some event."""
+
+    def __init__(self, description: SimulationSpec) -> None:
+        self._simulation = SimulatedCluster(description)
+        self._memory_by_pod: dict[str, int] = {}
+        """Memory by pod, for pods on a node."""
+        self._memory = 0
+        self._apply_changes(self._simulation.snapshot().pods)
+
+    def events_until(self, memory: int, most: int) -> int:
+        """Replays until `memory` is allocated; returns the number of pod events.
+
+        Raises if that state is not reached within `most` events.
+        """
+        events = 0
+        while self._memory != memory:
+            if events >= most or self._simulation.next_at is None:
+                raise KubelendError(
+                    f"the agent reports {memory} allocated bytes, which the simulation never reached"
+                )
+            events += self._apply_changes(self._simulation.step().changes)
+        return events
+
+    def _apply_changes(self, changes: Iterable[Change]) -> int:
+        pods = [change for change in changes if isinstance(change, Pod | PodDeleted)]
+        for pod in pods:
+            self._memory -= self._memory_by_pod.pop(pod.id, 0)
+            if isinstance(pod, Pod) and pod.node:
+                self._memory_by_pod[pod.id] = pod.requests.memory
+                self._memory += pod.requests.memory
+        return len(pods)

@@ -6,17 +6,16 @@ A target applies to one size of a run: results of other sizes are printed withou
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
 
-from kubelend.bench import advertise as advertising
-from kubelend.bench import agent as agent_process
-from kubelend.bench import agents as many_agents
+from kubelend.bench import agents as agent_bench
 from kubelend.bench import broker
 from kubelend.bench import kube as in_kubernetes
+from kubelend.bench.measure import Figures
 from kubelend.kits import tables
 
 app = typer.Typer(name="bench", help="Run benchmarks.", add_completion=False, rich_markup_mode=None)
@@ -43,18 +42,20 @@ def bench(context: typer.Context) -> None:
 def measure_all(json: Json = False) -> None:
     """Run all benchmarks; exit code 1 if a target is missed."""
     results = {
-        "decide": _figures(broker.measure_decide_sizes(broker.DECIDE_SIZES)),
-        "reserve": _figures(broker.measure_reserve(1_000, 32, 10.0)),
-        "advertise": _figures(advertising.measure_advertise(10_000, 30.0, 30.0, direct=False)),
-        "restart": _figures(broker.measure_restart(100_000, 3)),
-        "agent": _figures(agent_process.measure_agent(3_000, 100, 30.0)),
-        "deliver": _figures(many_agents.measure_deliver(200)),
-        "agents": _figures(many_agents.measure_agents(1_000, 30.0)),
-        **_measure_kube_if_possible(),
+        "decide": broker.measure_decide_sizes(broker.DECIDE_SIZES),
+        "reserve": broker.measure_reserve(1_000, 32, 10.0),
+        "advertise": broker.measure_advertise(10_000, 30.0, 30.0, direct=False),
+        "restart": broker.measure_restart(100_000, 3),
+        "agent": agent_bench.measure_agent(3_000, 100, 30.0),
+        "deliver": agent_bench.measure_deliver(200),
+        "agents": agent_bench.measure_agents(1_000, 30.0),
     }
-    lines = compare_with_targets(results)
-    print(_to_json(results) if json else targets_table(lines))
-    if missed_targets(lines):
+    if missing := in_kubernetes.missing_programs():
+        print(f"skipping kube: {missing}", file=sys.stderr)
+    else:
+        results["kube"] = in_kubernetes.measure_kube(_KUBE_SIZE)
+    print(_to_json(results) if json else targets_table(results))
+    if missed_targets(results):
         raise typer.Exit(1)
 
 
@@ -67,7 +68,7 @@ def decide(
 ) -> None:
     """Measure placement decisions without I/O, in microseconds."""
     found = broker.measure_decide_sizes(broker.DECIDE_SIZES if clusters is None else (clusters,))
-    _print_result(found, json, lambda: _decide_table(found.sizes))
+    print(_to_json(found) if json else _decide_table(found["sizes"]))
 
 
 @app.command()
@@ -96,9 +97,7 @@ def advertise(
 ) -> None:
     """Measure CPU and memory of a broker with many clusters."""
     window = interval if seconds is None else seconds
-    _report(
-        "advertise", advertising.measure_advertise(clusters, interval, window, direct=direct), json
-    )
+    _report("advertise", broker.measure_advertise(clusters, interval, window, direct=direct), json)
 
 
 @app.command()
@@ -119,7 +118,7 @@ def agent(
     json: Json = False,
 ) -> None:
     """Measure CPU and memory of an agent."""
-    _report("agent", agent_process.measure_agent(pods, nodes, seconds), json)
+    _report("agent", agent_bench.measure_agent(pods, nodes, seconds), json)
 
 
 @app.command()
@@ -128,7 +127,7 @@ def deliver(
     json: Json = False,
 ) -> None:
     """Measure the latency until a provider's agent has stored a ProviderInstruction."""
-    _report("deliver", many_agents.measure_deliver(count), json)
+    _report("deliver", agent_bench.measure_deliver(count), json)
 
 
 @app.command()
@@ -138,7 +137,7 @@ def agents(
     json: Json = False,
 ) -> None:
     """Measure CPU and memory of a broker with many agents, and missed instructions."""
-    _report("agents", many_agents.measure_agents(count, seconds), json)
+    _report("agents", agent_bench.measure_agents(count, seconds), json)
 
 
 @app.command()
@@ -166,40 +165,21 @@ def kube(
     _report("kube", in_kubernetes.measure_kube(size), json)
 
 
-def _measure_kube_if_possible() -> dict[str, dict[str, Any]]:
-    if missing := in_kubernetes.missing_programs():
-        print(f"skipping kube: {missing}", file=sys.stderr)
-        return {}
-    return {"kube": _figures(in_kubernetes.measure_kube(_KUBE_SIZE))}
-
-
-def _decide_table(found: Iterable[broker.DecideResult]) -> str:
+def _decide_table(sizes: Iterable[Figures]) -> str:
     rows = [
-        (f"{one.clusters:,}", f"{one.small_us:.1f} us", f"{one.large_us:.1f} us") for one in found
+        (f"{one['clusters']:,}", f"{one['small_us']:.1f} us", f"{one['large_us']:.1f} us")
+        for one in sizes
     ]
     headers = ("CLUSTERS", "SMALL REQUESTS", "LARGE REQUESTS")
     return "\n".join(tables.align_columns(headers, rows, right=range(3)))
 
 
-def _report(name: str, result: msgspec.Struct, json: bool) -> None:
-    lines = compare_with_targets({name: _figures(result)})
-    _print_result(result, json, lambda: targets_table(lines))
-
-
-def _print_result(result: msgspec.Struct, json: bool, text: Callable[[], str]) -> None:
-    print(_to_json(result) if json else text())
-
-
-def _figures(result: msgspec.Struct) -> dict[str, Any]:
-    return msgspec.structs.asdict(result)
+def _report(name: str, result: Figures, json: bool) -> None:
+    print(_to_json(result) if json else targets_table({name: result}))
 
 
 def _to_json(result: object) -> str:
     return msgspec.json.encode(result).decode()
-
-
-Figures = Mapping[str, Any]
-"""Figures by key, as printed with `--json`."""
 
 
 class Target(NamedTuple):
@@ -212,46 +192,27 @@ class Target(NamedTuple):
     at_most: float | None = None
     at_least: float | None = None
 
-    def is_met(self, value: float) -> bool:
-        """NaN never meets a limit."""
-        return (self.at_most is None or value <= self.at_most) and (
-            self.at_least is None or value >= self.at_least
-        )
-
     @property
     def limit(self) -> str:
         if self.at_most is not None:
             return f"<= {format_number(self.at_most)}"
         return "" if self.at_least is None else f">= {format_number(self.at_least)}"
 
-
-class TargetLine(NamedTuple):
-    """A target and the measured figures."""
-
-    target: Target
-    figures: Figures
-
-    @property
-    def value(self) -> float:
-        measured: float = self.figures[self.target.key]
-        return measured
-
-    @property
-    def verdict(self) -> str:
-        if not self.target.limit or not self._is_full_size:
+    def verdict(self, figures: Figures) -> str:
+        """Empty for a figure without limit, or for a run of another size."""
+        is_full_size = all(figures[key] == size for key, size in FULL_SIZE[self.bench].items())
+        if not self.limit or not is_full_size:
             return ""
-        return "ok" if self.target.is_met(self.value) else "missed"
+        value = figures[self.key]
+        # NaN never meets a limit.
+        is_met = (self.at_most is None or value <= self.at_most) and (
+            self.at_least is None or value >= self.at_least
+        )
+        return "ok" if is_met else "missed"
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        target = self.target
-        what = target.description.format_map(self.figures)
-        return target.bench, what, format_number(self.value), target.limit, self.verdict
-
-    @property
-    def _is_full_size(self) -> bool:
-        full = FULL_SIZE[self.target.bench]
-        return all(self.figures[key] == size for key, size in full.items())
+    def cells(self, figures: Figures) -> tuple[str, ...]:
+        what, value = self.description.format_map(figures), format_number(figures[self.key])
+        return self.bench, what, value, self.limit, self.verdict(figures)
 
 
 FULL_SIZE: Mapping[str, Mapping[str, float]] = {
@@ -306,20 +267,19 @@ TARGETS = (
 HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")
 
 
-def compare_with_targets(results: Mapping[str, Figures]) -> list[TargetLine]:
-    """Returns a line per target of the benchmarks that ran."""
+def missed_targets(results: Mapping[str, Figures]) -> list[Target]:
+    """Returns the targets that the benchmarks that ran have missed."""
     return [
-        TargetLine(target, results[target.bench]) for target in TARGETS if target.bench in results
+        target
+        for target in TARGETS
+        if target.bench in results and target.verdict(results[target.bench]) == "missed"
     ]
 
 
-def missed_targets(lines: Iterable[TargetLine]) -> list[TargetLine]:
-    return [line for line in lines if line.verdict == "missed"]
-
-
-def targets_table(lines: Iterable[TargetLine]) -> str:
-    """Formats the lines as a table."""
-    return "\n".join(tables.align_columns(HEADERS, [line.cells for line in lines], right=[2]))
+def targets_table(results: Mapping[str, Figures]) -> str:
+    """Formats a row per target of the benchmarks that ran."""
+    rows = [target.cells(results[target.bench]) for target in TARGETS if target.bench in results]
+    return "\n".join(tables.align_columns(HEADERS, rows, right=[2]))
 
 
 def format_number(value: float) -> str:

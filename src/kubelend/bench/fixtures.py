@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from msgspec.structs import replace
 
+from kubelend.bench.measure import BenchRun
 from kubelend.core.events import Change
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import (
@@ -33,7 +34,6 @@ from kubelend.core.models import (
 )
 from kubelend.core.prices import BILLIONTHS, Prices
 from kubelend.core.resources import NOTHING, Resources
-from kubelend.envtest.processes import TemporaryDeployment
 from kubelend.kits import clock
 from kubelend.pki import files, identity, keys
 from kubelend.pki.files import Credentials
@@ -52,10 +52,10 @@ _REGIONS = ("eu-central", "eu-west", "us-east", "us-west", "ap-south")
 
 
 def make_clusters(
-    count: int, now: datetime, *, seed: int = 1, all_open: bool = False
+    count: int, now: datetime | None = None, *, seed: int = 1, all_open: bool = False
 ) -> list[Cluster]:
     """Returns clusters ordered by ID, valid for a day. With `all_open`, none is cordoned or stale."""
-    random = Random(seed)  # noqa: S311 - must be reproducible
+    random, now = Random(seed), now or clock.utc_now()  # noqa: S311 - must be reproducible
     return [_make_cluster(cluster_name(number), now, random, all_open) for number in range(count)]
 
 
@@ -66,22 +66,12 @@ def cluster_name(number: int) -> ClusterId:
 
 def small_requests(count: int, *, seed: int = 2) -> list[Request]:
     """Returns requests for a few pods, which fit nearly every cluster."""
-    random = Random(seed)  # noqa: S311 - as above
-    return [
-        _make_request(
-            Resources(cpu=random.randint(1, 20) * 100, memory=random.randint(1, 32) * GIB // 8)
-        )
-        for _ in range(count)
-    ]
+    return _random_requests(count, seed, cpu=(20, 100), memory=(32, GIB // 8))
 
 
 def tiny_requests(count: int, *, seed: int = 5) -> list[Request]:
     """Returns requests so small that no run exhausts the fleet."""
-    random = Random(seed)  # noqa: S311 - as above
-    return [
-        _make_request(Resources(cpu=random.randint(1, 9), memory=random.randint(1, 9) * MIB))
-        for _ in range(count)
-    ]
+    return _random_requests(count, seed, cpu=(9, 1), memory=(9, MIB))
 
 
 def large_requests(
@@ -91,7 +81,11 @@ def large_requests(
     random = Random(seed)  # noqa: S311 - as above
     usable = [one.ceiling for one in fleet if one.cordon is None and not one.is_stale(now)]
     freest = sorted(usable, key=lambda free: (free.gpu > 0, free.cpu), reverse=True)[:count]
-    return [_make_request(_most_of(random.choice(freest))) for _ in range(count)]
+    wanted = [_share(random.choice(freest), 0.9) for _ in range(count)]
+    return [
+        Request(REQUESTER, replace(one, cpu=max(one.cpu, 1), memory=max(one.memory, 1)), DURATION)
+        for one in wanted
+    ]
 
 
 def with_other_pods(cluster: Cluster) -> Cluster:
@@ -150,13 +144,19 @@ def _random_prices(random: Random) -> Prices:
     return Prices("USD", cpu=cents(0.01, 0.09), memory=cents(0.001, 0.01), gpu=cents(0.4, 3))
 
 
-def _most_of(free: Resources) -> Resources:
-    most = _share(free, 0.9)
-    return Resources(max(most.cpu, 1), max(most.memory, 1), most.gpu, most.storage)
+def _random_requests(
+    count: int, seed: int, cpu: tuple[int, int], memory: tuple[int, int]
+) -> list[Request]:
+    """Returns requests for up to so many units of such a size."""
+    random = Random(seed)  # noqa: S311 - must be reproducible
 
+    def amount(most: int, unit: int) -> int:
+        return random.randint(1, most) * unit
 
-def _make_request(wanted: Resources) -> Request:
-    return Request(REQUESTER, wanted, DURATION)
+    return [
+        Request(REQUESTER, Resources(cpu=amount(*cpu), memory=amount(*memory)), DURATION)
+        for _ in range(count)
+    ]
 
 
 _COMMIT_SIZE = 2_000
@@ -165,10 +165,10 @@ _LIVE_SHARE = 5
 
 
 def fill_store(
-    store: Path | str, clusters: Sequence[Cluster], reservations: int, now: datetime
+    store: Path | str, clusters: Sequence[Cluster], reservations: int, now: datetime | None = None
 ) -> None:
     """Creates a store with these clusters and a number of reservations."""
-    changes = _make_changes(clusters, reservations, now)
+    changes = _make_changes(clusters, reservations, now or clock.utc_now())
     opened = factory.open_store(str(store))
     try:
         revision = 0
@@ -185,13 +185,12 @@ def _make_changes(
     random = Random(4)  # noqa: S311 - must be reproducible
     yield from clusters
     for number in range(reservations):
-        yield _make_reservation(
-            number, random.choice(clusters), len(clusters) + number + 1, now, random
-        )
+        revision = len(clusters) + number + 1
+        yield _make_reservation(number, random.choice(clusters).id, revision, now, random)
 
 
 def _make_reservation(
-    number: int, provider: Cluster, revision: int, now: datetime, random: Random
+    number: int, provider: ClusterId, revision: int, now: datetime, random: Random
 ) -> Reservation:
     live = number % _LIVE_SHARE == 0
     age = timedelta(seconds=random.uniform(60, 1800))
@@ -200,17 +199,15 @@ def _make_reservation(
         id=ReservationId(f"rsv-{REQUESTER}-{number:013d}"),
         request=Request(
             requester=REQUESTER,
-            resources=Resources(
-                cpu=random.randint(1, 8) * 10, memory=random.randint(1, 64) * 2**20
-            ),
+            resources=Resources(random.randint(1, 8) * 10, random.randint(1, 64) * MIB),
             duration=DURATION,
             key=RequestKey(f"request-{number}"),
         ),
         created_at=now - age,
         phase=(Phase.ACTIVE if active else Phase.RESERVED) if live else Phase.RELEASED,
         reason=(Reason.IN_USE if active else Reason.LOCKED) if live else Reason.BY_REQUESTER,
-        message=f"Locked on {provider.id}" if live else f"Released by requester {REQUESTER}",
-        target=provider.id,
+        message=f"Locked on {provider}" if live else f"Released by requester {REQUESTER}",
+        target=provider,
         ticket=revision,
         reserved_at=now - age,
         expires_at=now - age + DURATION,
@@ -227,22 +224,19 @@ _CERTIFICATE_LIFETIME = timedelta(days=1)
 class FleetCertificates:
     """The certificates of clusters, in the forms that a client or a proxy presents."""
 
-    def __init__(self, deployment: TemporaryDeployment, names: Sequence[ClusterId]) -> None:
+    def __init__(self, run: BenchRun, names: Sequence[ClusterId]) -> None:
         self._names = names
-        self._authority = deployment.authority
-        self._directory = deployment.directory / "fleet"
+        self._authority = run.deployment.authority
+        self._directory = run.deployment.directory / "fleet"
         self._key = keys.generate(keys.Algorithm.P256)
         self._certificates: list[x509.Certificate] = []
-
-    def issue(self) -> Iterator[int]:
-        """Issues the certificates and yields the number issued so far, for progress output."""
         now, public = clock.utc_now(), self._key.public_key()
-        for number, name in enumerate(self._names, 1):
-            signed = self._authority.sign(
-                identity.client_profile(name), public, _CERTIFICATE_LIFETIME, now=now
-            )
+        for number, name in enumerate(names):
+            if number % 100 == 0:
+                run.progress(f"{number:,} of {len(names):,} certificates")
+            profile = identity.client_profile(name)
+            signed = self._authority.sign(profile, public, _CERTIFICATE_LIFETIME, now=now)
             self._certificates.append(signed)
-            yield number
 
     def client_cert_header(self, number: int) -> bytes:
         """Returns the Client-Cert header value (RFC 9440) of a cluster."""
@@ -268,18 +262,14 @@ _HOST_HEADER = b"Host: localhost\r\n"
 
 def healthz_request() -> bytes:
     """Returns a GET of /healthz."""
-    return b"GET %s HTTP/1.1\r\n%s\r\n" % (
-        routes.ROUTES_BY_NAME["healthz"].path.encode(),
-        _HOST_HEADER,
-    )
+    path = routes.ROUTES_BY_NAME["healthz"].path.encode()
+    return b"GET %s HTTP/1.1\r\n%s\r\n" % (path, _HOST_HEADER)
 
 
 def advertisement_request(cluster: Cluster, client_cert: bytes = b"") -> bytes:
     """Returns a POST of an advertisement, with a Client-Cert header if a proxy sends it."""
-    request = _post_request("publish", conversion.from_cluster(cluster, NOTHING))
-    return (
-        _with_header(request, identity.CLIENT_CERT_HEADER, client_cert) if client_cert else request
-    )
+    header = (identity.CLIENT_CERT_HEADER, client_cert) if client_cert else None
+    return _post_request("publish", conversion.from_cluster(cluster, NOTHING), header)
 
 
 def reservation_requests(request: Request, keys: str) -> Callable[[int], bytes]:
@@ -288,9 +278,8 @@ def reservation_requests(request: Request, keys: str) -> Callable[[int], bytes]:
         requested_resources=quantities.to_quantities(request.resources),
         duration=f"{round(request.duration.total_seconds())}s",
     )
-    before, after = _with_header(
-        _post_request("reserve", body), route.IDEMPOTENCY_KEY, b"%s-#" % keys.encode()
-    ).split(b"#", 1)
+    header = (route.IDEMPOTENCY_KEY, b"%s-#" % keys.encode())
+    before, after = _post_request("reserve", body, header).split(b"#", 1)
 
     def numbered(number: int) -> bytes:
         return b"%s%d%s" % (before, number, after)
@@ -298,19 +287,10 @@ def reservation_requests(request: Request, keys: str) -> Callable[[int], bytes]:
     return numbered
 
 
-def _post_request(route: str, body: bodies.Body) -> bytes:
-    text = msgspec.json.encode(body)
+def _post_request(route: str, body: bodies.Body, header: tuple[str, bytes] | None) -> bytes:
+    text, path = msgspec.json.encode(body), routes.ROUTES_BY_NAME[route].path.encode()
+    more = b"%s: %s\r\n" % (header[0].encode(), header[1]) if header else b""
     return (
-        b"POST %s HTTP/1.1\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-        % (
-            routes.ROUTES_BY_NAME[route].path.encode(),
-            _HOST_HEADER,
-            len(text),
-            text,
-        )
+        b"POST %s HTTP/1.1\r\n%s%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        % (path, more, _HOST_HEADER, len(text), text)
     )
-
-
-def _with_header(request: bytes, name: str, value: bytes) -> bytes:
-    line, _, rest = request.partition(b"\r\n")
-    return b"%s\r\n%s: %s\r\n%s" % (line, name.encode(), value, rest)

@@ -7,21 +7,22 @@ one request in flight at a time.
 from __future__ import annotations
 
 import asyncio
-import gc
+import itertools
+import math
 import re
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, cast
 
-import uvloop
-
-from kubelend.bench import fixtures, measure
-from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
+from kubelend.core.errors import BrokerUnreachable, Unavailable, UnexpectedAnswer
+from kubelend.envtest import waiting
 from kubelend.transports import tls
 
-RESPONSE_TIMEOUT = 30.0
+RESPONSE_TIMEOUT = 30.0 * waiting.FACTOR
 """Timeout of a response in seconds."""
 
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -122,152 +123,163 @@ def _connection_lost(problem: Exception | None) -> BrokerUnreachable:
 _OK = 200
 _PARALLEL_CLUSTERS = 32
 """Number of clusters that send in parallel."""
+_MOST_CONNECTIONS = 128
+"""Maximum of requests in flight, which is that of a proxy's connections."""
 
 
-class ConnectionStrategy(Protocol):
-    """Sends requests of many clusters."""
+class ConnectionPool:
+    """Connections of many clusters: one for each, or those of a proxy that terminates TLS, for all of them.
+
+    Free connections are used again; a new one is opened if there is none.
+    """
+
+    def __init__(
+        self, port: int, context: Callable[[int], ssl.SSLContext], *, shared: bool = False
+    ) -> None:
+        """`context` is called with the number of the cluster, or with 0 if connections are shared."""
+        self._port = port
+        self._context = context
+        self._shared = shared
+        self._slots = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._free: defaultdict[int, list[LoadConnection]] = defaultdict(list)
 
     async def send(self, number: int, request: bytes) -> RawResponse:
         """Sends a request of the cluster with this number and waits for the response."""
-
-    def close(self) -> None:
-        """Closes all connections."""
-
-
-class Proxied:
-    """A proxy that terminates TLS: uses any free connection, and opens a new one if there is none."""
-
-    def __init__(self, port: int, context: ssl.SSLContext, most: int = 128) -> None:
-        self._port = port
-        self._context = context
-        self._slots = asyncio.Semaphore(most)
-        self._free: list[LoadConnection] = []
-
-    async def send(self, number: int, request: bytes) -> RawResponse:  # noqa: ARG002 - the request contains the identity
+        key = 0 if self._shared else number
         async with self._slots:
-            connection = await self._acquire()
+            free = self._free[key]
+            connection = free.pop() if free else None
+            if connection is None or connection.is_closed:
+                connection = await open_connection(self._port, self._context(key))
             answer = await connection.call(request)
-            self._free.append(connection)
+            free.append(connection)
             return answer
 
     def close(self) -> None:
-        for connection in self._free:
-            connection.close()
-
-    async def _acquire(self) -> LoadConnection:
-        while self._free:
-            connection = self._free.pop()
-            if not connection.is_closed:
-                return connection
-        return await open_connection(self._port, self._context)
-
-
-class Direct:
-    """One connection per cluster, reopened only after it was closed."""
-
-    def __init__(self, port: int, context: Callable[[int], ssl.SSLContext]) -> None:
-        self._port = port
-        self._context = context
-        self._open: dict[int, LoadConnection] = {}
-
-    async def send(self, number: int, request: bytes) -> RawResponse:
-        connection = self._open.get(number)
-        if connection is None or connection.is_closed:
-            connection = await open_connection(self._port, self._context(number))
-            self._open[number] = connection
-        return await connection.call(request)
-
-    def close(self) -> None:
-        for connection in self._open.values():
+        for connection in itertools.chain(*self._free.values()):
             connection.close()
 
 
 async def send_advertisements(
-    strategy: ConnectionStrategy, messages: Sequence[bytes], bench: str
+    pool: ConnectionPool, messages: Sequence[bytes], progress: Callable[[str], None]
 ) -> None:
     """Sends one advertisement per cluster as fast as possible."""
-    waiting = iter(range(len(messages)))
+    left = iter(range(len(messages)))
 
     async def some() -> None:
-        for number in waiting:
+        for number in left:
             if number % 100 == 0:
-                measure.show_progress(
-                    f"{bench}: {number:,} of {len(messages):,} clusters have joined"
-                )
-            await send_advertisement(strategy, number, messages[number])
+                progress(f"{number:,} of {len(messages):,} clusters have joined")
+            await send_advertisement(pool, number, messages[number])
 
     async with asyncio.TaskGroup() as group:
         for _ in range(_PARALLEL_CLUSTERS):
             group.create_task(some())
 
 
-async def send_advertisement(strategy: ConnectionStrategy, number: int, message: bytes) -> None:
+async def send_advertisement(pool: ConnectionPool, number: int, message: bytes) -> None:
     """Sends one advertisement; raises unless it is accepted."""
-    answer = await strategy.send(number, message)
+    answer = await pool.send(number, message)
     if answer.status != _OK:
         raise UnexpectedAnswer(f"advertisement failed with {answer.status}: {answer.body!r}")
 
 
-_CREATED = 201
+class LoadResult:
+    """Latencies and responses of one kind of request."""
 
-
-class ReservationLoad:
-    """Responses and latencies of a run."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, expected: int) -> None:
+        """`expected` is the status of a response."""
+        self.expected = expected
         self.latencies: list[float] = []
         self.responses: list[bytes] = []
-        """Includes those of the warm-up."""
-
-    @property
-    def per_second(self) -> float:
-        return len(self.latencies) / self.seconds
+        self.rates: list[float] = []
+        """Responses per second, of each time slice."""
 
 
-async def send_reservations(port: int, certificates: Sequence[Path], count: int) -> ReservationLoad:
-    """Opens a connection per certificate; each sends the next request when it is free."""
-    opened = [await open_connection(port, tls.client_context(path)) for path in certificates]
-    wanted = fixtures.tiny_requests(len(opened) + count)
-    messages = [
-        fixtures.reservation_requests(one, "bench")(number) for number, one in enumerate(wanted)
-    ]
-    # The first responses of a process are slow: they count for the audit only.
-    warm_up = await _send_all(opened, messages[: len(opened)])
-    load = await _send_all(opened, messages[len(opened) :])
-    load.responses += warm_up.responses
-    for connection in opened:
-        connection.close()
-    return load
+async def open_connections(port: int, certificates: Sequence[Path]) -> list[LoadConnection]:
+    """Opens one connection per certificate."""
+    return [await open_connection(port, tls.client_context(path)) for path in certificates]
 
 
-async def _send_all(opened: Sequence[LoadConnection], messages: Sequence[bytes]) -> ReservationLoad:
-    load, waiting, begin = ReservationLoad(), iter(messages), time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for connection in opened:
-            group.create_task(_send_on_connection(connection, waiting, load))
-    load.seconds = time.perf_counter() - begin
-    return load
-
-
-async def _send_on_connection(
-    connection: LoadConnection, waiting: Iterator[bytes], load: ReservationLoad
+async def send_all(
+    opened: Sequence[LoadConnection], messages: Sequence[bytes], result: LoadResult
 ) -> None:
-    for message in waiting:
-        sent = time.perf_counter()
-        answer = await connection.call(message)
-        if answer.status != _CREATED:
-            raise UnexpectedAnswer(f"{answer.status}: {answer.body.decode()}")
-        load.latencies.append(time.perf_counter() - sent)
-        load.responses.append(answer.body)
+    """Sends all messages; each connection sends the next one when it has its response (closed loop)."""
+    left, began = iter(messages), time.perf_counter()
+    await _ClosedLoop(result, math.inf).run(opened, lambda _: next(left, None))
+    result.rates.append(len(messages) / (time.perf_counter() - began))
 
 
-ResultT = TypeVar("ResultT")
+async def send_for(
+    opened: Sequence[LoadConnection],
+    request: Callable[[int], bytes],
+    seconds: float,
+    result: LoadResult,
+) -> None:
+    """Sends requests for a time slice. `request` is called with the number of the connection.
+
+    Responses after the end do not count for the rate.
+    """
+    before = len(result.latencies)
+    await _ClosedLoop(result, time.perf_counter() + seconds).run(opened, request)
+    result.rates.append((len(result.latencies) - before) / seconds)
 
 
-def run_on_uvloop(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Runs a coroutine, with objects of earlier benchmarks excluded from garbage collection."""
-    gc.collect()
-    gc.freeze()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+class _ClosedLoop:
+    """One request in flight on each connection, until `end` or until there are no more requests."""
+
+    def __init__(self, result: LoadResult, end: float) -> None:
+        self._result = result
+        self._end = end
+        self._busy = 0
+        self._done = asyncio.get_running_loop().create_future()
+
+    async def run(
+        self, opened: Sequence[LoadConnection], request: Callable[[int], bytes | None]
+    ) -> None:
+        """Returns when all connections are idle; fails if no response arrives for a while."""
+        self._busy = len(opened)
+        for number, connection in enumerate(opened):
+            self._drive(connection, partial(request, number))
+        while not self._done.done():
+            before = len(self._result.responses)
+            await asyncio.wait([self._done], timeout=RESPONSE_TIMEOUT)
+            if not self._done.done() and len(self._result.responses) == before:
+                raise Unavailable(f"the broker did not respond within {RESPONSE_TIMEOUT:g} s")
+        self._done.result()
+
+    def _drive(self, connection: LoadConnection, request: Callable[[], bytes | None]) -> None:
+        result, sent = self._result, 0.0
+
+        def send_next() -> None:
+            nonlocal sent
+            message = request()
+            if message is None:
+                self._on_idle()
+                return
+            sent = time.perf_counter()
+            connection.send(message)
+
+        def answered(answer: RawResponse) -> None:
+            now = time.perf_counter()
+            if answer.status != result.expected:
+                self._fail(UnexpectedAnswer(f"{answer.status}: {answer.body.decode()}"))
+                return
+            result.responses.append(answer.body)
+            if now >= self._end:
+                self._on_idle()
+                return
+            result.latencies.append(now - sent)
+            send_next()
+
+        connection.on_response, connection.on_lost = answered, self._fail
+        send_next()
+
+    def _on_idle(self) -> None:
+        self._busy -= 1
+        if not self._busy and not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, problem: Exception) -> None:
+        if not self._done.done():
+            self._done.set_exception(problem)

@@ -1,102 +1,167 @@
-"""Measurement helpers: CPU and memory of a process (from /proc), percentiles, time per call, progress."""
+"""The frame of all benchmarks: start, progress, CPU and memory, latencies, and the audit at the end."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import math
 import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeVar
 
 import msgspec
+import uvloop
 
 from kubelend.core import audit as core_audit
+from kubelend.core.errors import InvalidInput, Unavailable
+from kubelend.envtest import processes
+from kubelend.envtest.processes import BrokerProcess, ChildProcess, TemporaryDeployment
 from kubelend.stores import audit
 from kubelend.wire import bodies
 
-MEGABYTE = 1_000_000
+Figures = dict[str, Any]
+"""The result of a benchmark, as printed with `--json`. Its keys are API."""
 
-
-class ProcessUsage(NamedTuple):
-    """CPU seconds and resident memory at a moment."""
-
-    at: float
-    cpu_seconds: float
-    rss_mb: float
-
-    def cpu_percent_since(self, earlier: ProcessUsage) -> float:
-        """Returns the CPU usage in percent of one core since an earlier sample."""
-        return 100 * (self.cpu_seconds - earlier.cpu_seconds) / (self.at - earlier.at)
-
-
-def process_usage(pid: int) -> ProcessUsage:
-    """Samples a running process with all its threads."""
-    process = Path("/proc") / str(pid)
-    # The name before the last parenthesis may contain spaces; utime and stime follow it.
-    ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
-    pages = int((process / "statm").read_text().split()[1])
-    return ProcessUsage(
-        time.perf_counter(),
-        sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
-        pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE,
-    )
-
-
-def raise_open_files() -> int:
-    """Raises the limit of open files for this process and its children; returns it."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
-
-
+_MEGABYTE = 1_000_000
+_SAMPLE_SECONDS = 1.0
+"""Interval between samples; the reported memory is the maximum of all samples."""
+_SPARE_FILES = 100
+_ROUNDS = 9
 _CLEAR_LINE = "\r\x1b[K"
+
+ResultT = TypeVar("ResultT")
+
+
+class BenchRun:
+    """One run of a benchmark: its deployment and its line of progress. Use `run`, which removes both."""
+
+    def __init__(self, name: str, deployment: TemporaryDeployment) -> None:
+        self.name = name
+        self.deployment = deployment
+
+    def progress(self, text: str) -> None:
+        show_progress(f"{self.name}: {text} ...")
+
+    @contextmanager
+    def broker(self, *flags: str) -> Iterator[BrokerProcess]:
+        """Starts a broker and waits until it is ready."""
+        self.progress("starting the broker")
+        with self.deployment.broker(*flags) as broker:
+            broker.wait_until_ready()
+            yield broker
+
+    def watch(self, process: ChildProcess, seconds: float) -> UsageWindow:
+        """Samples a process that works without calls from here."""
+        window = UsageWindow(process.pid)
+        end = time.perf_counter() + seconds
+        while (left := end - time.perf_counter()) > 0:
+            self.progress(f"{seconds - left:.0f} of {seconds:.0f} s measured")
+            time.sleep(min(_SAMPLE_SECONDS, left))
+            if not process.is_running:
+                raise Unavailable(
+                    f"the {process.title} exited unexpectedly", hint=process.log_tail()
+                )
+            window.sample()
+        return window
+
+    async def send_evenly(
+        self,
+        pid: int,
+        send: Callable[[int], Coroutine[Any, Any, None]],
+        count: int,
+        seconds: float,
+    ) -> UsageWindow:
+        """Starts `count` calls evenly over `seconds`, without waiting for responses (open loop).
+
+        Samples the process that is called until the last call was started; waits for all calls.
+        """
+        window = UsageWindow(pid)
+        begin = sampled = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                due = begin + number * seconds / count
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                group.create_task(send(number))
+                if due - sampled >= _SAMPLE_SECONDS:
+                    sampled = due
+                    window.sample()
+                    self.progress(f"{due - begin:.0f} of {seconds:.0f} s measured")
+            window.sample()
+        return window
+
+
+@contextmanager
+def run(name: str) -> Iterator[BenchRun]:
+    """Opens a temporary deployment for a benchmark."""
+    with processes.temporary_deployment() as deployment:
+        yield BenchRun(name, deployment)
+    show_progress("")
 
 
 def show_progress(text: str) -> None:
-    """Prints the line if stderr is a terminal."""
+    """Replaces the line of progress, if stderr is a terminal."""
     if sys.stderr.isatty():
-        print(f"{_CLEAR_LINE}{text} ...", end="", file=sys.stderr, flush=True)
+        print(f"{_CLEAR_LINE}{text}", end="", file=sys.stderr, flush=True)
 
 
-def clear_progress() -> None:
-    """Clears the line."""
-    if sys.stderr.isatty():
-        print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+def run_on_uvloop(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Runs a coroutine, with objects of earlier benchmarks excluded from garbage collection."""
+    gc.collect()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
 
 
-SAMPLE_SECONDS = 1.0
-"""Interval between samples; the reported memory is the maximum of all samples."""
+def need_open_files(count: int, what: str) -> None:
+    """Raises the limit of open files for this process and its children; fails if it is too low."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most < count + _SPARE_FILES:
+        raise InvalidInput(f"{what} exceed the limit of open files (`ulimit -Hn`)")
 
 
 class UsageWindow:
-    """A window that starts with its creation and ends with the last sample."""
+    """CPU and memory of a process with all its threads, from its creation until the last sample."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._first = self._last = process_usage(pid)
-        self._rss_mb = self._first.rss_mb
+        self._process = Path("/proc") / str(pid)
+        self._begin = self._end = time.perf_counter()
+        self._cpu_before = self._cpu = self._cpu_seconds()
+        self._rss_mb = self.current_rss_mb()
 
     def sample(self) -> None:
-        self._last = process_usage(self._pid)
-        self._rss_mb = max(self._rss_mb, self._last.rss_mb)
+        self._end, self._cpu = time.perf_counter(), self._cpu_seconds()
+        self._rss_mb = max(self._rss_mb, self.current_rss_mb())
 
     @property
     def seconds(self) -> float:
-        return self._last.at - self._first.at
+        return self._end - self._begin
 
-    @property
-    def cpu_percent(self) -> float:
-        """CPU usage in percent of one core."""
-        return round(self._last.cpu_percent_since(self._first), 2)
+    def figures(self) -> Figures:
+        """CPU in percent of one core, and peak resident memory in MB (10^6 bytes)."""
+        cpu = 100 * (self._cpu - self._cpu_before) / self.seconds
+        return {"cpu_percent": round(cpu, 2), "rss_mb": round(self._rss_mb, 1)}
 
-    @property
-    def rss_mb(self) -> float:
-        """Peak resident memory in MB (10^6 bytes)."""
-        return round(self._rss_mb, 1)
+    def current_rss_mb(self) -> float:
+        pages = int((self._process / "statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / _MEGABYTE
+
+    def _cpu_seconds(self) -> float:
+        # The name before the last parenthesis may contain spaces; utime and stime follow it.
+        ticks = (self._process / "stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def latency_figures(seconds: Sequence[float]) -> Figures:
+    """Median and 99th percentile in milliseconds; NaN without values."""
+    return {f"p{each}_ms": round(percentile(seconds, each) * 1000, 2) for each in (50, 99)}
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -107,31 +172,16 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
-def seconds_per_call(call: Callable[[], object], calls: int, rounds: int) -> float:
-    """Returns the median CPU seconds per call over several rounds.
+def cpu_seconds_per_call(call: Callable[[], object]) -> float:
+    """Returns the median CPU seconds per call over several rounds of about 30 ms, after a warm-up.
 
     For calls that never block: other load on the machine affects some rounds, but not the median.
     """
-    return median([_cpu_seconds(call, calls) / calls for _ in range(rounds)])
-
-
-def calls_within(call: Callable[[], object], seconds: float) -> int:
-    """Returns how many calls take at least `seconds`, found by doubling; also warms up."""
-    calls = 1
-    while _cpu_seconds(call, calls) < seconds:
-        calls *= 2
-    return calls
-
-
-def _cpu_seconds(call: Callable[[], object], calls: int) -> float:
-    began = time.thread_time()
-    for _ in range(calls):
-        call()
-    return time.thread_time() - began
+    # With garbage collection, as in a broker; `timeit` would switch it off.
+    timer = timeit.Timer(call, setup=gc.enable, timer=time.thread_time)
+    calls, _ = timer.autorange()
+    calls = max(1, calls // 7)
+    return statistics.median(timer.repeat(_ROUNDS, calls)) / calls
 
 
 def count_violations(store: str, responses: Sequence[bytes]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -58,9 +59,12 @@ class AuditLog:
         try:
             while True:
                 await asyncio.sleep(interval)
-                await self._try_truncate()
+                try:
+                    await self.truncate()
+                except KubelendError as error:  # the writer reloads the store
+                    log.warning("Audit log truncation failed, will retry", error=str(error))
         finally:  # summarize what was only counted before the store closes
-            for entry in self._throttle.all_summaries(self._writer.clock()):
+            for entry in self._throttle.pop_summaries(self._writer.clock(), is_stopping=True):
                 self._writer.append_audit(entry)
 
     def append_rejection(
@@ -102,16 +106,10 @@ class AuditLog:
         now = self._writer.clock()
         if self._writer.unready is not None:
             return
-        for entry in self._throttle.due_summaries(now):
+        for entry in self._throttle.pop_summaries(now):
             self._writer.append_audit(entry)
         if self._retention and self._writer.is_leader:
             await self._truncate_before(now - self._retention)
-
-    async def _try_truncate(self) -> None:
-        try:
-            await self.truncate()
-        except KubelendError as error:  # the writer reloads the store
-            log.warning("Audit log truncation failed, will retry", error=str(error))
 
     async def _read_matching(
         self, after: int, count: int, matches: Callable[[AuditRecord], bool]
@@ -132,26 +130,24 @@ class AuditLog:
 
     async def _last_before(self, moment: datetime) -> AuditLine | None:
         """Returns the last of the oldest lines from before a moment, by binary search."""
-        (oldest,) = await self._writer.query_store(lambda store: store.audit_lines(0, 1)) or (None,)
+        oldest = await self._first_line(0)
         if oldest is None or audit_log.decode_line(oldest).at >= moment:
             return None
-        low, high = oldest.number, oldest.number + MAX_TRUNCATED_LINES
-        while low < high:  # `low` is from before the moment; lines above `high` are not considered
-            middle = (low + high + 1) // 2
-            if await self._is_before(middle, moment):
-                low = middle
+        low, high = oldest, oldest.number + MAX_TRUNCATED_LINES
+        while (
+            low.number < high
+        ):  # `low` is from before the moment; lines above `high` are not considered
+            middle = (low.number + high + 1) // 2
+            line = await self._first_line(middle - 1)
+            if line and line.number == middle and audit_log.decode_line(line).at < moment:
+                low = line
             else:
                 high = middle - 1
-        (last,) = await self._writer.query_store(lambda store: store.audit_lines(low - 1, 1))
-        return last
+        return low
 
-    async def _is_before(self, number: int, moment: datetime) -> bool:
-        lines = await self._writer.query_store(lambda store: store.audit_lines(number - 1, 1))
-        return (
-            bool(lines)
-            and lines[0].number == number
-            and audit_log.decode_line(lines[0]).at < moment
-        )
+    async def _first_line(self, after: int) -> AuditLine | None:
+        lines = await self._writer.query_store(lambda store: store.audit_lines(after, 1))
+        return lines[0] if lines else None
 
 
 THROTTLE_WINDOW = timedelta(minutes=1)
@@ -164,82 +160,58 @@ MAX_FULL_UNAUTHENTICATED = 100
 MAX_KINDS, MAX_UNAUTHENTICATED_KINDS = 10_000, 100
 """Maximum number of kinds that are counted separately."""
 
-_RejectionKind = tuple[str, ...]
 _AUTHENTICATED_ROLES = frozenset(Role)
-_OTHER_KINDS: _RejectionKind = ()
+
+
+class _Window(msgspec.Struct):
+    """Rejections of one kind: caller, role, action and code."""
+
+    until: datetime
+    written: int = 0
+    counted: int = 0
+    last: AuditEntry | None = None
 
 
 class AuditThrottle:
-    """Counts recent rejections by caller, action and code."""
+    """Counts recent rejections by kind."""
 
     def __init__(self) -> None:
-        self._authenticated: dict[_RejectionKind, _ThrottleWindow] = {}
-        self._unauthenticated: dict[_RejectionKind, _ThrottleWindow] = {}
+        self._authenticated: dict[tuple[str, ...], _Window] = {}
+        self._unauthenticated: dict[tuple[str, ...], _Window] = {}
 
     def admit(self, entry: AuditEntry) -> bool:
         """Returns whether to write this entry; otherwise it is counted for the summary."""
-        if entry.actor.role in _AUTHENTICATED_ROLES:
-            window = _throttle_window(
-                self._authenticated, _rejection_kind(entry, entry.actor.name), entry, MAX_KINDS
-            )
-            return window.count(entry, window.written < MAX_FULL_ENTRIES)
-        kind = _rejection_kind(entry, rate_limit_key(entry.actor.remote))
-        window = _throttle_window(self._unauthenticated, kind, entry, MAX_UNAUTHENTICATED_KINDS)
-        written = sum(window.written for window in self._unauthenticated.values())
-        return window.count(
-            entry, window.written < MAX_FULL_ENTRIES and written < MAX_FULL_UNAUTHENTICATED
-        )
-
-    def due_summaries(self, now: datetime) -> list[AuditEntry]:
-        """Returns a summary entry for each kind whose window has ended."""
-        return [
-            summary
-            for windows in (self._authenticated, self._unauthenticated)
-            for kind in [kind for kind, window in windows.items() if window.until <= now]
-            if (summary := windows.pop(kind).summary(now)) is not None
-        ]
-
-    def all_summaries(self, now: datetime) -> list[AuditEntry]:
-        """Returns the summaries of all kinds, at shutdown."""
-        windows = [*self._authenticated.values(), *self._unauthenticated.values()]
-        self._authenticated, self._unauthenticated = {}, {}
-        return [summary for window in windows if (summary := window.summary(now)) is not None]
-
-
-class _ThrottleWindow:
-    __slots__ = ("_counted", "_last", "until", "written")
-
-    def __init__(self, until: datetime) -> None:
-        self.until = until
-        self.written = 0
-        self._counted = 0
-        self._last: AuditEntry | None = None
-
-    def count(self, entry: AuditEntry, is_written: bool) -> bool:
-        self.written += is_written
-        self._counted += not is_written
-        self._last = entry
+        actor, is_below_total = entry.actor, True
+        if actor.role in _AUTHENTICATED_ROLES:
+            windows, caller, most = self._authenticated, actor.name, MAX_KINDS
+        else:
+            windows, caller = self._unauthenticated, rate_limit_key(actor.remote)
+            most = MAX_UNAUTHENTICATED_KINDS
+            is_below_total = sum(w.written for w in windows.values()) < MAX_FULL_UNAUTHENTICATED
+        kind: tuple[str, ...] = (caller, actor.role, entry.action, entry.code)
+        if kind not in windows and len(windows) >= most:
+            kind = ()  # all other kinds together
+        window = windows.setdefault(kind, _Window(entry.at + THROTTLE_WINDOW))
+        window.last = entry
+        is_written = is_below_total and window.written < MAX_FULL_ENTRIES
+        window.written += is_written
+        window.counted += not is_written
         return is_written
 
-    def summary(self, now: datetime) -> AuditEntry | None:
-        if not self._counted or self._last is None:
-            return None
-        message = f"{self._counted} more within {THROTTLE_WINDOW.seconds} s, the last: {self._last.message}"
-        return replace(self._last, at=now, message=message)
-
-
-def _rejection_kind(entry: AuditEntry, who: str) -> _RejectionKind:
-    return (who, entry.actor.role, entry.action, entry.code)
-
-
-def _throttle_window(
-    windows: dict[_RejectionKind, _ThrottleWindow],
-    kind: _RejectionKind,
-    entry: AuditEntry,
-    most: int,
-) -> _ThrottleWindow:
-    window = windows.get(kind)
-    if window is None:
-        kind = kind if len(windows) < most else _OTHER_KINDS
-        window = windows.setdefault(kind, _ThrottleWindow(entry.at + THROTTLE_WINDOW))
-    return window
+    def pop_summaries(self, now: datetime, *, is_stopping: bool = False) -> list[AuditEntry]:
+        """Returns a summary entry for each kind whose window has ended, or for all at shutdown."""
+        ended = [
+            windows.pop(kind)
+            for windows in (self._authenticated, self._unauthenticated)
+            for kind in [kind for kind, w in windows.items() if is_stopping or w.until <= now]
+        ]
+        seconds = THROTTLE_WINDOW.seconds
+        return [
+            replace(
+                last,
+                at=now,
+                message=f"{w.counted} more within {seconds} s, the last: {last.message}",
+            )
+            for w in ended
+            if w.counted and (last := w.last) is not None
+        ]

@@ -22,7 +22,7 @@ from kubelend.core.errors import KeyReused, KubelendError, NoCapacity
 from kubelend.core.events import Change
 from kubelend.core.lifecycle import Phase, Reason, Role
 from kubelend.core.members import Member, MembershipStatus, Token
-from kubelend.core.models import Cluster, ClusterId, Limits, Request, Reservation, ReservationId
+from kubelend.core.models import Cluster, ClusterId, Request, Reservation, ReservationId
 from kubelend.core.resources import Resources
 
 LogLine = tuple[str, dict[str, Any]]
@@ -201,14 +201,12 @@ def _of_cluster(text: str) -> Callable[[AuditEntry], LogLine]:
     return lambda entry: (text, {"cluster": _name(entry)})
 
 
-def _policy_set(entry: AuditEntry) -> LogLine:
-    is_set = isinstance(entry.after, Limits) and entry.after.policy is not None
-    return ("Policy set" if is_set else "Policy deleted"), {"cluster": _name(entry)}
+def _of_limits(field: str) -> Callable[[AuditEntry], LogLine]:
+    def line(entry: AuditEntry) -> LogLine:
+        verb = "deleted" if getattr(entry.after, field, None) is None else "set"
+        return f"{field.title()} {verb}", {"cluster": _name(entry)}
 
-
-def _quota_set(entry: AuditEntry) -> LogLine:
-    is_set = isinstance(entry.after, Limits) and entry.after.quota is not None
-    return ("Quota set" if is_set else "Quota deleted"), {"cluster": _name(entry)}
+    return line
 
 
 def _name(entry: AuditEntry) -> str:
@@ -286,8 +284,8 @@ LINES: Final[dict[str, Callable[[AuditEntry], LogLine]]] = {
     events.Cordoned.__name__: _cordoned,
     events.Uncordoned.__name__: _of_cluster("Cluster uncordoned"),
     events.ClusterRemoved.__name__: _of_cluster("Cluster removed"),
-    events.PolicySet.__name__: _policy_set,
-    events.QuotaSet.__name__: _quota_set,
+    events.PolicySet.__name__: _of_limits("policy"),
+    events.QuotaSet.__name__: _of_limits("quota"),
     events.JoinRequested.__name__: _of_member("Member join requested"),
     events.JoinRejected.__name__: _of_member("Member denied"),
     events.MemberAccepted.__name__: _accepted,

@@ -56,23 +56,17 @@ class Membership:
 
     async def create_token(self, token: Token) -> Token:
         _ = self.authority
-        return await self._writer.change(
-            lambda ledger, now: enrolment.create_token(ledger, token, self._join_policy, now),
-            lambda _, made: made,
+        return await self._writer.execute(
+            lambda ledger, now: enrolment.create_token(ledger, token, self._join_policy, now)
         )
 
     async def delete_token(self, token: TokenId) -> None:
-        await self._writer.change(
-            lambda ledger, now: enrolment.delete_token(ledger, token, now), lambda _, none: none
-        )
+        await self._writer.execute(lambda ledger, now: enrolment.delete_token(ledger, token, now))
 
     async def tokens(self) -> list[Token]:
         """Returns all tokens, oldest first."""
-        return await self._writer.read(
-            lambda ledger: sorted(
-                ledger.member_index.tokens.values(), key=lambda one: one.created_at
-            )
-        )
+        known = await self._writer.read(lambda ledger: list(ledger.member_index.tokens.values()))
+        return sorted(known, key=lambda token: token.created_at)
 
     # -- joining and renewal
 
@@ -90,14 +84,13 @@ class Membership:
             decision = enrolment.decide_join(
                 ledger, _join_applicant(applicant), shown, self._join_policy, now
             )
-            issued = None
-            if decision.is_accepted:
-                issued = authority.issue(applicant, now, decision.member.revoked_at)
-            certificate = None if issued is None else issued.certificate
-            member = yield from enrolment.join_member(ledger, decision, certificate, now)
-            return issued or member
+            if not decision.is_accepted:
+                return (yield from enrolment.join_member(ledger, decision, None, now))
+            issued = authority.issue(applicant, now, decision.member.revoked_at)
+            yield from enrolment.join_member(ledger, decision, issued.certificate, now)
+            return issued
 
-        answer = await self._writer.change(command, lambda _, answer: answer)
+        answer = await self._writer.execute(command)
         return await self._wait_until_valid(answer) if isinstance(answer, Issued) else answer
 
     async def renew(
@@ -127,41 +120,36 @@ class Membership:
             )
             return issued
 
-        return await self._wait_until_valid(
-            await self._writer.change(command, lambda _, answer: answer),
-        )
+        return await self._wait_until_valid(await self._writer.execute(command))
 
     # -- administrators
 
     async def approve(
         self, role: Role, name: str, key: str, by: str, *, keep_old: bool = False
     ) -> Member:
-        return await self._writer.change(
+        return await self._writer.execute(
             lambda ledger, now: enrolment.accept_member(
                 ledger, role, name, key, by, now, keep_old=keep_old
-            ),
-            lambda _, member: member,
+            )
         )
 
     async def deny(self, role: Role, name: str) -> None:
-        await self._writer.change(
-            lambda ledger, now: enrolment.reject_join(ledger, role, name, now), lambda _, none: none
+        await self._writer.execute(
+            lambda ledger, now: enrolment.reject_join(ledger, role, name, now)
         )
 
     async def revoke(
         self, role: Role, name: str, *, reason: str, by: str, release: bool
     ) -> Revocation:
-        return await self._writer.change(
+        return await self._writer.execute(
             lambda ledger, now: enrolment.revoke_member(
                 ledger, role, name, reason=reason, by=by, release=release, now=now
-            ),
-            lambda _, done: done,
+            )
         )
 
     async def remove(self, role: Role, name: str, by: str) -> Removal:
-        return await self._writer.change(
-            lambda ledger, now: enrolment.remove_member(ledger, role, name, by, now),
-            lambda _, done: done,
+        return await self._writer.execute(
+            lambda ledger, now: enrolment.remove_member(ledger, role, name, by, now)
         )
 
     async def members(

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
@@ -65,27 +65,27 @@ class Metrics:
     """All metrics of one broker, in their own registry."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self._ledger = Ledger()
         self._gauge(BUILD_INFO).labels(kubelend.__version__).set(1)
         self._store_up_gauge = self._gauge(STORE_UP)
         self._certificate_expiry = self._gauge(CERTIFICATE_EXPIRY)
-        self._placement_duration = self._histogram(PLACEMENT_DURATION)
+        placement_duration = FastHistogram(PLACEMENT_DURATION, registry)
         self._placement_series = {
-            outcome: self._placement_duration.series(outcome) for outcome in _PLACEMENT_OUTCOMES
+            outcome: placement_duration.series(outcome) for outcome in _PLACEMENT_OUTCOMES
         }
-        self._placement_failures = self._counter(
-            PLACEMENT_FAILURES, [(reason,) for reason in _FAILURE_REASONS]
+        self._placement_failures = FastCounter(
+            PLACEMENT_FAILURES, registry, [(reason,) for reason in _FAILURE_REASONS]
         )
-        self._commit_time = self._histogram(STORE_COMMIT_DURATION).series()
-        self._commit_size = self._histogram(STORE_COMMIT_CHANGES).series()
-        self._finished = self._counter(RESERVATIONS_FINISHED, _FINAL_STATES)
-        self._requests = self._counter(HTTP_REQUESTS)
-        self._request_duration = self._histogram(HTTP_REQUEST_DURATION)
-        self._requests_rejected = self._counter(HTTP_REQUESTS_REJECTED)
+        self._commit_time = FastHistogram(STORE_COMMIT_DURATION, registry).series()
+        self._commit_size = FastHistogram(STORE_COMMIT_CHANGES, registry).series()
+        self._finished = FastCounter(RESERVATIONS_FINISHED, registry, _FINAL_STATES)
+        self._requests = FastCounter(HTTP_REQUESTS, registry)
+        self._request_duration = FastHistogram(HTTP_REQUEST_DURATION, registry)
+        self._requests_rejected = FastCounter(HTTP_REQUESTS_REJECTED, registry)
         self._streams = self._gauge(OPEN_STREAMS)
         self._connections = self._gauge(OPEN_CONNECTIONS)
-        self._connections_rejected = self._counter(CONNECTIONS_REJECTED)
+        self._connections_rejected = FastCounter(CONNECTIONS_REJECTED, registry)
         ProcessCollector(registry=self.registry)
 
     # -- reported by the service
@@ -124,10 +124,8 @@ class Metrics:
         counts = self._requests.counts
         key = (route, method, status)
         if key not in counts:
-            route, method = (
-                _route_label(route),
-                method if method in _HTTP_METHODS else UNKNOWN_LABEL,
-            )
+            route = _route_label(route)
+            method = method if method in _HTTP_METHODS else UNKNOWN_LABEL
             key = (route, method, status)
             counts.setdefault(key, 0)
         counts[key] += 1
@@ -161,7 +159,14 @@ class Metrics:
 
     def snapshot(self, now: datetime) -> FleetSnapshot:
         """Copies the current ledger. Must be called in the event loop."""
-        return fleet_snapshot(self._ledger, now)
+        ledger = self._ledger
+        return FleetSnapshot(
+            now,
+            list(ledger.clusters.values()),
+            list(map(ledger.reserved, ledger.clusters)),
+            dict(ledger.phase_counts),
+            ledger.waiting_count,
+        )
 
     def render(self, snapshot: FleetSnapshot) -> bytes:
         """Returns all metrics in the Prometheus text format. Call it in another thread."""
@@ -171,16 +176,6 @@ class Metrics:
 
     def _gauge(self, family: MetricFamily) -> Gauge:
         return Gauge(family.name, family.help, family.labels, registry=self.registry)
-
-    def _counter(self, family: MetricFamily, known: Iterable[LabelValues] = ()) -> FastCounter:
-        tally = FastCounter(family, known)
-        self.registry.register(tally)
-        return tally
-
-    def _histogram(self, family: MetricFamily) -> FastHistogram:
-        histogram = FastHistogram(family)
-        self.registry.register(histogram)
-        return histogram
 
 
 def _route_label(route: str) -> str:
@@ -211,161 +206,138 @@ class MetricFamily(NamedTuple):
     """One metric with all its time series."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    labels: tuple[str, ...]
     help: str
+    labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> Literal["counter", "gauge", "histogram"]:
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 BUILD_INFO: Final = MetricFamily(
-    "kubelend_build_info", "gauge", ("version",), "Version of the broker; the value is always 1"
+    "kubelend_build_info", "Version of the broker; the value is always 1", ("version",)
 )
 STORE_UP: Final = MetricFamily(
-    "kubelend_store_up",
-    "gauge",
-    (),
-    "Whether the store accepts writes (1) or the broker is not ready (0)",
+    "kubelend_store_up", "Whether the store accepts writes (1) or the broker is not ready (0)"
 )
 CERTIFICATE_EXPIRY: Final = MetricFamily(
     "kubelend_certificate_expiry_timestamp_seconds",
-    "gauge",
-    ("name",),
     "Expiry time of a certificate that the broker uses, as a Unix timestamp",
+    ("name",),
 )
-OPEN_STREAMS: Final = MetricFamily(
-    "kubelend_open_streams", "gauge", (), "Number of open instruction streams"
-)
+OPEN_STREAMS: Final = MetricFamily("kubelend_open_streams", "Number of open instruction streams")
 OPEN_CONNECTIONS: Final = MetricFamily(
     "kubelend_open_connections",
-    "gauge",
-    (),
     "Number of open connections to the TLS ports, including unfinished handshakes",
 )
 CONNECTIONS_REJECTED: Final = MetricFamily(
     "kubelend_connections_rejected_total",
-    "counter",
-    ("reason",),
     "Number of connections closed because of a limit: TooManyConnections, TooManyOfCaller, ...",
+    ("reason",),
 )
 
 PLACEMENT_DURATION: Final = MetricFamily(
     "kubelend_placement_duration_seconds",
-    "histogram",
-    ("outcome",),
     "Duration of placement decisions, without the commit; outcome is placed, queued or rejected",
-    DECISION_BUCKETS,
+    ("outcome",),
+    buckets=DECISION_BUCKETS,
 )
 PLACEMENT_FAILURES: Final = MetricFamily(
     "kubelend_placement_failures_total",
-    "counter",
-    ("reason",),
     "Number of requests rejected because no cluster fits, by the most frequent rejection reason",
+    ("reason",),
 )
 STORE_COMMIT_DURATION: Final = MetricFamily(
     "kubelend_store_commit_duration_seconds",
-    "histogram",
-    (),
     "Duration of group commits to the store, until the changes are durable",
-    LATENCY_BUCKETS,
+    buckets=LATENCY_BUCKETS,
 )
 STORE_COMMIT_CHANGES: Final = MetricFamily(
-    "kubelend_store_commit_changes",
-    "histogram",
-    (),
-    "Number of changes per group commit",
-    SIZE_BUCKETS,
+    "kubelend_store_commit_changes", "Number of changes per group commit", buckets=SIZE_BUCKETS
 )
 RESERVATIONS_FINISHED: Final = MetricFamily(
     "kubelend_reservations_finished_total",
-    "counter",
-    ("phase", "reason"),
     "Number of reservations that ended, by final phase and reason",
+    ("phase", "reason"),
 )
 
 RESERVATIONS: Final = MetricFamily(
     "kubelend_reservations",
-    "gauge",
-    ("phase", "reason"),
     "Number of reservations by phase and reason, without archived ones",
+    ("phase", "reason"),
 )
 PENDING_REQUESTS: Final = MetricFamily(
-    "kubelend_pending_requests", "gauge", (), "Number of requests waiting for capacity"
+    "kubelend_pending_requests", "Number of requests waiting for capacity"
 )
 CLUSTERS: Final = MetricFamily(
     "kubelend_clusters",
-    "gauge",
-    ("state",),
     "Number of known clusters; state is active, cordoned or stale (a stale cluster counts only as stale)",
+    ("state",),
 )
 CLUSTERS_OVERCOMMITTED: Final = MetricFamily(
     "kubelend_clusters_overcommitted",
-    "gauge",
-    (),
     "Number of clusters whose own pods use resources that are reserved for others",
 )
 CLUSTER_ACTIVE: Final = MetricFamily(
     "kubelend_cluster_active",
-    "gauge",
-    ("cluster",),
     "Whether the cluster's advertisement is current (1) or stale (0)",
+    ("cluster",),
 )
 CLUSTER_CERTIFICATE_EXPIRY: Final = MetricFamily(
     "kubelend_cluster_certificate_expiry_timestamp_seconds",
-    "gauge",
-    ("cluster",),
     "Expiry time of the certificate that the cluster last advertised with, as a Unix timestamp",
+    ("cluster",),
 )
 CLUSTER_CAPACITY: Final = MetricFamily(
     "kubelend_cluster_capacity",
-    "gauge",
-    ("cluster", "resource"),
     "Capacity of the cluster, in cores, bytes or devices",
+    ("cluster", "resource"),
 )
 CLUSTER_ALLOCATABLE: Final = MetricFamily(
     "kubelend_cluster_allocatable",
-    "gauge",
-    ("cluster", "resource"),
     "Allocatable resources of the cluster, in cores, bytes or devices",
+    ("cluster", "resource"),
 )
 CLUSTER_RESERVED: Final = MetricFamily(
     "kubelend_cluster_reserved",
-    "gauge",
-    ("cluster", "resource"),
     "Resources that live reservations hold in the cluster, in cores, bytes or devices",
+    ("cluster", "resource"),
 )
 CLUSTER_AVAILABLE: Final = MetricFamily(
     "kubelend_cluster_available",
-    "gauge",
-    ("cluster", "resource"),
     "Resources that can still be reserved in the cluster, in cores, bytes or devices; never below zero",
+    ("cluster", "resource"),
 )
 
 HTTP_REQUESTS: Final = MetricFamily(
     "kubelend_http_requests_total",
-    "counter",
-    ("route", "method", "code"),
     "Number of HTTP requests by route and status code; 499 if the client disconnected first",
+    ("route", "method", "code"),
 )
 HTTP_REQUEST_DURATION: Final = MetricFamily(
     "kubelend_http_request_duration_seconds",
-    "histogram",
-    ("route",),
     "Duration of HTTP requests from headers to response; for streams, how long they were open",
-    LATENCY_BUCKETS,
+    ("route",),
+    buckets=LATENCY_BUCKETS,
 )
 HTTP_REQUESTS_REJECTED: Final = MetricFamily(
     "kubelend_http_requests_rejected_total",
-    "counter",
-    ("route", "code"),
     "Number of HTTP requests answered with an error, by error code: Forbidden, RateLimited, ...",
+    ("route", "code"),
 )
 
+_CLUSTER_FAMILIES: Final = (
+    *(CLUSTER_ACTIVE, CLUSTER_CERTIFICATE_EXPIRY),
+    *(CLUSTER_CAPACITY, CLUSTER_ALLOCATABLE, CLUSTER_RESERVED, CLUSTER_AVAILABLE),
+)
 ALL_METRICS: Final = (
     *(BUILD_INFO, STORE_UP, CERTIFICATE_EXPIRY),
     *(PLACEMENT_DURATION, PLACEMENT_FAILURES, STORE_COMMIT_DURATION, STORE_COMMIT_CHANGES),
     *(RESERVATIONS, RESERVATIONS_FINISHED, PENDING_REQUESTS),
-    *(CLUSTERS, CLUSTERS_OVERCOMMITTED, CLUSTER_ACTIVE, CLUSTER_CERTIFICATE_EXPIRY),
-    *(CLUSTER_CAPACITY, CLUSTER_ALLOCATABLE, CLUSTER_RESERVED, CLUSTER_AVAILABLE),
+    *(CLUSTERS, CLUSTERS_OVERCOMMITTED, *_CLUSTER_FAMILIES),
     *(HTTP_REQUESTS, HTTP_REQUEST_DURATION, HTTP_REQUESTS_REJECTED, OPEN_STREAMS),
     *(OPEN_CONNECTIONS, CONNECTIONS_REJECTED),
 )
@@ -386,18 +358,20 @@ LabelValues = tuple[str | int, ...]
 class FastCounter(Collector):
     """A counter with all its time series."""
 
-    def __init__(self, family: MetricFamily, known: Iterable[LabelValues] = ()) -> None:
+    def __init__(
+        self, family: MetricFamily, registry: CollectorRegistry, known: Iterable[LabelValues] = ()
+    ) -> None:
         """The known series start at zero, so that `rate` sees their first increase."""
         self.counts: dict[LabelValues, int] = dict.fromkeys(known, 0)
         self._family = family
+        registry.register(self)
 
     def add(self, *labels: str | int) -> None:
         self.counts[labels] = self.counts.get(labels, 0) + 1
 
     def collect(self) -> Iterator[Metric]:
-        metric = CounterMetricFamily(
-            self._family.name, self._family.help, labels=self._family.labels
-        )
+        family = self._family
+        metric = CounterMetricFamily(family.name, family.help, labels=family.labels)
         for labels, count in self.counts.copy().items():
             metric.add_metric([str(label) for label in labels], count)
         yield metric
@@ -421,10 +395,11 @@ class HistogramSeries:
 class FastHistogram(Collector):
     """A histogram with all its time series."""
 
-    def __init__(self, family: MetricFamily) -> None:
+    def __init__(self, family: MetricFamily, registry: CollectorRegistry) -> None:
         self._family = family
         self._bounds = [*map(str, family.buckets), "+Inf"]
         self._series: dict[LabelValues, HistogramSeries] = {}
+        registry.register(self)
 
     def series(self, *labels: str | int) -> HistogramSeries:
         found = self._series.get(labels)
@@ -433,9 +408,8 @@ class FastHistogram(Collector):
         return found
 
     def collect(self) -> Iterator[Metric]:
-        metric = HistogramMetricFamily(
-            self._family.name, self._family.help, labels=self._family.labels
-        )
+        family = self._family
+        metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
         for labels, series in self._series.copy().items():
             total, counts = series.total, accumulate(series.counts.copy())
             buckets = list(zip(self._bounds, counts, strict=True))
@@ -452,17 +426,6 @@ class FleetSnapshot(NamedTuple):
     """Reserved resources of each cluster, in the same order."""
     reservation_counts: dict[tuple[Phase, Reason], int]
     pending_requests: int
-
-
-def fleet_snapshot(ledger: Ledger, now: datetime) -> FleetSnapshot:
-    """Must be called in the event loop."""
-    return FleetSnapshot(
-        now,
-        list(ledger.clusters.values()),
-        list(map(ledger.reserved, ledger.clusters)),
-        dict(ledger.phase_counts),
-        ledger.waiting_count,
-    )
 
 
 def fleet_metrics_text(snapshot: FleetSnapshot) -> list[bytes]:
@@ -502,53 +465,37 @@ class _FleetText:
     def __init__(self) -> None:
         self.states = Counter(dict.fromkeys(_CLUSTER_STATES, 0))
         self.overcommitted = 0
-        self._active: list[str] = []
-        self._certificate: list[str] = []
-        self._capacity: list[str] = []
-        self._allocatable: list[str] = []
-        self._reserved: list[str] = []
-        self._available: list[str] = []
-        self._families = (
-            (CLUSTER_ACTIVE, self._active),
-            (CLUSTER_CERTIFICATE_EXPIRY, self._certificate),
-            (CLUSTER_CAPACITY, self._capacity),
-            (CLUSTER_ALLOCATABLE, self._allocatable),
-            (CLUSTER_RESERVED, self._reserved),
-            (CLUSTER_AVAILABLE, self._available),
-        )
-        self._chunks = {family: [_metric_header(family)] for family, _ in self._families}
+        self._lines: tuple[list[str], ...] = tuple([] for _ in _CLUSTER_FAMILIES)
+        self._chunks = [[_metric_header(family)] for family in _CLUSTER_FAMILIES]
 
     def add(self, cluster: Cluster, reserved: Resources, now: datetime) -> None:
+        active, certificate, capacities, allocatables, lents, availables = self._lines
         stale = cluster.is_stale(now)
         self.states["stale" if stale else "active" if cluster.cordon is None else "cordoned"] += 1
         label = f'cluster="{cluster.id.translate(_LABEL_ESCAPES)}"'
-        self._active.append(f"kubelend_cluster_active{{{label}}} {int(not stale)}\n")
-        if cluster.certificate_until is not None:
-            name, until = (
-                CLUSTER_CERTIFICATE_EXPIRY.name,
-                cluster.certificate_until.timestamp(),
-            )
-            self._certificate.append(f"{name}{{{label}}} {until}\n")
+        active.append(f"kubelend_cluster_active{{{label}}} {int(not stale)}\n")
+        if (until := cluster.certificate_until) is not None:
+            name = CLUSTER_CERTIFICATE_EXPIRY.name
+            certificate.append(f"{name}{{{label}}} {until.timestamp()}\n")
         overcommitted = False
         for resource, capacity, allocatable, lent, free in _resource_rows(cluster, reserved):
             labels = f'{{{label},resource="{resource}"}}'
-            self._capacity.append(f"kubelend_cluster_capacity{labels} {capacity}\n")
-            self._allocatable.append(f"kubelend_cluster_allocatable{labels} {allocatable}\n")
-            self._reserved.append(f"kubelend_cluster_reserved{labels} {lent}\n")
-            self._available.append(f"kubelend_cluster_available{labels} {max(free, 0)}\n")
+            capacities.append(f"kubelend_cluster_capacity{labels} {capacity}\n")
+            allocatables.append(f"kubelend_cluster_allocatable{labels} {allocatable}\n")
+            lents.append(f"kubelend_cluster_reserved{labels} {lent}\n")
+            availables.append(f"kubelend_cluster_available{labels} {max(free, 0)}\n")
             overcommitted = overcommitted or free < 0
         self.overcommitted += overcommitted
 
     def encode_lines(self) -> None:
         """Encodes lines in small steps: a single step would hold the interpreter lock for too long."""
-        for family, lines in self._families:
-            self._chunks[family].append("".join(lines).encode())
+        for chunks, lines in zip(self._chunks, self._lines, strict=True):
+            chunks.append("".join(lines).encode())
             lines.clear()
 
     def chunks(self) -> Iterator[bytes]:
         self.encode_lines()
-        for parts in self._chunks.values():
-            yield from parts
+        return chain.from_iterable(self._chunks)
 
 
 def _resource_rows(cluster: Cluster, reserved: Resources) -> Iterator[_ResourceRow]:

@@ -81,8 +81,9 @@ class Broker(LedgerWriter):
         leadership: Leadership = SINGLE_REPLICA,
         replica: Replica = NO_REPLICA,
     ) -> None:
-        ends = rules.retention, rules.lost_after
-        super().__init__(open_store, clock, metrics, *ends, leadership, replica)
+        super().__init__(
+            open_store, clock, metrics, rules.retention, rules.lost_after, leadership, replica
+        )
         self._rules = rules
 
     # -- providers
@@ -133,7 +134,10 @@ class Broker(LedgerWriter):
 
         def view(ledger: Ledger, answer: ReservationId | NoFit) -> Reservation | NoFit:
             seen = answer if isinstance(answer, NoFit) else ledger.reservation(answer)
-            self._metrics.observe_placement(_placement_outcome(seen), time.perf_counter() - began)
+            outcome: PlacementOutcome = "rejected"
+            if not isinstance(seen, NoFit):
+                outcome = "queued" if seen.phase is Phase.PENDING else "placed"
+            self._metrics.observe_placement(outcome, time.perf_counter() - began)
             return seen
 
         try:
@@ -174,18 +178,25 @@ class Broker(LedgerWriter):
 
     async def release_and_archive(self, reservation: ReservationId, reason: Reason) -> None:
         """Releases a reservation if it is not finished and archives it; its name can be used again."""
-        await self.change(
-            lambda ledger, now: commands.purge_reservation(ledger, reservation, reason, now),
-            lambda _, answer: answer,
+        await self.execute(
+            lambda ledger, now: commands.purge_reservation(ledger, reservation, reason, now)
         )
 
-    async def explain(self, request: Request, limit: int) -> explanations.Explanation:
-        """Explains where a request would be placed now; changes nothing."""
-        return await self._explain(request, None, limit)
+    async def explain(
+        self, request: Request, limit: int, found: Reservation | None = None
+    ) -> explanations.Explanation:
+        """Explains where a request would be placed now; changes nothing.
 
-    async def explain_reservation(self, found: Reservation, limit: int) -> explanations.Explanation:
-        """Explains where the request of this reservation would fit now, in addition to what it holds."""
-        return await self._explain(found.request, found, limit)
+        Of the reservation `found`: where it would fit in addition to what it holds.
+        """
+        ledger, now = self.current()
+        query = quotas.query_for_request(ledger, request, now)
+        if found is not None:
+            query = replace(query, ticket=found.ticket, excluded_before=found.left)
+        explanation = explanations.explain_placement(query, ledger.fleet, limit)
+        exceeds = quotas.quota_violations(ledger, request, found)
+        await self.wait_durable()
+        return replace(explanation, quota=exceeds)
 
     # -- administrators
 
@@ -211,17 +222,11 @@ class Broker(LedgerWriter):
         return view, drained
 
     async def remove(self, cluster: ClusterId) -> None:
-        await self.change(
-            lambda ledger, now: commands.remove_cluster(ledger, cluster, now),
-            lambda _, answer: answer,
-        )
+        await self.execute(lambda ledger, now: commands.remove_cluster(ledger, cluster, now))
 
     async def withdraw(self, cluster: ClusterId) -> None:
         """Removes the advertisement of a cluster; its reservations stay."""
-        await self.change(
-            lambda ledger, now: commands.withdraw_offer(ledger, cluster, now),
-            lambda _, answer: answer,
-        )
+        await self.execute(lambda ledger, now: commands.withdraw_offer(ledger, cluster, now))
 
     # -- queries
 
@@ -252,7 +257,6 @@ class Broker(LedgerWriter):
         page: PageRequest,
     ) -> list[Reservation]:
         """Returns a page of the matching reservations in memory, oldest first."""
-
         return await self.read(lambda ledger: reservations_page(ledger, matches, cluster, page))
 
     async def unpaged_reservations(
@@ -282,28 +286,10 @@ class Broker(LedgerWriter):
             self._metrics.stream_closed()
             self.streams.close(feed)
 
-    async def _explain(
-        self, request: Request, found: Reservation | None, limit: int
-    ) -> explanations.Explanation:
-        ledger, now = self.current()
-        query = quotas.query_for_request(ledger, request, now)
-        if found is not None:
-            query = replace(query, ticket=found.ticket, excluded_before=found.left)
-        explanation = explanations.explain_placement(query, ledger.fleet, limit)
-        exceeds = quotas.quota_violations(ledger, request, found)
-        await self.wait_durable()
-        return replace(explanation, quota=exceeds)
-
     async def _change_one(
         self, found: ReservationId, command: Callable[[Ledger, datetime], Command[None]]
     ) -> Reservation:
         return await self.change(command, lambda ledger, _: ledger.reservation(found))
-
-
-def _placement_outcome(answer: Reservation | NoFit) -> PlacementOutcome:
-    if isinstance(answer, NoFit):
-        return "rejected"
-    return "queued" if answer.phase is Phase.PENDING else "placed"
 
 
 _ID_RANDOM_BITS = 64
@@ -364,9 +350,7 @@ class LimitService:
         )
 
     async def clear_policy(self, cluster: ClusterId) -> None:
-        await self._writer.change(
-            lambda ledger, now: commands.clear_policy(ledger, cluster, now), lambda _, none: none
-        )
+        await self._writer.execute(lambda ledger, now: commands.clear_policy(ledger, cluster, now))
 
     # -- quotas
 
@@ -389,9 +373,7 @@ class LimitService:
         )
 
     async def clear_quota(self, cluster: ClusterId) -> None:
-        await self._writer.change(
-            lambda ledger, now: commands.clear_quota(ledger, cluster, now), lambda _, none: none
-        )
+        await self._writer.execute(lambda ledger, now: commands.clear_quota(ledger, cluster, now))
 
     def _quota_view(self, ledger: Ledger, cluster: ClusterId) -> QuotaView:
         account = ledger.quota_usages.get(cluster)
@@ -479,18 +461,14 @@ def unpaged_reservations(
 
 def start_stream(ledger: Ledger, subscription: Subscription, after: int | None) -> StreamStart:
     """Returns what changed since `after`, or all unfinished ones if that revision is compacted."""
-    since = (
-        after
-        if after is not None and ledger.compacted_revision <= after <= ledger.revision
-        else None
-    )
-    news = [
-        found
-        for found in ledger.by_cluster(subscription.cluster)
-        if (_is_unfinished(found) if since is None else found.revision > since)
-    ]
+    resumed = after is not None and ledger.compacted_revision <= after <= ledger.revision
+    known = ledger.by_cluster(subscription.cluster)
+    if after is not None and resumed:
+        news = [found for found in known if found.revision > after]
+    else:
+        news = list(filter(_is_unfinished, known))
     news.sort(key=lambda found: found.revision)
-    return StreamStart(subscription, news, since is not None)
+    return StreamStart(subscription, news, resumed)
 
 
 def _is_unfinished(found: Reservation) -> bool:

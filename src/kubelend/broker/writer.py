@@ -177,6 +177,10 @@ class LedgerWriter:
         await self._commits.wait_durable()
         return seen
 
+    async def execute(self, command: Callable[[Ledger, datetime], Command[Result]]) -> Result:
+        """Like `change`, for a command whose result needs no view."""
+        return await self.change(command, lambda _, result: result)
+
     async def read(self, query: Callable[[Ledger], View]) -> View:
         ledger, _ = self.current()
         try:
@@ -213,7 +217,12 @@ class LedgerWriter:
         """Has the store write a record again from the ledger, because its stored copy was modified."""
         self.check_leader()
         ledger, _ = self.current()
-        if record is _current_record(ledger, record):
+        is_current = (
+            record is ledger.clusters.get(record.id)
+            if isinstance(record, Cluster)
+            else record is ledger.reservations.get(record.id)
+        )
+        if is_current:
             self.persist([record])
         await self._commits.wait_durable()
 
@@ -261,22 +270,17 @@ class LedgerWriter:
         try:
             answer, changes = commands.run_command(ledger, command, now, actor)
         except Exception as error:
-            if ledger.revision != before:
-                self._on_partial_command(error)
+            if ledger.revision != before:  # the ledger is ahead of the store
+                log.error(
+                    "Command failed after applying events; reloading state from the store",
+                    exc_info=error,
+                )
+                reason = "a command failed after applying events; state is being reloaded"
+                self._commits.fail(StoreFailed(reason))
             raise
         if changes:
             self._commits.submit(changes, ledger.revision)
         return answer
-
-    def _on_partial_command(self, problem: Exception) -> None:
-        """Reloads, because a command raised after its first event: the ledger is ahead of the store."""
-        log.error(
-            "Command failed after applying events; reloading state from the store",
-            exc_info=problem,
-        )
-        self._commits.fail(
-            StoreFailed("a command failed after applying events; state is being reloaded")
-        )
 
     # -- callbacks of the group commit
 
@@ -398,9 +402,3 @@ class LedgerWriter:
             if self.unready is None:
                 raise  # the state was not dropped, so reloading would not help
             await asyncio.sleep(interval)  # a persistent bug must not cause reloads without a pause
-
-
-def _current_record(ledger: Ledger, record: Cluster | Reservation) -> Cluster | Reservation | None:
-    if isinstance(record, Cluster):
-        return ledger.clusters.get(record.id)
-    return ledger.reservations.get(record.id)

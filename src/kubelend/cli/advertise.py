@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Annotated, Final
 
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output, request_flags
+from kubelend.cli.options import Many, flag
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
 from kubelend.kits import tables
 from kubelend.wire import bodies
 
-Used = Annotated[str, typer.Option(help="Amount used by its own pods.", metavar="QUANTITY")]
-Price = Annotated[str, typer.Option(help="Price per hour.", metavar="NUMBER")]
-Label = Annotated[
-    request_flags.Many,
-    typer.Option(help="A label of the cluster; may be repeated.", metavar="KEY=VALUE"),
-]
-ValidFor = Annotated[
-    str,
-    typer.Option(help="Validity; at most the broker's own limit.", metavar="DURATION"),
-]
+Used = Annotated[str, flag("Amount used by its own pods.", "QUANTITY")]
+Price = Annotated[str, flag("Price per hour.", "NUMBER")]
+Label = Annotated[Many, flag("A label of the cluster; may be repeated.", "KEY=VALUE")]
+ValidFor = Annotated[str, flag("Validity; at most the broker's own limit.", "DURATION")]
 File = Annotated[
-    str,
-    typer.Option(
-        "--file", "-f", help="Whole advertisement as YAML or JSON; - for stdin.", metavar="FILE"
-    ),
+    str, flag("Whole advertisement as YAML or JSON; - for stdin.", "FILE", "--file", "-f")
 ]
 
-
+_RESOURCES: Final = ("cpu", "memory", "gpu", "storage")
 FIELDS: Final = {
-    "resources.capacity.cpu": "--cpu",
-    "resources.capacity.memory": "--memory",
-    "resources.capacity.gpu": "--gpu",
-    "resources.capacity.storage": "--storage",
+    **calls.fields_of("resources.capacity.", *_RESOURCES),
     "resources.capacity.extended": "--resource",
-    "resources.allocated.cpu": "--allocated-cpu",
-    "resources.allocated.memory": "--allocated-memory",
-    "resources.allocated.gpu": "--allocated-gpu",
-    "resources.allocated.storage": "--allocated-storage",
+    **{f"resources.allocated.{name}": f"--allocated-{name}" for name in _RESOURCES},
     "labels": "--label",
-    "region": "--region",
-    "cost.cpuCost": "--cpu-cost",
-    "cost.memoryCost": "--memory-cost",
-    "cost.gpuCost": "--gpu-cost",
-    "cost.storageCost": "--storage-cost",
-    "cost.currency": "--currency",
-    "validFor": "--valid-for",
+    **calls.fields_of("", "region", "validFor"),
+    **calls.fields_of("cost.", "cpuCost", "memoryCost", "gpuCost", "storageCost", "currency"),
 }
 """By the field of an advertisement's body, its flag."""
 
@@ -67,18 +45,23 @@ def advertisement_from_flags(
     allocated_gpu: Used = "",
     allocated_storage: Used = "",
     label: Label = None,
-    region: Annotated[str, typer.Option(help="Region of the cluster.", metavar="TEXT")] = "",
+    region: Annotated[str, flag("Region of the cluster.", "TEXT")] = "",
     cpu_cost: Price = "",
     memory_cost: Price = "",
     gpu_cost: Price = "",
     storage_cost: Price = "",
-    currency: Annotated[str, typer.Option(help="Currency of the prices.", metavar="TEXT")] = "USD",
+    currency: Annotated[str, flag("Currency of the prices.", "TEXT")] = "USD",
     valid_for: ValidFor = "",
     file: File = "",
 ) -> bodies.Advertisement:
     """A builder: the advertisement of the flags or the file, perhaps still without a cluster ID."""
     if file:
-        return _from_file(file)
+        # The cluster is known from the certificate.
+        return options.read_document(
+            *(file, bodies.Advertisement, "advertisement"),
+            hint="see docs/openapi.json",
+            defaults={"clusterID": ""},
+        )
     if not (cpu and memory):
         raise InvalidInput("--cpu and --memory are required", hint="or --file")
     capacity = bodies.Quantities(
@@ -116,25 +99,17 @@ def advertise(
     body = replace(advertisement, cluster_id=name)
     answer = calls.call_broker(settings, lambda client: client.publish(body), FIELDS)
     output.show(
-        answer,
-        format,
-        text=lambda: _advertisement_summary(answer),
-        names=[f"cluster/{name}"],
-        kind="Advertisement",
+        answer, format, lambda: _advertisement_summary(answer), [f"cluster/{name}"], "Advertisement"
     )
 
 
 def _advertisement_summary(answer: bodies.PublishResult) -> str:
     known = answer.advertisement
-    free = output.amount_texts(known.resources.available)
-    parts = (f"{amount} {resource}" for resource, amount in free.items())
-    text = tables.sanitize_line(f"cluster/{known.cluster_id} advertised: {', '.join(parts)}")
+    free = output.format_amounts(known.resources.available)
+    text = tables.sanitize_line(f"cluster/{known.cluster_id} advertised: {free} free")
     count = len(answer.provider_instructions)
-    return (
-        f"{text} free; {tables.format_count(count, 'reservation')} held for others"
-        if count
-        else f"{text} free"
-    )
+    held = f"; {tables.format_count(count, 'reservation')} held for others" if count else ""
+    return text + held
 
 
 def _own_name(directory: Path) -> str:
@@ -142,21 +117,3 @@ def _own_name(directory: Path) -> str:
     from kubelend.transports import tls
 
     return identity.caller_from_certificate(tls.own_certificate(directory)).name
-
-
-def _from_file(path: str) -> bodies.Advertisement:
-    import msgspec
-    import yaml
-
-    try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
-        value: Any = yaml.safe_load(text)
-        if isinstance(value, dict):
-            value.setdefault("clusterID", "")
-        return msgspec.convert(value, bodies.Advertisement, strict=False)
-    except OSError as error:
-        raise InvalidInput(f"--file: {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise InvalidInput(
-            f"--file: {path} is no advertisement: {error}", hint="see docs/openapi.json"
-        ) from error

@@ -75,7 +75,7 @@ class Versions(msgspec.Struct, frozen=True, omit_defaults=True):
 @options.takes(settings=options.named_broker)
 def version(
     client: Annotated[
-        bool, typer.Option("--client", help="Only the version of this command.")
+        bool, options.flag("Only the version of this command.", None, "--client")
     ] = False,
     format: options.Output = Format.TABLE,
     *,
@@ -88,27 +88,16 @@ def version(
     found = Versions(kubelend.__version__)
     if settings is not None and not client:
         answer = calls.call_broker(settings, lambda caller: caller.version())
-        found = msgspec.structs.replace(found, broker=answer.version)
-    output.show(found, format, text=lambda: _version_text(found), names=[found.client])
-
-
-def _version_text(found: Versions) -> str:
-    lines = [f"Client: {found.client}"]
-    if found.broker:
-        lines.append(f"Broker: {tables.sanitize_line(found.broker)}")
-    return "\n".join(lines)
+        found = Versions(found.client, answer.version)
+    broker = f"\nBroker: {tables.sanitize_line(found.broker)}" if found.broker else ""
+    output.show(found, format, lambda: f"Client: {found.client}{broker}", [found.client])
 
 
 COMPLETE_VARIABLE: Final = "_KUBELEND_COMPLETE"
 """Set by the script when the shell requests completions; the same for both names of the command."""
 
 
-class Shell(StrEnum):
-    """The supported shells."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
+Shell = StrEnum("Shell", ["BASH", "ZSH", "FISH"])
 
 
 def completion(shell: Annotated[Shell, typer.Argument(show_default=False)]) -> None:
@@ -181,9 +170,9 @@ class Group(NamedTuple):
 Command = Callable[..., None] | Group | LazyCommand
 
 
-def _spellings(commands: dict[str, Command]) -> dict[str, Command]:
-    """The other words for each noun: singular, plural and short."""
-    return {
+def _nouns(help: str, commands: dict[str, Command], **aliases: Command) -> Group:
+    """A group whose commands are nouns, with the other words for each: singular, plural and short."""
+    spellings = {
         word: command
         for noun, command in commands.items()
         for words in options.KINDS.values()
@@ -191,59 +180,9 @@ def _spellings(commands: dict[str, Command]) -> dict[str, Command]:
         for word in words
         if word != noun
     }
+    return Group(help, commands, spellings | aliases)
 
 
-def _nouns(help: str, commands: dict[str, Command], **aliases: Command) -> Group:
-    return Group(help, commands, _spellings(commands) | aliases)
-
-
-_GET: Final = _nouns(
-    "List or show objects.",
-    {
-        "clusters": clusters.get_clusters,
-        "reservations": reservations.get_reservations,
-        "borrowed": reservations.get_borrowed,
-        "lent": reservations.get_lent,
-        "members": members.get_members,
-        "tokens": members.get_tokens,
-        "quotas": limits.get_quotas,
-        "policies": limits.get_policies,
-    },
-)
-_DESCRIBE: Final = _nouns(
-    "Show the details of an object.",
-    {
-        "cluster": clusters.describe_cluster,
-        "reservation": reservations.describe_reservation,
-        "member": members.describe_member,
-        "token": members.describe_token,
-        "quota": limits.describe_quota,
-        "policy": limits.describe_policy,
-    },
-)
-_CREATE: Final = _nouns(
-    "Create a join token or a cluster namespace.",
-    {
-        "token": members.create_token,
-        "clusternamespace": members.create_cluster_namespace,
-    },
-    reservation=reservations.borrow,
-)
-_DELETE: Final = _nouns(
-    "Delete objects.",
-    {
-        "cluster": members.delete_cluster,
-        "reservation": reservations.release,
-        "member": members.delete_member,
-        "token": members.delete_token,
-        "quota": limits.delete_quota,
-        "policy": limits.delete_policy,
-    },
-)
-_SET: Final = _nouns(
-    "Set a quota or a lending policy.",
-    {"quota": limits.set_quota, "policy": limits.set_policy},
-)
 _LAB: Final = Group(
     "Run three clusters, a broker and two agents on this machine.",
     {"up": lab.up, "test": lab.walkthrough, "status": lab.status, "down": lab.down},
@@ -254,6 +193,118 @@ _DEMO: Final = LazyCommand(
     "kubelend.demo.story:command",
 )
 _BENCH: Final = LazyCommand("bench", "Run the benchmarks.", "kubelend.bench.cli:app")
+
+_BASIC: Final[dict[str, Command]] = {
+    "borrow": reservations.borrow,
+    "explain": reservations.explain,
+    "get": _nouns(
+        "List or show objects.",
+        {
+            "clusters": clusters.get_clusters,
+            "reservations": reservations.get_reservations,
+            "borrowed": reservations.get_borrowed,
+            "lent": reservations.get_lent,
+            "members": members.get_members,
+            "tokens": members.get_tokens,
+            "quotas": limits.get_quotas,
+            "policies": limits.get_policies,
+        },
+    ),
+    "describe": _nouns(
+        "Show the details of an object.",
+        {
+            "cluster": clusters.describe_cluster,
+            "reservation": reservations.describe_reservation,
+            "member": members.describe_member,
+            "token": members.describe_token,
+            "quota": limits.describe_quota,
+            "policy": limits.describe_policy,
+        },
+    ),
+    "renew": reservations.renew,
+    "release": reservations.release,
+}
+_ADMINISTRATION: Final[dict[str, Command]] = {
+    "create": _nouns(
+        "Create a join token or a cluster namespace.",
+        {"token": members.create_token, "clusternamespace": members.create_cluster_namespace},
+        reservation=reservations.borrow,
+    ),
+    "delete": _nouns(
+        "Delete objects.",
+        {
+            "cluster": members.delete_cluster,
+            "reservation": reservations.release,
+            "member": members.delete_member,
+            "token": members.delete_token,
+            "quota": limits.delete_quota,
+            "policy": limits.delete_policy,
+        },
+    ),
+    "set": _nouns(
+        "Set a quota or a lending policy.",
+        {"quota": limits.set_quota, "policy": limits.set_policy},
+    ),
+    "cordon": clusters.cordon,
+    "uncordon": clusters.uncordon,
+    "drain": clusters.drain,
+}
+_MEMBERSHIP: Final[dict[str, Command]] = {
+    "join": join.join,
+    "approve": members.approve,
+    "deny": members.deny,
+    "revoke": members.revoke,
+    "certificate": Group(
+        "Show and renew your own certificate.",
+        {"show": certificates.show_certificate, "renew": certificates.renew_own_certificate},
+    ),
+    "grant": Group(
+        "Get and verify signed reservations.",
+        {"get": grants.get_grant, "keys": grants.get_grant_keys, "verify": grants.verify_grant},
+    ),
+}
+_SERVERS: Final[dict[str, Command]] = {
+    "broker": broker,
+    "agent": agent,
+    "ca": Group(
+        "Manage the certificate authority, and issue certificates.",
+        {
+            "init": certificates.init_authority,
+            "issue": certificates.issue_certificate,
+            "rotate": certificates.rotate_authority,
+            "show": certificates.show_authority,
+        },
+    ),
+    "audit": Group(
+        "Check the broker's store, and read and verify its audit log.",
+        {"check": audit.check_store, "log": audit.audit_log, "verify": audit.verify_chain},
+        callback=audit.audit,
+    ),
+}
+_OTHERS: Final[dict[str, Command]] = {
+    "config": Group(
+        "Manage the client configuration file and its contexts.",
+        {
+            "get-contexts": config.get_contexts,
+            "current-context": config.current_context,
+            "use-context": config.use_context,
+            "set-context": config.set_context,
+            "delete-context": config.delete_context,
+        },
+    ),
+    "completion": completion,
+    "version": version,
+    "dev": Group(
+        "Commands for development, tests and demonstrations.",
+        {
+            "demo": _DEMO,
+            "lab": _LAB,
+            "bench": _BENCH,
+            "advertise": advertise.advertise,
+            "activate": reservations.activate,
+        },
+    ),
+}
 _OLD_SPELLINGS: Final[dict[str, Command]] = {
     "accept": members.approve,
     "reject": members.deny,
@@ -268,11 +319,7 @@ _OLD_SPELLINGS: Final[dict[str, Command]] = {
     ),
     "policy": Group(
         "Manage lending policies.",
-        {
-            "show": limits.get_policies,
-            "set": limits.set_policy,
-            "clear": limits.delete_policy,
-        },
+        {"show": limits.get_policies, "set": limits.set_policy, "clear": limits.delete_policy},
     ),
     "quota": Group(
         "Manage quotas.",
@@ -290,97 +337,24 @@ _OLD_SPELLINGS: Final[dict[str, Command]] = {
     "lab": _LAB,
     "bench": _BENCH,
 }
-
 TREE: Final = Group(
     "Kubelend shares capacity between Kubernetes clusters through a central broker.",
-    {
-        "borrow": reservations.borrow,
-        "explain": reservations.explain,
-        "get": _GET,
-        "describe": _DESCRIBE,
-        "renew": reservations.renew,
-        "release": reservations.release,
-        "create": _CREATE,
-        "delete": _DELETE,
-        "set": _SET,
-        "cordon": clusters.cordon,
-        "uncordon": clusters.uncordon,
-        "drain": clusters.drain,
-        "join": join.join,
-        "approve": members.approve,
-        "deny": members.deny,
-        "revoke": members.revoke,
-        "certificate": Group(
-            "Show and renew your own certificate.",
-            {
-                "show": certificates.show_certificate,
-                "renew": certificates.renew_own_certificate,
-            },
-        ),
-        "grant": Group(
-            "Get and verify signed reservations.",
-            {
-                "get": grants.get_grant,
-                "keys": grants.get_grant_keys,
-                "verify": grants.verify_grant,
-            },
-        ),
-        "ca": Group(
-            "Manage the certificate authority, and issue certificates.",
-            {
-                "init": certificates.init_authority,
-                "issue": certificates.issue_certificate,
-                "rotate": certificates.rotate_authority,
-                "show": certificates.show_authority,
-            },
-        ),
-        "broker": broker,
-        "agent": agent,
-        "audit": Group(
-            "Check the broker's store, and read and verify its audit log.",
-            {
-                "check": audit.check_store,
-                "log": audit.audit_log,
-                "verify": audit.verify_chain,
-            },
-            callback=audit.audit,
-        ),
-        "config": Group(
-            "Manage the client configuration file and its contexts.",
-            {
-                "get-contexts": config.get_contexts,
-                "current-context": config.current_context,
-                "use-context": config.use_context,
-                "set-context": config.set_context,
-                "delete-context": config.delete_context,
-            },
-        ),
-        "completion": completion,
-        "version": version,
-        "dev": Group(
-            "Commands for development, tests and demonstrations.",
-            {
-                "demo": _DEMO,
-                "lab": _LAB,
-                "bench": _BENCH,
-                "advertise": advertise.advertise,
-                "activate": reservations.activate,
-            },
-        ),
-    },
+    _BASIC | _ADMINISTRATION | _MEMBERSHIP | _SERVERS | _OTHERS,
     _OLD_SPELLINGS,
     {
-        "Basic commands": ("borrow", "explain", "get", "describe", "renew", "release"),
-        "Administration commands": ("create", "delete", "set", "cordon", "uncordon", "drain"),
-        "Membership commands": ("join", "approve", "deny", "revoke", "certificate", "grant"),
-        "Server commands": ("broker", "agent", "ca", "audit"),
-        "Other commands": ("config", "completion", "version", "dev"),
+        "Basic commands": tuple(_BASIC),
+        "Administration commands": tuple(_ADMINISTRATION),
+        "Membership commands": tuple(_MEMBERSHIP),
+        "Server commands": tuple(_SERVERS),
+        "Other commands": tuple(_OTHERS),
     },
 )
 
-_TARGETS: Final = (
+_EXIT_CODES = (f"{int(code)} {code.name.replace('_', ' ').lower()}" for code in ExitCode)
+_EPILOG: Final = (
     "`kubectl lend` borrows, gets, describes and releases in the cluster of kubectl's context, with your"
     " rights there; `kubelend` does with --kube-context. Everything else calls the broker."
+    f"\n\nExit codes: {', '.join(_EXIT_CODES)}."
 )
 
 
@@ -399,11 +373,10 @@ def build_app() -> TyperGroup:
 def _root(
     context: typer.Context,
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Print the traceback of an error; before the command."),
+        bool, options.flag("Print the traceback of an error; before the command.", None, "--debug")
     ] = False,
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.")
+        bool, options.flag("Print the version and exit.", None, "--version")
     ] = False,
 ) -> None:
     context.ensure_object(GlobalFlags).debug = debug
@@ -439,7 +412,7 @@ class _SectionedGroup(TyperGroup):
 
 def _group(group: Group, callback: Callable[..., None]) -> TyperGroup:
     app = _app()
-    epilog = f"{_TARGETS}\n\n{_exit_codes()}" if callback is _root else None
+    epilog = _EPILOG if callback is _root else None
     decorate = app.callback(
         cls=_SectionedGroup, invoke_without_command=True, help=group.help, epilog=epilog
     )
@@ -466,11 +439,6 @@ def _command(name: str, command: Command) -> TyperGroup | TyperCommand:
     built = get_command(app)
     assert isinstance(built, TyperCommand)  # noqa: S101 - as above
     return built
-
-
-def _exit_codes() -> str:
-    known = (f"{int(code)} {code.name.replace('_', ' ').lower()}" for code in ExitCode)
-    return f"Exit codes: {', '.join(known)}."
 
 
 def _app() -> typer.Typer:

@@ -13,14 +13,15 @@ import typer
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output
 from kubelend.cli.exit_codes import ExitCode
-from kubelend.cli.output import Format
+from kubelend.cli.options import flag
+from kubelend.cli.output import Column, Format, Printer
 from kubelend.core.errors import InvalidInput
 from kubelend.core.resources import Resources
 from kubelend.kits import tables
-from kubelend.wire import admin_bodies
+from kubelend.wire.admin_bodies import AuditLine
 
 if TYPE_CHECKING:
-    from kubelend.core.audit_log import AuditLine
+    from kubelend.core import audit_log as core_audit_log
     from kubelend.stores.factory import AnyStore
 
 READ_BATCH: Final = 1000
@@ -42,11 +43,9 @@ class StoreReport(msgspec.Struct, frozen=True):
 
 StoreFile = Annotated[
     str,
-    typer.Option(
-        help="Store of the broker, which may be running; it is only read.",
-        envvar="KUBELEND_STORE",
-    ),
+    flag("Store of the broker, which may be running; it is only read.", envvar="KUBELEND_STORE"),
 ]
+AsJson = Annotated[bool, flag("Print the report as JSON.", None, "--json")]
 
 
 def audit(
@@ -63,10 +62,7 @@ def audit(
         print(context.get_help())
 
 
-def check_store(
-    store: StoreFile = DEFAULT_STORE,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
+def check_store(store: StoreFile = DEFAULT_STORE, json: AsJson = False) -> None:
     """Check all invariants of a store, and compare it with its audit log."""
     report = _check(store)
     print(output.json(report) if json else _report_text(report))
@@ -94,8 +90,10 @@ def _check(store: str) -> StoreReport:
 def _report_text(report: StoreReport) -> str:
     clusters = tables.format_count(report.clusters, "cluster")
     reservations = tables.format_count(report.reservations, "reservation")
+    verb = "is" if report.violations == 1 else "are"
+    violated = f"{tables.format_count(report.violations, 'invariant')} {verb} violated"
     lines = [
-        f"{_report_heading(report.violations)}: {clusters}, {reservations}"
+        f"{violated if report.violations else 'No violations'}: {clusters}, {reservations}"
         f" ({report.live} live), revision {report.revision}",
         *report.details,
     ]
@@ -107,25 +105,16 @@ def _report_text(report: StoreReport) -> str:
     return "\n".join(lines)
 
 
-def _report_heading(violations: int) -> str:
-    if not violations:
-        return "No violations"
-    verb = "is" if violations == 1 else "are"
-    return f"{tables.format_count(violations, 'invariant')} {verb} violated"
-
-
 @options.takes(settings=options.client)
 def audit_log(
     *,
-    actor: Annotated[str, typer.Option(help="Only actions of this caller.", metavar="NAME")] = "",
-    action: Annotated[str, typer.Option(help="Only this event or operation.")] = "",
-    subject: Annotated[
-        str, typer.Option(help="Only changes of this cluster or object.", metavar="NAME")
-    ] = "",
-    refused: Annotated[bool, typer.Option("--refused", help="Only rejected calls.")] = False,
-    since: Annotated[str, typer.Option(help="Not before this time.", metavar="TIME")] = "",
-    until: Annotated[str, typer.Option(help="Before this time.", metavar="TIME")] = "",
-    tail: Annotated[int, typer.Option(help="Number of lines, the newest.", min=1)] = 50,
+    actor: Annotated[str, flag("Only actions of this caller.", "NAME")] = "",
+    action: Annotated[str, flag("Only this event or operation.")] = "",
+    subject: Annotated[str, flag("Only changes of this cluster or object.", "NAME")] = "",
+    refused: Annotated[bool, flag("Only rejected calls.", None, "--refused")] = False,
+    since: Annotated[str, flag("Not before this time.", "TIME")] = "",
+    until: Annotated[str, flag("Before this time.", "TIME")] = "",
+    tail: Annotated[int, flag("Number of lines, the newest.", min=1)] = 50,
     format: options.Output = Format.TABLE,
     settings: ClientSettings,
 ) -> None:
@@ -137,20 +126,11 @@ def audit_log(
     found = calls.call_broker(
         settings, lambda client: client.audit.latest(filters, tail), _FILTER_FLAGS
     )
-    lines = found[::-1]
-    output.show_list(
-        lines,
-        format,
-        kind="AuditLine",
-        noun="lines",
-        names=[f"auditline/{line.number}" for line in lines],
-        text=lambda: audit_table(lines, wide=format is Format.WIDE, width=output.width()),
-    )
+    lines, wide = found[::-1], format is Format.WIDE
+    LINES.show_list(lines, format, text=lambda: audit_table(lines, output.width(), wide=wide))
 
 
-_FILTER_FLAGS: Final = {
-    name: f"--{name}" for name in ("actor", "action", "subject", "since", "until")
-}
+_FILTER_FLAGS: Final = calls.fields_of("", "actor", "action", "subject", "since", "until")
 
 
 class ChainReport(msgspec.Struct, frozen=True):
@@ -169,12 +149,12 @@ def verify_chain(
     store: StoreFile = DEFAULT_STORE,
     anchor: Annotated[
         str,
-        typer.Option(
-            help="Head that an earlier verify printed: that line has to be there unchanged.",
-            metavar="NUMBER:DIGEST",
+        flag(
+            "Head that an earlier verify printed: that line has to be there unchanged.",
+            "NUMBER:DIGEST",
         ),
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Verify the hash chain of the audit log: finds lines that were changed or removed."""
     from kubelend.stores import factory
@@ -213,7 +193,7 @@ def _verify(opened: AnyStore, anchor: tuple[int, str] | None) -> ChainReport:
     )
 
 
-def _lines(opened: AnyStore, after: int) -> Iterator[AuditLine]:
+def _lines(opened: AnyStore, after: int) -> Iterator[core_audit_log.AuditLine]:
     while lines := opened.audit_lines(after, READ_BATCH):
         yield from lines
         after = lines[-1].number
@@ -240,64 +220,40 @@ def _anchor_problems(opened: AnyStore, number: int, digest: str) -> Iterator[str
 
 
 def _chain_text(report: ChainReport) -> str:
-    counted = tables.format_count(report.lines, "line")
-    if report.breaks:
-        heading = (
-            f"The audit log is broken: {counted}, {tables.format_count(report.breaks, 'break')}"
-        )
-    else:
-        heading = f"The audit log is intact: {counted}"
+    state = "broken" if report.breaks else "intact"
+    breaks = f", {tables.format_count(report.breaks, 'break')}" if report.breaks else ""
+    heading = f"The audit log is {state}: {tables.format_count(report.lines, 'line')}{breaks}"
     return "\n".join([heading, *report.details, *report.notes, f"Head: {report.head}"])
 
 
-def audit_table(
-    lines: list[admin_bodies.AuditLine], *, wide: bool, width: int | None = None
-) -> str:
+def audit_table(lines: list[AuditLine], width: int | None, *, wide: bool) -> str:
     """A table; on a terminal the changes are below each line, in a file behind it."""
-    headers = ["LINE", "TIME", "ACTOR", "ACTION", "SUBJECT"]
-    if wide:
-        headers.insert(3, "FROM")
-    rows = [_row(line, wide=wide) for line in lines]
     if width is None:
-        both = zip(rows, lines, strict=True)
-        return tables.format_table(
-            [*headers, "CHANGE"], [[*row, _line_text(line)] for row, line in both]
-        )
-    heading, *shown = tables.format_table(headers, rows).splitlines()
-    below = (_wrapped(_line_text(line), width) for line in lines)
-    return "\n".join(
-        [heading, *(text for pair in zip(shown, below, strict=True) for text in pair if text)]
-    )
+        return LINES.table(lines, output.now(), wide=wide)
+    without_changes = LINES._replace(columns=LINES.columns[:-1])
+    heading, *rows = without_changes.table(lines, output.now(), wide=wide).splitlines()
+    below = [textwrap.indent(textwrap.fill(_line_text(line), width - 6), " " * 6) for line in lines]
+    pairs = zip(rows, below, strict=True)
+    return "\n".join([heading, *(text for pair in pairs for text in pair if text)])
 
 
-def _wrapped(text: str, width: int) -> str:
-    indent = " " * 6
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+def _actor(line: AuditLine) -> str:
+    role, name = line.actor.role, line.actor.name
+    return name if role == name else f"{role} {name}".strip()
 
 
-def _row(line: admin_bodies.AuditLine, *, wide: bool) -> list[str]:
-    who = f"{line.actor.role} {line.actor.name}".strip()
-    cells = [
-        str(line.number),
-        f"{line.at:%Y-%m-%dT%H:%M:%SZ}",
-        who if line.actor.role != line.actor.name else line.actor.name,
-        line.action,
-        line.subject,
-    ]
-    if wide:
-        through = f" via {line.actor.via}" if line.actor.via else ""
-        cells.insert(3, f"{line.actor.remote}{through}")
-    return cells
+def _origin(line: AuditLine) -> str:
+    return line.actor.remote + (f" via {line.actor.via}" if line.actor.via else "")
 
 
-def _line_text(line: admin_bodies.AuditLine) -> str:
+def _line_text(line: AuditLine) -> str:
     if line.code:
         return f"rejected: {line.code}: {line.message}"
     changes = [f"{name}: {_change(line, name)}" for name in line.before | line.after]
     return "; ".join([*changes, line.message] if line.message else changes)
 
 
-def _change(line: admin_bodies.AuditLine, name: str) -> str:
+def _change(line: AuditLine, name: str) -> str:
     after = _value_text(name, line.after.get(name))
     return f"{_value_text(name, line.before[name])} -> {after}" if name in line.before else after
 
@@ -312,10 +268,22 @@ def _value_text(name: str, value: Any) -> str:
         case {"serial": serial, "ends_at": end}:
             return f"{serial} until {end}"
         case dict() if name == "resources":
-            return Resources.of(_amounts(value)).describe()
+            named = {name: amount for name, amount in value.items() if name != "extended"}
+            return Resources.of({**named, **value.get("extended", {})}).describe()
     return msgspec.json.encode(value).decode()
 
 
-def _amounts(value: dict[str, Any]) -> dict[str, int]:
-    named = {name: amount for name, amount in value.items() if name != "extended"}
-    return {**named, **value.get("extended", {})}
+LINES: Final[Printer[AuditLine]] = Printer(
+    "AuditLine",
+    "lines",
+    lambda line: f"auditline/{line.number}",
+    [
+        Column("LINE", lambda line, _: str(line.number)),
+        Column("TIME", lambda line, _: f"{line.at:%Y-%m-%dT%H:%M:%SZ}"),
+        Column("ACTOR", lambda line, _: _actor(line)),
+        Column("FROM", lambda line, _: _origin(line), is_wide=True),
+        Column("ACTION", lambda line, _: line.action),
+        Column("SUBJECT", lambda line, _: line.subject),
+        Column("CHANGE", lambda line, _: _line_text(line)),
+    ],
+)

@@ -23,6 +23,18 @@ Fields = Mapping[str, str]
 NO_FIELDS: Final[Fields] = MappingProxyType({})
 
 
+def fields_of(prefix: str, *names: str) -> dict[str, str]:
+    """The fields below a prefix whose flags have their names: `maxLent` is set by `--max-lent`."""
+    return {f"{prefix}{name}": f"--{_CAPITAL.sub(_lower, name)}" for name in names}
+
+
+def _lower(found: re.Match[str]) -> str:
+    return f"-{found[0].lower()}"
+
+
+_CAPITAL: Final = re.compile("[A-Z]")
+
+
 class Backend(Protocol):
     """What the everyday commands call: the broker itself, or the objects of a cluster."""
 
@@ -71,7 +83,7 @@ def call_broker(
     """Connect, call, disconnect. After a success, renew the certificate if that is due."""
     import asyncio
 
-    from kubelend.cli import renewal
+    from kubelend.cli import certificates
     from kubelend.transports.client import BrokerClient
 
     async def conversation() -> Answer:
@@ -80,7 +92,7 @@ def call_broker(
         ) as client:
             answer = await ask(client)
             if settings.auto_renew:
-                await renewal.renew_if_due(settings, client)
+                await certificates.renew_if_due(settings, client)
             return answer
 
     with naming_flags(fields):

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
-import typer
-
 from kubelend.apps.settings import CertificateSettings, ClientSettings
 from kubelend.cli import calls, options, output
+from kubelend.cli.options import Many, flag
 from kubelend.cli.output import Format
 from kubelend.core import durations, lifecycle
-from kubelend.core.errors import InvalidIdentity, InvalidInput
+from kubelend.core.errors import InvalidIdentity, InvalidInput, KubelendError
 from kubelend.kits import tables
 from kubelend.pki import passphrases
 from kubelend.pki.passphrases import Passphrase
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from kubelend.pki.identity import Profile
     from kubelend.pki.inspection import AuthorityDirectoryInfo, CertificateInfo
+    from kubelend.transports.client import BrokerClient
 
 
 @options.takes(settings=options.holder)
@@ -40,28 +40,23 @@ def show_certificate(
     from kubelend.pki import inspection
 
     found = inspection.inspect_certificate(settings.cert_path)
-    output.show(
-        found, format, text=lambda: _certificate_text(found), names=[f"certificate/{found.name}"]
-    )
+    output.show(found, format, lambda: _certificate_text(found), [f"certificate/{found.name}"])
 
 
 @options.takes(settings=options.client)
 def renew_own_certificate(
-    force: Annotated[
-        bool, typer.Option("--force", help="Renew it although it is not due.")
-    ] = False,
+    force: Annotated[bool, flag("Renew it although it is not due.", None, "--force")] = False,
     *,
     settings: ClientSettings,
 ) -> None:
     """Renew the certificate in --cert-path if it is due. Other commands do so by themselves."""
-    from kubelend.cli import renewal
     from kubelend.pki import inspection
 
     renewed = calls.call_broker(
-        settings, lambda client: renewal.renew_certificate(settings, client, force=force)
+        settings, lambda client: _renew_certificate(settings, client, force=force)
     )
     if renewed is not None:
-        print(f"renewed {renewal.certificate_summary(settings, renewed)}")
+        print(f"renewed the certificate in {settings.cert_path}, {_validity(renewed)}")
         return
     found = inspection.inspect_certificate(settings.cert_path)
     moment = tables.format_time(found.renew_at, output.now())
@@ -72,47 +67,86 @@ def renew_own_certificate(
         print(f"another process is renewing the certificate in {settings.cert_path}")
 
 
+RENEWAL_TIMEOUT = 5.0
+"""Seconds by which a renewal may delay the end of a command."""
+
+
+async def renew_if_due(settings: ClientSettings, client: BrokerClient) -> None:
+    """Renew the certificate if it is due. Errors are ignored: the next command tries again."""
+    import asyncio
+
+    from kubelend.pki import x509 as pki_x509
+    from kubelend.transports import tls
+
+    try:
+        # Checked first: importing what renews takes longer than this whole check.
+        if pki_x509.renewal_time(tls.own_certificate(settings.cert_path)) > output.now():
+            return
+        async with asyncio.timeout(RENEWAL_TIMEOUT):
+            renewed = await _renew_certificate(settings, client)
+    except (KubelendError, TimeoutError):
+        return
+    if renewed is not None:
+        output.note(f"renewed the certificate in {settings.cert_path}, {_validity(renewed)}")
+
+
+async def _renew_certificate(
+    settings: ClientSettings, client: BrokerClient, *, force: bool = False
+) -> x509.Certificate | None:
+    """The new certificate; None if it is not due, or another process is renewing it."""
+    from kubelend.apps import renewal
+
+    renewed = await renewal.renew_with_client(
+        client,
+        settings.broker_url,
+        settings.cert_path,
+        settings.timeout,
+        output.now(),
+        force=force,
+    )
+    return None if renewed is None else renewed.certificate
+
+
+def _validity(certificate: x509.Certificate) -> str:
+    return f"valid until {tables.format_time(certificate.not_valid_after_utc, output.now())}"
+
+
 def _certificate_text(found: CertificateInfo) -> str:
     now = output.now()
+    facts = output.details(
+        [
+            ("Name", found.name),
+            ("Role", found.role),
+            ("Subject", found.subject),
+            ("Valid from", found.not_before),
+            ("Valid until", found.not_after),
+            ("Days left", max(0, (found.not_after - now).days)),
+            ("Renewed from", found.renew_at),
+            ("Signed by", found.issuer),
+            ("Serial", found.serial),
+            ("Files", found.directory),
+        ],
+        now,
+    )
     trusted = (
         (each.subject, tables.format_time(each.not_after, now), each.pin)
         for each in found.authorities
     )
-    return "\n".join(
-        [
-            tables.format_pairs(
-                [
-                    ("Name", found.name),
-                    ("Role", found.role),
-                    ("Subject", found.subject),
-                    ("Valid from", tables.format_time(found.not_before, now)),
-                    ("Valid until", tables.format_time(found.not_after, now)),
-                    ("Days left", str(max(0, (found.not_after - now).days))),
-                    ("Renewed from", tables.format_time(found.renew_at, now)),
-                    ("Signed by", found.issuer),
-                    ("Serial", found.serial),
-                    ("Files", found.directory),
-                ]
-            ),
-            "",
-            tables.format_table(("TRUSTED", "END", "HASH"), trusted),
-        ]
-    )
+    return f"{facts}\n\n{tables.format_table(('TRUSTED', 'END', 'HASH'), trusted)}"
 
 
 PassphraseFile = Annotated[
     Path | None,
-    typer.Option(
-        "--passphrase-file",
-        help="File with the passphrase of the authority's key."
+    flag(
+        "File with the passphrase of the authority's key."
         f" {passphrases.PASSPHRASE_VARIABLE} can hold it too.",
-        metavar="FILE",
+        *("FILE", "--passphrase-file"),
         envvar=f"{passphrases.PASSPHRASE_VARIABLE}_FILE",
         show_default=False,
     ),
 ]
 PassphrasePrompt = Annotated[
-    bool, typer.Option("--passphrase-prompt", help="Ask for the passphrase on the terminal.")
+    bool, flag("Ask for the passphrase on the terminal.", None, "--passphrase-prompt")
 ]
 
 
@@ -137,11 +171,6 @@ def new_passphrase(
     return Passphrase(first)
 
 
-def read_passphrase_file(file: Path | None) -> Passphrase | None:
-    """The passphrase in a file that a flag names; no variable is read instead."""
-    return passphrases.passphrase_from_file(file) if file is not None else None
-
-
 def _prompt_passphrase(question: str) -> str:
     # Without a terminal getpass would echo what is typed, or block.
     if not sys.stdin.isatty():
@@ -151,37 +180,22 @@ def _prompt_passphrase(question: str) -> str:
     return getpass.getpass(question)
 
 
-Lifetime = Annotated[str, typer.Option(help="Validity, for example 720h.", metavar="DURATION")]
+Lifetime = Annotated[str, flag("Validity, for example 720h.", "DURATION")]
 
 
-class Algorithm(StrEnum):
-    """What `--algorithm` takes."""
+Algorithm = StrEnum("Algorithm", ["P256", "RSA"])
+Role = StrEnum("Role", ["CLUSTER", "VIEWER", "ADMIN", "PROXY", "BROKER"])
 
-    P256 = "p256"
-    RSA = "rsa"
-
-
-class Role(StrEnum):
-    """What `--role` takes."""
-
-    CLUSTER = "cluster"
-    VIEWER = "viewer"
-    ADMIN = "admin"
-    PROXY = "proxy"
-    BROKER = "broker"
-
-
-KeyAlgorithm = Annotated[Algorithm, typer.Option(help="Key algorithm.")]
-AuthorityDirectory = Annotated[
-    Path, typer.Option("--ca", help="Directory of the authority.", metavar="DIR")
-]
+KeyAlgorithm = Annotated[Algorithm, flag("Key algorithm.")]
+AuthorityDirectory = Annotated[Path, flag("Directory of the authority.", "DIR", "--ca")]
+OutputDirectory = Annotated[Path | None, flag("Output directory. Defaults to certs/NAME.", "DIR")]
 
 
 @options.takes(passphrase=new_passphrase)
 def init_authority(
     *,
     out: AuthorityDirectory = Path("ca"),
-    name: Annotated[str, typer.Option(help="Name of the authority.")] = "kubelend",
+    name: Annotated[str, flag("Name of the authority.")] = "kubelend",
     lifetime: Lifetime = "87600h",
     algorithm: KeyAlgorithm = Algorithm.P256,
     passphrase: Passphrase | None,
@@ -213,33 +227,20 @@ def issue_certificate(
     *,
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            help="Cluster ID, or name of a person. Not used for the broker.",
-            show_default=False,
-        ),
+        options.argument("NAME", help="Cluster ID, or name of a person. Not used for the broker."),
     ],
-    role: Annotated[Role, typer.Option(help="Role of the holder.")] = Role.CLUSTER,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Output directory. Defaults to certs/NAME.", metavar="DIR"),
-    ] = None,
-    dns: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name of the broker; may be repeated.", metavar="NAME"),
-    ] = None,
-    ip: Annotated[
-        list[str] | None,
-        typer.Option(help="IP address of the broker; may be repeated.", metavar="ADDRESS"),
-    ] = None,
+    role: Annotated[Role, flag("Role of the holder.")] = Role.CLUSTER,
+    out: OutputDirectory = None,
+    dns: Annotated[Many, flag("Host name of the broker; may be repeated.", "NAME")] = None,
+    ip: Annotated[Many, flag("IP address of the broker; may be repeated.", "ADDRESS")] = None,
     namespace: Annotated[
-        str, typer.Option(help="Kubernetes namespace of the broker, for the names of its service.")
+        str, flag("Kubernetes namespace of the broker, for the names of its service.")
     ] = "default",
     lifetime: Lifetime = "8760h",
     algorithm: KeyAlgorithm = Algorithm.P256,
     authority: AuthorityDirectory = Path("ca"),
     passphrase: Passphrase | None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    overwrite: Annotated[bool, flag("Replace existing files.", None, "--overwrite")] = False,
 ) -> None:
     """Issue a certificate with a new key: tls.crt, tls.key and ca.crt in one directory."""
     from kubelend.pki import files, keys
@@ -248,16 +249,21 @@ def issue_certificate(
     profile = _profile(name, role, [*(dns or []), *(ip or [])], namespace)
     valid_for = durations.parse_duration(lifetime)
     credentials = Authority.load(authority, passphrase).issue(
-        profile,
-        valid_for,
-        now=output.now(),
-        algorithm=keys.Algorithm(algorithm),
+        profile, valid_for, now=output.now(), algorithm=keys.Algorithm(algorithm)
     )
-    directory = out or Path("certs") / quote(name, safe=" @+:,=")
+    directory = out or default_directory(name)
     files.save_credentials(directory, credentials, overwrite=overwrite)
-    end = tables.format_time(credentials.certificate.not_valid_after_utc, output.now())
-    print(f"wrote the certificate of {role} {name} to {directory}, valid until {end}")
+    print_written(role, name, directory, credentials.certificate)
     output.note(_next_step(role, directory))
+
+
+def default_directory(name: str) -> Path:
+    """Where a certificate is written; whatever the name is, below the current directory."""
+    return Path("certs") / quote(name, safe=" @+:,=")
+
+
+def print_written(role: str, name: str, directory: Path, certificate: x509.Certificate) -> None:
+    print(f"wrote the certificate of {role} {name} to {directory}, {_validity(certificate)}")
 
 
 @options.takes(passphrase=existing_passphrase)
@@ -265,22 +271,21 @@ def rotate_authority(
     *,
     authority: AuthorityDirectory = Path("ca"),
     name: Annotated[
-        str, typer.Option(help="Name of the new authority. Defaults to the old name and a number.")
+        str, flag("Name of the new authority. Defaults to the old name and a number.")
     ] = "",
     lifetime: Lifetime = "87600h",
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="Key algorithm. Defaults to that of the old key.")
+        Algorithm | None, flag("Key algorithm. Defaults to that of the old key.")
     ] = None,
     passphrase: Passphrase | None,
     new_passphrase_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the passphrase for the new key.", metavar="FILE"),
+        Path | None, flag("File with the passphrase for the new key.", "FILE")
     ] = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="Remove the old authority. Needs --yes.")
+        bool, flag("Remove the old authority. Needs --yes.", None, "--finish")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Confirm --finish, which cannot be undone.")
+        bool, flag("Confirm --finish, which cannot be undone.", None, "--yes", "-y")
     ] = False,
 ) -> None:
     """Replace the authority by a new one, which signs from now on. The old key is deleted.
@@ -299,7 +304,7 @@ def rotate_authority(
         name=name,
         algorithm=keys.Algorithm(algorithm) if algorithm else None,
         passphrase=passphrase,
-        new_passphrase=read_passphrase_file(new_passphrase_file),
+        new_passphrase=_new_passphrase(new_passphrase_file),
     )
     print(f"{_authority_name(successor.certificate)} signs from now on")
     for each in successor.trusted[1:]:
@@ -324,7 +329,12 @@ def show_authority(
 
     found = inspection.inspect_authority(authority, passphrase)
     names = [f"authority/{each.subject}" for each in found.authorities]
-    output.show(found, format, text=lambda: _authority_text(found), names=names)
+    output.show(found, format, lambda: _authority_text(found), names)
+
+
+def _new_passphrase(file: Path | None) -> Passphrase | None:
+    # No variable is read instead: it is that of the old key.
+    return None if file is None else passphrases.passphrase_from_file(file)
 
 
 def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: bool) -> None:
@@ -355,13 +365,9 @@ def _authority_name(certificate: x509.Certificate) -> str:
 
 def _authority_text(found: AuthorityDirectoryInfo) -> str:
     signs = {True: "yes", False: "no", None: "?"}
+    now = output.now()
     rows = [
-        (
-            each.subject,
-            signs[each.signs],
-            tables.format_time(each.not_after, output.now()),
-            each.pin,
-        )
+        (each.subject, signs[each.signs], tables.format_time(each.not_after, now), each.pin)
         for each in found.authorities
     ]
     lines = [tables.format_table(("SUBJECT", "SIGNS", "END", "HASH"), rows), ""]

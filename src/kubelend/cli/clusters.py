@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated
-
-import typer
+from typing import Annotated, Final
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, limits, options, output, reservation_views
+from kubelend.cli import calls, limits, options, output
 from kubelend.cli.calls import Backend
 from kubelend.cli.options import Target
-from kubelend.cli.output import Format
+from kubelend.cli.output import Column, Format, Printer
+from kubelend.cli.reservations import RESERVATIONS
 from kubelend.kits import tables
 from kubelend.wire import bodies
 
@@ -22,15 +20,7 @@ LIVE = "Reserved,Active"
 
 @options.takes(target=options.target)
 def get_clusters(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[CLUSTER]",
-            help="Only this one.",
-            show_default=False,
-            callback=options.named("cluster"),
-        ),
-    ] = "",
+    name: Annotated[str, options.argument("[CLUSTER]", "cluster", help="Only this one.")] = "",
     format: options.Output = Format.TABLE,
     *,
     target: Target,
@@ -39,27 +29,12 @@ def get_clusters(
 
     Viewers and admins see all clusters, a cluster only itself.
     """
-    wide = format is Format.WIDE
     if name:
         one = calls.call_backend(target, lambda backend: backend.get_cluster(name))
-        output.show(
-            one,
-            format,
-            kind="Cluster",
-            text=lambda: cluster_table([one], output.now(), wide=wide),
-            names=[_reference(one)],
-        )
-        return
-    found, where = calls.call_backend(target, _find_all)
-    output.show_list(
-        found,
-        format,
-        kind="Cluster",
-        noun="clusters",
-        names=[_reference(one) for one in found],
-        where=where,
-        text=lambda: cluster_table(found, output.now(), wide=wide),
-    )
+        CLUSTERS.show(one, format)
+    else:
+        found, where = calls.call_backend(target, _find_all)
+        CLUSTERS.show_list(found, format, where)
 
 
 @options.takes(target=options.target)
@@ -81,19 +56,16 @@ def cordon(
     found = calls.call_broker(
         settings, lambda client: client.cordon(name, reason), {"reason": "--reason"}
     )
-    _show(found, f"cluster/{name} cordoned", format)
+    CLUSTERS.show(found, format, lambda: f"cluster/{name} cordoned")
 
 
 @options.takes(settings=options.client)
 def uncordon(
-    name: options.ClusterName,
-    format: options.Output = Format.TABLE,
-    *,
-    settings: ClientSettings,
+    name: options.ClusterName, format: options.Output = Format.TABLE, *, settings: ClientSettings
 ) -> None:
     """Open a cluster to new reservations again."""
     found = calls.call_broker(settings, lambda client: client.uncordon(name))
-    _show(found, f"cluster/{name} uncordoned", format)
+    CLUSTERS.show(found, format, lambda: f"cluster/{name} uncordoned")
 
 
 @options.takes(settings=options.client)
@@ -112,32 +84,21 @@ def drain(
     release, and asks for confirmation.
     """
     if dry_run:
-        _show_drain_plan(name, _lent(settings, name), format)
+        lent = _lent(settings, name)
+        where = f" on cluster {name}"
+        RESERVATIONS.show_list(lent, format, where, lambda: _drain_plan(name, lent))
         return
     if not yes:
         output.confirm(lambda: _drain_plan(name, _lent(settings, name)), f"Drain cluster {name}?")
     found = calls.call_broker(
         settings, lambda client: client.drain(name, reason), {"reason": "--reason"}
     )
-    output.show(
-        found,
-        format,
-        kind="Drain",
-        text=lambda: drain_summary(found, output.now()),
-        names=reservation_views.references(found.reservations),
-    )
+    names = map(RESERVATIONS.name, found.reservations)
+    output.show(found, format, lambda: drain_summary(found, output.now()), names, "Drain")
 
 
 async def _find_all(backend: Backend) -> tuple[list[bodies.Cluster], str]:
     return await backend.all_clusters(), calls.search_scope(backend)
-
-
-def _show(found: bodies.Cluster, sentence: str, format: Format) -> None:
-    output.show(found, format, kind="Cluster", text=lambda: sentence, names=[_reference(found)])
-
-
-def _reference(found: bodies.Cluster) -> str:
-    return f"cluster/{found.advertisement.cluster_id}"
 
 
 def _lent(settings: ClientSettings, name: str) -> list[bodies.Reservation]:
@@ -146,56 +107,21 @@ def _lent(settings: ClientSettings, name: str) -> list[bodies.Reservation]:
     )
 
 
-def _show_drain_plan(name: str, lent: list[bodies.Reservation], format: Format) -> None:
-    output.show_list(
-        lent,
-        format,
-        kind="Reservation",
-        noun="reservations",
-        where=f" on cluster {name}",
-        names=reservation_views.references(lent),
-        text=lambda: _drain_plan(name, lent),
-    )
-
-
 def _drain_plan(name: str, lent: list[bodies.Reservation]) -> str:
+    start = f"Cluster {tables.sanitize_line(name)} would be cordoned"
     if not lent:
-        return f"Cluster {tables.sanitize_line(name)} would be cordoned; it has no reservations."
+        return f"{start}; it has no reservations."
     count = tables.format_count(len(lent), "reservation")
-    heading = (
-        f"Cluster {tables.sanitize_line(name)} would be cordoned, and {count} moved or released:"
-    )
-    return f"{heading}\n\n{reservation_views.table(lent, output.now())}"
+    table = RESERVATIONS.table(lent, output.now())
+    return f"{start}, and {count} moved or released:\n\n{table}"
 
 
 # -- text
 
-CLUSTER_HEADERS = ("NAME", "STATUS", "CPU-FREE", "MEMORY-FREE", "GPU-FREE", "SCORE", "LENT", "SEEN")
-WIDE_CLUSTER_HEADERS = (
-    *CLUSTER_HEADERS,
-    "CPU",
-    "MEMORY",
-    "STORAGE-FREE",
-    "REGION",
-    "PRICE",
-    "CERTIFICATE",
-    "ENDPOINT",
-)
-_PARTS = ("capacity", "allocatable", "allocated", "reserved", "available")
-
-
-def cluster_table(found: list[bodies.Cluster], now: datetime, *, wide: bool = False) -> str:
-    if not wide:
-        return tables.format_table(CLUSTER_HEADERS, [_cluster_cells(one, now) for one in found])
-    return tables.format_table(
-        WIDE_CLUSTER_HEADERS,
-        [(*_cluster_cells(one, now), *_wide_cluster_cells(one, now)) for one in found],
-    )
-
 
 def cluster_details(found: bodies.Cluster, now: datetime) -> str:
     known, status = found.advertisement, found.status
-    facts = tables.format_pairs(
+    facts = output.details(
         [
             ("Name", known.cluster_id),
             ("Status", _status(status)),
@@ -206,12 +132,13 @@ def cluster_details(found: bodies.Cluster, now: datetime) -> str:
             ("Region", known.region),
             ("Labels", ", ".join(f"{key}={value}" for key, value in known.labels.items())),
             ("Prices", _prices(known.cost)),
-            *_policy(status),
+            *limits.limits_of(status.policy).items(),
             ("Endpoint", known.endpoint_url),
-            ("Last seen", tables.format_time(status.last_update_time, now)),
-            ("Valid until", tables.format_time(status.valid_until, now)),
-            ("Certificate", tables.format_time(status.certificate_until, now)),
-        ]
+            ("Last seen", status.last_update_time),
+            ("Valid until", status.valid_until),
+            ("Certificate", status.certificate_until),
+        ],
+        now,
     )
     return f"{facts}\n\n{_resource_table(known.resources, status.withheld)}"
 
@@ -223,43 +150,8 @@ def drain_summary(found: bodies.DrainResult, now: datetime) -> str:
         return f"cluster/{name} drained; it had no reservations"
     moved = sum(one.status.phase in {"Reserved", "Active"} for one in found.reservations)
     rest = len(found.reservations) - moved
-    table = reservation_views.table(found.reservations, now)
+    table = RESERVATIONS.table(found.reservations, now)
     return f"cluster/{name} drained: {moved} moved to other clusters, {rest} released\n\n{table}"
-
-
-def _cluster_cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]:
-    free, status = output.amount_texts(found.advertisement.resources.available), found.status
-    return (
-        found.advertisement.cluster_id,
-        _status(status),
-        free.get("cpu", ""),
-        output.short_bytes(free.get("memory", "")),
-        free.get("gpu", ""),
-        status.score,
-        str(status.reservations),
-        tables.format_age(status.last_update_time, now),
-    )
-
-
-def _wide_cluster_cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]:
-    known, until = found.advertisement, found.status.certificate_until
-    total = output.amount_texts(known.resources.allocatable)
-    free = output.amount_texts(known.resources.available)
-    return (
-        total.get("cpu", ""),
-        output.short_bytes(total.get("memory", "")),
-        output.short_bytes(free.get("storage", "")),
-        known.region,
-        _short_price(known.cost),
-        "" if until is None else tables.format_time_left(until, now),
-        known.endpoint_url,
-    )
-
-
-def _policy(status: bodies.ClusterStatus) -> Iterator[tuple[str, str]]:
-    if status.policy is None:
-        return
-    yield from zip(limits.LIMIT_NAMES, limits.effective_limits(status.policy), strict=True)
 
 
 def _status(status: bodies.ClusterStatus) -> str:
@@ -268,10 +160,6 @@ def _status(status: bodies.ClusterStatus) -> str:
     if not status.cordoned:
         return status.phase
     return "Cordoned" if status.active else f"{status.phase},Cordoned"
-
-
-def _short_price(cost: bodies.Cost | None) -> str:
-    return f"{cost.cpu_cost or 0}/{cost.memory_cost or 0} {cost.currency}" if cost else ""
 
 
 def _prices(cost: bodies.Cost | None) -> str:
@@ -294,3 +182,49 @@ def _resource_table(resources: bodies.Metrics, withheld: dict[str, str]) -> str:
     names = dict.fromkeys(name for texts in by_part.values() for name in texts)
     rows = [(name, *(texts.get(name, "0") for texts in by_part.values())) for name in names]
     return tables.format_table(("RESOURCE", *(part.upper() for part in by_part)), rows)
+
+
+_PARTS: Final = ("capacity", "allocatable", "allocated", "reserved", "available")
+
+
+def _free(found: bodies.Cluster, name: str) -> str:
+    return output.amount_texts(found.advertisement.resources.available).get(name, "")
+
+
+def _total(found: bodies.Cluster, name: str) -> str:
+    return output.amount_texts(found.advertisement.resources.allocatable).get(name, "")
+
+
+def _short_price(found: bodies.Cluster) -> str:
+    cost = found.advertisement.cost
+    return f"{cost.cpu_cost or 0}/{cost.memory_cost or 0} {cost.currency}" if cost else ""
+
+
+CLUSTERS: Final[Printer[bodies.Cluster]] = Printer(
+    "Cluster",
+    "clusters",
+    lambda one: f"cluster/{one.advertisement.cluster_id}",
+    [
+        Column("NAME", lambda one, _: one.advertisement.cluster_id),
+        Column("STATUS", lambda one, _: _status(one.status)),
+        Column("CPU-FREE", lambda one, _: _free(one, "cpu")),
+        Column("MEMORY-FREE", lambda one, _: output.short_bytes(_free(one, "memory"))),
+        Column("GPU-FREE", lambda one, _: _free(one, "gpu")),
+        Column("SCORE", lambda one, _: one.status.score),
+        Column("LENT", lambda one, _: str(one.status.reservations)),
+        Column("SEEN", lambda one, now: tables.format_age(one.status.last_update_time, now)),
+        Column("CPU", lambda one, _: _total(one, "cpu"), is_wide=True),
+        Column("MEMORY", lambda one, _: output.short_bytes(_total(one, "memory")), is_wide=True),
+        Column(
+            "STORAGE-FREE", lambda one, _: output.short_bytes(_free(one, "storage")), is_wide=True
+        ),
+        Column("REGION", lambda one, _: one.advertisement.region, is_wide=True),
+        Column("PRICE", lambda one, _: _short_price(one), is_wide=True),
+        Column(
+            "CERTIFICATE",
+            lambda one, now: output.time_left(one.status.certificate_until, now),
+            is_wide=True,
+        ),
+        Column("ENDPOINT", lambda one, _: one.advertisement.endpoint_url, is_wide=True),
+    ],
+)

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from kubelend.apps.settings import broker_url_problem
 from kubelend.cli import output
-from kubelend.cli.output import Format
+from kubelend.cli.output import Column, Format, Printer
 from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidSettings, NotFound
 from kubelend.kits import tables
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import yaml
 
 VARIABLE: Final = "KUBELEND_CONFIG"
-
 
 _KEYS: Final = {
     "name": "name",
@@ -54,11 +53,7 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, rename=_KEYS):
 
     def settings(self) -> dict[str, str]:
         """The settings that this context has a value for, by attribute of `ClientSettings`."""
-        named = {
-            "broker_url": self.broker_url,
-            "cert_path": self.cert_path,
-            "timeout": self.timeout,
-        }
+        named = {name: getattr(self, name) for name in _KEYS if name != "name"}
         return {name: value for name, value in named.items() if value}
 
 
@@ -205,11 +200,10 @@ class _Parser:
         values = {name: self._text(fields, key) for name, key in _KEYS.items()}
         if not values["name"]:
             raise self._error(node, "a context without a name")
-        if values["broker_url"]:
-            problem = broker_url_problem(values["broker_url"], "brokerURL")
-            self._check(fields["brokerURL"], problem)
-        if values["timeout"]:
-            self._check(fields["timeout"], _duration_problem(values["timeout"]))
+        for key, problem in _problems(
+            values["broker_url"], "brokerURL", values["timeout"], "timeout"
+        ):
+            raise self._error(fields[key], problem)
         return Context(**values)
 
     def _mapping(self, node: yaml.Node, known: tuple[str, ...], what: str) -> dict[str, yaml.Node]:
@@ -245,10 +239,6 @@ class _Parser:
             raise self._error(node, f"{key} has to be a text")
         return str(node.value)
 
-    def _check(self, node: yaml.Node, problem: str) -> None:
-        if problem:
-            raise self._error(node, problem)
-
     def _error(self, node: yaml.Node, problem: str) -> InvalidSettings:
         return InvalidSettings(f"{self._file}:{node.start_mark.line + 1}: {problem}", hint=_FIX)
 
@@ -256,17 +246,20 @@ class _Parser:
 _NULL: Final = "tag:yaml.org,2002:null"
 
 
-def _duration_problem(text: str) -> str:
+def _problems(
+    url: str, url_name: str, timeout: str, timeout_name: str
+) -> Iterator[tuple[str, str]]:
+    """What is wrong with the settings of a context, by name."""
+    if url and (problem := broker_url_problem(url, url_name)):
+        yield url_name, problem
     try:
-        is_positive = durations.parse_duration(text).total_seconds() > 0
+        if timeout and durations.parse_duration(timeout).total_seconds() <= 0:
+            yield timeout_name, f"{timeout_name}: {timeout} is not above zero"
     except InvalidDuration as error:
-        return f"timeout: {error.message}"
-    return "" if is_positive else f"timeout: {text} is not above zero"
+        yield timeout_name, f"{timeout_name}: {error.message}"
 
 
 # -- commands
-
-HEADERS: Final = ("CURRENT", "NAME", "BROKER", "CERTIFICATES")
 
 ContextName = Annotated[str, typer.Argument(metavar="CONTEXT", show_default=False)]
 
@@ -281,15 +274,18 @@ def get_contexts(
 ) -> None:
     """List the contexts of the configuration file."""
     config = load()
-    output.show_list(
-        config.contexts,
-        format,
-        kind="Context",
-        noun="contexts",
-        names=[one.name for one in config.contexts],
-        text=lambda: _context_table(config),
-        where=f" in {path()}",
+    contexts: Printer[Context] = Printer(
+        "Context",
+        "contexts",
+        lambda one: one.name,
+        [
+            Column("CURRENT", lambda one, _: "*" if one.name == config.current_context else " "),
+            Column("NAME", lambda one, _: one.name),
+            Column("BROKER", lambda one, _: one.broker_url),
+            Column("CERTIFICATES", lambda one, _: one.cert_path),
+        ],
     )
+    contexts.show_list(config.contexts, format, f" in {path()}")
 
 
 def current_context() -> None:
@@ -333,12 +329,8 @@ def set_context(
     """
     if bool(name) == current:
         raise InvalidInput("give the name of a context, or --current", hint="one of both")
-    for problem in (
-        broker_url_problem(broker_url, "--broker-url") if broker_url else "",
-        f"--{_duration_problem(timeout)}" if timeout and _duration_problem(timeout) else "",
-    ):
-        if problem:
-            raise InvalidInput(problem)
+    for _, problem in _problems(broker_url, "--broker-url", timeout, "--timeout"):
+        raise InvalidInput(problem)
     with _changing():
         config = load()
         wanted = name or config.current_context
@@ -366,16 +358,3 @@ def delete_context(name: ContextName) -> None:
     output.print_text(f"Deleted context {tables.sanitize_line(name)!r} from {path()}.")
     if not current:
         output.note("There is no current context now; `kubelend config use-context` sets one.")
-
-
-def _context_table(config: Config) -> str:
-    rows = [
-        (
-            "*" if one.name == config.current_context else " ",
-            one.name,
-            one.broker_url,
-            one.cert_path,
-        )
-        for one in config.contexts
-    ]
-    return tables.format_table(HEADERS, rows)

@@ -52,6 +52,10 @@ def main() -> None:
         print(f"wrote {path}")
 
 
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", _NOTICE, *parts]) + "\n"
+
+
 def documents(directory: Path) -> dict[Path, str]:
     """Every generated page and its text."""
     return {
@@ -65,9 +69,8 @@ def documents(directory: Path) -> dict[Path, str]:
 
 def command_line() -> str:
     """Every command, flag and variable, and the exit codes."""
-    parts = [
-        "# The command line",
-        _NOTICE,
+    return _page(
+        "The command line",
         "`kubelend` and `kubectl lend` are the same command with different defaults: `kubelend` calls"
         " the broker, `kubectl lend` works on the cluster of kubectl's context, where a command has"
         " `--kube-context` ([kubernetes.md](kubernetes.md#kubectl-lend)).",
@@ -79,15 +82,13 @@ def command_line() -> str:
         "## Exit codes",
         _table(("code", "meaning"), ((str(int(code)), code.meaning) for code in ExitCode)),
         *_commands("kubelend", app.build_app()),
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
 
 
 def rest_routes() -> str:
     """Every route, and who may call it."""
-    parts = [
-        "# REST routes and permissions",
-        _NOTICE,
+    return _page(
+        "REST routes and permissions",
         "Every call is made over mutual TLS; the client certificate identifies the caller. Errors are problem"
         " details (`application/problem+json`) with a stable `code`: [errors.md](errors.md) has all of them."
         f" Any route may also answer {', '.join(problems.status_and_codes(COMMON_ERRORS))}."
@@ -100,15 +101,13 @@ def rest_routes() -> str:
             ("method", "path", *_ROLES, "what it does", "errors"),
             (_route_cells(route) for route in routes.ROUTES),
         ),
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
 
 
 def error_codes() -> str:
     """Every error code, and the routes that send it."""
-    parts = [
-        "# Error codes",
-        _NOTICE,
+    return _page(
+        "Error codes",
         "Errors of the REST interface are problem details (RFC 9457, `application/problem+json`). `detail`"
         " says what is wrong, `hint` what to do, and `error` both; `code` is stable, for programs."
         " If `retryable` is true, the same call may succeed later; `Retry-After` says when, if that is"
@@ -116,21 +115,21 @@ def error_codes() -> str:
         _table(("code", "status", "retryable", "meaning", "sent by"), map(_error_cells, _KINDS)),
         "The names are those of the operations in [openapi.json](openapi.json). [routes.md](routes.md) has"
         " the codes of each route. Joining has a listener of its own, the enrolment port.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
 
 
 def object_fields() -> str:
     """Every field of every custom resource."""
-    parts = [
-        "# Fields of the custom resources",
-        _NOTICE,
+    intro = (
         "The same as `kubectl explain --recursive` prints. What each kind is for, and its columns in"
-        " `kubectl get`, are in [objects.md](objects.md).",
-    ]
-    for name, summary, rows in crd_fields():
-        parts += [f"## {name}", summary, _table(_FIELD_HEADERS, rows)]
-    return "\n\n".join(parts) + "\n"
+        " `kubectl get`, are in [objects.md](objects.md)."
+    )
+    kinds = (
+        part
+        for name, summary, rows in crd_fields()
+        for part in (f"## {name}", summary, _table(_FIELD_HEADERS, rows))
+    )
+    return _page("Fields of the custom resources", intro, *kinds)
 
 
 _FIELD_HEADERS = ("field", "type", "required", "meaning", "limits")
@@ -230,9 +229,6 @@ def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 # -- CustomResourceDefinitions
-
-_CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
-
 
 _CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
 

@@ -11,6 +11,7 @@ import typer
 
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output
+from kubelend.cli.options import flag
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.kits import tables
@@ -36,14 +37,10 @@ def verify_grant(
         str, typer.Argument(metavar="[GRANT]", help="Defaults to standard input.")
     ] = "-",
     *,
-    keys: Annotated[Path, typer.Option(help="Output of `grant keys`.", metavar="FILE")],
+    keys: Annotated[Path, flag("Output of `grant keys`.", "FILE")],
     provider: Annotated[
         str,
-        typer.Option(
-            help="Cluster that the grant has to be for.",
-            metavar="CLUSTER",
-            callback=options.named("cluster"),
-        ),
+        flag("Cluster that the grant has to be for.", "CLUSTER", callback=options.named("cluster")),
     ],
     format: options.Output = Format.TABLE,
 ) -> None:

@@ -6,64 +6,45 @@ import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
-
-import typer
 
 from kubelend.apps import settings
-from kubelend.cli import members, output
-from kubelend.cli.certificates import Algorithm, KeyAlgorithm, client_profile_for
+from kubelend.cli import certificates, members, options, output
+from kubelend.cli.certificates import Algorithm, KeyAlgorithm, OutputDirectory
 from kubelend.cli.members import JoinRole
+from kubelend.cli.options import flag
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput
-from kubelend.kits import tables
 
 if TYPE_CHECKING:
     from kubelend.apps.join import JoinOutcome, JoinParameters
     from kubelend.wire.admin_bodies import JoinPending
 
-EnrolmentUrl = Annotated[
-    str,
-    typer.Argument(
-        metavar="BROKER",
-        help="Address of the broker's enrolment port: https://HOST:8444.",
-        show_default=False,
-    ),
-]
-Token = Annotated[
-    str,
-    typer.Option(
-        help="Join token. Process lists show flags: better use the variable or --token-file.",
-        metavar="TOKEN",
-        envvar="KUBELEND_TOKEN",
-        show_envvar=True,
-    ),
-]
-
 
 def join(
     *,
-    broker: EnrolmentUrl,
-    token: Token = "",
+    broker: Annotated[
+        str,
+        options.argument(
+            "BROKER", help="Address of the broker's enrolment port: https://HOST:8444."
+        ),
+    ],
+    token: Annotated[
+        str,
+        flag(
+            "Join token. Process lists show flags: better use the variable or --token-file.",
+            "TOKEN",
+            envvar="KUBELEND_TOKEN",
+            show_envvar=True,
+        ),
+    ] = "",
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the join token; - reads stdin.", metavar="FILE")
+        Path | None, flag("File with the join token; - reads stdin.", "FILE")
     ] = None,
-    ca_hash: Annotated[
-        str, typer.Option(help="Hash of the broker's authority: sha256:...", metavar="HASH")
-    ] = "",
-    name: Annotated[
-        str,
-        typer.Option("--cluster-id", "--name", help="Name to join as.", metavar="NAME"),
-    ] = "",
-    role: Annotated[JoinRole, typer.Option(help="Role to join as.")] = JoinRole.CLUSTER,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Output directory. Defaults to certs/NAME.", metavar="DIR"),
-    ] = None,
-    wait: Annotated[
-        str,
-        typer.Option(help="How long to wait for approval.", metavar="DURATION"),
-    ] = "5m",
+    ca_hash: Annotated[str, flag("Hash of the broker's authority: sha256:...", "HASH")] = "",
+    name: Annotated[str, flag("Name to join as.", "NAME", "--cluster-id", "--name")] = "",
+    role: Annotated[JoinRole, flag("Role to join as.")] = JoinRole.CLUSTER,
+    out: OutputDirectory = None,
+    wait: Annotated[str, flag("How long to wait for approval.", "DURATION")] = "5m",
     algorithm: KeyAlgorithm = Algorithm.P256,
 ) -> None:
     """Join a broker with a token, to get a certificate.
@@ -71,20 +52,19 @@ def join(
     Writes tls.crt, tls.key and ca.crt to one directory. The key is generated here and never sent. Run
     again, the command continues where it stopped.
     """
-    for flag, value in (("--ca-hash", ca_hash), ("--cluster-id", name)):
+    for required, value in (("--ca-hash", ca_hash), ("--cluster-id", name)):
         if not value:
             raise InvalidInput(
-                f"{flag} is required",
+                f"{required} is required",
                 hint="run the whole command that `kubelend create token` printed",
             )
     if problem := settings.broker_url_problem(broker, "BROKER"):
         raise InvalidInput(problem)
-    directory = out or Path("certs") / quote(name, safe=" @+:,=")
+    directory = out or certificates.default_directory(name)
     invitation = _invitation(broker, token, token_file, ca_hash, name, role)
     joined = _join(invitation, directory, wait, algorithm)
-    end = tables.format_time(joined.credentials.certificate.not_valid_after_utc, output.now())
-    print(f"wrote the certificate of {role} {name} to {directory}, valid until {end}")
-    address = members.broker_address(broker, joined.port)
+    certificates.print_written(role, name, directory, joined.credentials.certificate)
+    address = members.on_same_host(broker, joined.port)
     where = shlex.quote(str(directory))
     output.note(
         f"Next: export KUBELEND_BROKER_URL={shlex.quote(address)} KUBELEND_CERT_PATH={where}"
@@ -103,7 +83,7 @@ def _invitation(
         raise InvalidInput(
             "a token is required", hint="an administrator creates one with `kubelend create token`"
         )
-    client_profile_for("--cluster-id", name, lifecycle.Role(role))
+    certificates.client_profile_for("--cluster-id", name, lifecycle.Role(role))
     return JoinParameters(broker, text, tokens.parse_ca_pin(ca_hash), name, lifecycle.Role(role))
 
 

@@ -14,9 +14,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from datetime import timedelta
-from types import MappingProxyType
-from typing import Any, Final, Generic
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -37,246 +35,17 @@ from kubelend.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from kubelend.kube import config, informer, kubeconfig, resources
+from kubelend.kube import config, informer, resources
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
 from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
-from kubelend.wire.objects import Kind, Metadata, Object, ProviderInstruction, ResourceRequest
+from kubelend.wire.objects import Metadata, Object, ProviderInstruction, ResourceRequest
 
 REQUEST_HASH: Final = "kubelend.io/asked"
 """Annotation with the hash of the request, to detect a key that is reused for another one."""
 
 POLL_SECONDS: Final = 0.2
-
-_NO_OWNERS: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-class KindBackend(Generic[Kind]):
-    """One kind of object in one namespace; without a namespace, in all of them."""
-
-    def __init__(
-        self,
-        client: Client,
-        adapter: KindAdapter[Kind],
-        namespace: str,
-        timeout: timedelta,
-        owners: Mapping[str, str] = _NO_OWNERS,
-    ) -> None:
-        """`owners`: the cluster of each cluster namespace, which is the requester of what is in it."""
-        self._client = client
-        self.adapter = adapter
-        self.namespace = namespace
-        self._timeout = timeout
-        self._owners = owners
-
-    async def reserve(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        """Create the object and wait for the decision; delete it if there is none, or if it failed."""
-        kubernetes_calls.check_request(request)
-        wanted = self.adapter.build(self._metadata(request, key), request)
-        try:
-            made = await self._client.create(self.adapter.resource, wanted)
-        except AlreadyExists:
-            return self._body(await self._wait_until_decided(await self._same(wanted)))
-        except (Unavailable, asyncio.CancelledError):
-            if not key:  # it may have been created, under a name that only this call uses
-                await self._withdraw(wanted)
-            raise
-        found = self._body(await self._wait_or_withdraw(made))
-        if found.status.phase == "Failed":
-            await self._withdraw(made)
-        return found
-
-    async def find(self, name: str) -> bodies.Reservation:
-        return self._body(await self._find(name))
-
-    async def find_all(self, phase: str, role: str, cluster: str) -> list[bodies.Reservation]:
-        found = await self._client.list(
-            self.adapter.resource, self.namespace, labels=self.adapter.labels
-        )
-        listed = [self._body(one) for one in found.objects if self.adapter.is_listed(one)]
-        return [one for one in listed if matches_filter(one, phase, role, cluster)]
-
-    async def release(self, name: str) -> bodies.Reservation:
-        """Delete the object, and wait until its finalizers are removed: then the resources are released."""
-        found = await self._find(name)
-        await self._delete(found)
-        try:
-            await self._until(lambda: self._is_gone(found))
-        except TimeoutError:
-            raise Unavailable(
-                f"{name} is deleted, but was not released within {self._waited}",
-                hint=f"check that there is {self.adapter.controller}",
-            ) from None
-        return _as_released(self._body(found))
-
-    async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
-        """All objects, and then each change. Only the first list may fail."""
-        scope = self.adapter.resource, self.namespace
-        await self._client.list(*scope, labels=self.adapter.labels)
-        changes = informer.list_and_watch(
-            self._client, *scope, labels=self.adapter.labels, report=_note_watch_problem
-        )
-        async with contextlib.aclosing(changes) as stream:
-            async for change in stream:
-                for body in self._changed(change):
-                    yield bodies.Instruction(0, "requester", "", body.status.message, body)
-
-    def _changed(self, change: informer.Change[Kind]) -> list[bodies.Reservation]:
-        match change:
-            case informer.Listed():
-                found = change.objects
-            case informer.Deleted():
-                return [_as_released(self._body(change.found))]
-            case Object():
-                found = [change]
-            case _:
-                return []
-        return [self._body(one) for one in found if self.adapter.is_listed(one)]
-
-    # -- one object
-
-    def _metadata(self, request: bodies.ReservationRequest, key: str) -> Metadata:
-        """The name is made from the key, so that a second call with the same key finds the first object."""
-        part = _digest(key.encode())[:16] if key else secrets.token_hex(4)
-        request_hash = _digest(msgspec.json.encode(request))
-        return Metadata(f"lend-{part}", self.namespace, annotations={REQUEST_HASH: request_hash})
-
-    async def _same(self, wanted: Kind) -> Kind:
-        found = await self._find(wanted.metadata.name)
-        if (
-            found.metadata.annotations.get(REQUEST_HASH)
-            != wanted.metadata.annotations[REQUEST_HASH]
-        ):
-            raise KeyReused(
-                f"this key belongs to {found.metadata.name}, which requests something else",
-                hint="use a new key for a new request",
-            )
-        return found
-
-    async def _find(self, name: str) -> Kind:
-        """By the object's name, perhaps as `namespace/name`, or by the reservation's name at the broker."""
-        prefix, slash, short = name.rpartition("/")
-        namespace = prefix if slash else self.namespace
-        found = await self._client.find(self.adapter.resource, short, namespace)
-        if found is not None:
-            return found
-        for one in (await self._client.list(self.adapter.resource, namespace)).objects:
-            if self.adapter.reservation_name(one) == short:
-                return one
-        raise NotFound(
-            f"no reservation {short!r} in namespace {namespace!r}",
-            hint="give another --namespace",
-        )
-
-    async def _wait_or_withdraw(self, made: Kind) -> Kind:
-        """Wait for the decision; on any error delete the object, which would be orphaned."""
-        try:
-            return await self._wait_until_decided(made)
-        except NotFound:
-            raise
-        except asyncio.CancelledError:
-            await self._withdraw(made)
-            raise
-        except KubelendError as error:
-            raise exit_codes.with_detail(error, await self._withdraw(made)) from None
-
-    async def _wait_until_decided(self, made: Kind) -> Kind:
-        newest = made
-
-        async def check() -> bool:
-            nonlocal newest
-            newest = await self._newest(made)
-            return self.adapter.is_decided(newest)
-
-        try:
-            await self._until(check)
-        except TimeoutError as error:
-            last = str(error) or self.adapter.to_body(newest).status.message
-            raise Unavailable(
-                f"{made.metadata.name} was not reconciled within {self._waited}: {last}",
-                hint=f"check that there is {self.adapter.controller}",
-            ) from None
-        return newest
-
-    async def _newest(self, made: Kind) -> Kind:
-        known = made.metadata
-        found = await self._client.find(self.adapter.resource, known.name, known.namespace)
-        if found is None:
-            raise NotFound(f"{known.name} was deleted by another client", hint="try again")
-        return found
-
-    async def _withdraw(self, made: Kind) -> str:
-        """Delete the object; returns the outcome as text."""
-        try:
-            await self._delete(made)
-        except KubelendError as error:
-            return f"it could not be deleted: {error.message}"
-        return "it was deleted"
-
-    async def _delete(self, found: Kind) -> None:
-        known = found.metadata
-        await self._client.delete(self.adapter.resource, known.name, known.namespace, uid=known.uid)
-
-    async def _is_gone(self, found: Kind) -> bool:
-        known = found.metadata
-        newest = await self._client.find(self.adapter.resource, known.name, known.namespace)
-        return newest is None or newest.metadata.uid != known.uid
-
-    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Poll until the condition holds; retryable errors are retried, `TimeoutError` has the last one."""
-        problem = ""
-        try:
-            async with asyncio.timeout(self._timeout.total_seconds()):
-                while True:
-                    try:
-                        if await condition():
-                            return
-                        problem = ""
-                    except KubelendError as error:
-                        if not error.retryable:
-                            raise
-                        problem = error.message
-                    await asyncio.sleep(POLL_SECONDS)
-        except TimeoutError:
-            raise TimeoutError(problem) from None
-
-    def _body(self, found: Kind) -> bodies.Reservation:
-        body = self.adapter.to_body(found)
-        if (owner := self._owners.get(found.metadata.namespace)) is not None:
-            body = replace(body, requester_id=owner)
-        return body if self.namespace else replace(body, id=found.key)
-
-    @property
-    def _waited(self) -> str:
-        return durations.format_duration_short(self._timeout)
-
-
-def matches_filter(found: bodies.Reservation, phase: str, role: str, cluster: str) -> bool:
-    """Whether a reservation matches; an empty filter matches all."""
-    sides = {"requester": found.requester_id, "provider": found.target_cluster_id}
-    wanted = [sides[role]] if role in sides and cluster else list(sides.values())
-    is_phase = not phase or found.status.phase in phase.split(",")
-    return is_phase and (not cluster or cluster in wanted)
-
-
-def _as_released(found: bodies.Reservation) -> bodies.Reservation:
-    """The state after the object was deleted."""
-    if found.status.phase == "Failed":
-        return found
-    status = replace(found.status, phase="Released", message="released", finished_at=output.now())
-    return replace(found, status=status)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _note_watch_problem(problem: str) -> None:
-    if problem:
-        output.note(f"watch failed, retrying: {problem}")
-
-
 DEFAULT: Final = "default"
 
 _ADVERTISEMENTS: Final = resources.resource_for(ClusterAdvertisement)
@@ -297,9 +66,37 @@ def kube_config(target: KubeTarget) -> KubeConfig:
     """Load the client config by kubectl's rules: flags, $KUBECONFIG, home directory, service account."""
     is_named = bool(target.kubeconfig or target.context)
     is_pod = bool(os.environ.get(config.HOST_VARIABLE))
-    if is_pod and not is_named and not any(path.exists() for path in kubeconfig.kubeconfig_files()):
+    if is_pod and not is_named and not any(path.exists() for path in config.kubeconfig_files()):
         return config.in_cluster_config()
     return config.config_from_kubeconfig(target.kubeconfig, target.context)
+
+
+class _Selection(NamedTuple):
+    """Which kind of object is used where."""
+
+    adapter: KindAdapter[Any]
+    namespace: str
+    """Empty: all of them."""
+    owners: Mapping[str, str]
+    """The cluster of each cluster namespace, which is the requester of what is in it."""
+
+    def body(self, found: Object) -> bodies.Reservation:
+        body = self.adapter.to_body(found)
+        if (owner := self.owners.get(found.metadata.namespace)) is not None:
+            body = replace(body, requester_id=owner)
+        return body if self.namespace else replace(body, id=found.key)
+
+    def changed(self, change: informer.Change[Any]) -> list[bodies.Reservation]:
+        match change:
+            case informer.Listed():
+                found = change.objects
+            case informer.Deleted():
+                return [_as_released(self.body(change.found))]
+            case Object():
+                found = [change]
+            case _:
+                return []
+        return [self.body(one) for one in found if self.adapter.is_listed(one)]
 
 
 class KubeBackend:
@@ -309,47 +106,89 @@ class KubeBackend:
         self._client = client
         self._target = target
         self._kinds = kinds
-        self._namespace = target.namespace or _unless_default(client.config.namespace)
-        self._opened: KindBackend[Any] | None = None
+        # `default` is also the namespace of a context that names none, so it does not count.
+        known = client.config.namespace
+        self._namespace = target.namespace or ("" if known == DEFAULT else known)
+        self._selection: _Selection | None = None
 
     @property
     def where(self) -> str:
         """Where objects were searched, as the end of a sentence."""
-        namespace = self._namespace if self._opened is None else self._opened.namespace
+        namespace = self._namespace if self._selection is None else self._selection.namespace
         return f" in namespace {namespace}" if namespace else " in any namespace"
 
     async def reserve(
         self, request: bodies.ReservationRequest, *, key: str = ""
     ) -> bodies.Reservation:
-        return await (await self._kind_backend()).reserve(request, key)
+        """Create the object and wait for the decision; delete it if there is none, or if it failed."""
+        kubernetes_calls.check_request(request)
+        selected = await self._select()
+        wanted = selected.adapter.build(_metadata(request, key, selected.namespace), request)
+        try:
+            made = await self._client.create(selected.adapter.resource, wanted)
+        except AlreadyExists:
+            same = await self._same(wanted)
+            return selected.body(await self._wait_until_decided(same))
+        except (Unavailable, asyncio.CancelledError):
+            if not key:  # it may have been created, under a name that only this call uses
+                await self._withdraw(wanted)
+            raise
+        found = selected.body(await self._wait_or_withdraw(made))
+        if found.status.phase == "Failed":
+            await self._withdraw(made)
+        return found
 
     async def get_reservation(self, reservation: str) -> bodies.Reservation:
-        return await (await self._kind_backend()).find(reservation)
-
-    async def release(self, reservation: str) -> bodies.Reservation:
-        # The caller may keep the error until others are released, outside `open_backend`.
-        with _with_role_hint():
-            return await (await self._kind_backend()).release(reservation)
+        found = await self._find(reservation)
+        return (await self._select()).body(found)
 
     async def all_reservations(
         self, *, role: str = "", phase: str = "", cluster: str = ""
     ) -> list[bodies.Reservation]:
-        backend = await self._kind_backend()
-        if backend.adapter is kube_objects.RESERVATIONS and role and not cluster:
+        selected = await self._select()
+        adapter, namespace = selected.adapter, selected.namespace
+        is_broker = adapter is kube_objects.RESERVATIONS
+        if is_broker and role and not cluster:
             raise InvalidInput(f"--role {role}: of which cluster?", hint="add --cluster")
-        if backend.adapter is kube_objects.RESOURCE_REQUESTS and role == "provider":
-            listing = await self._client.list(_INSTRUCTIONS, backend.namespace)
-            lent = [kube_objects.body_from_instruction(one) for one in listing.objects]
-            return [one for one in lent if matches_filter(one, phase, "", cluster)]
-        # In an agent's cluster the requester is the cluster itself: --cluster is the provider.
-        return await backend.find_all(
-            phase, role if backend.adapter is kube_objects.RESERVATIONS else "", cluster
-        )
+        if not is_broker and role == "provider":
+            lent = (await self._client.list(_INSTRUCTIONS, namespace)).objects
+            found = [kube_objects.body_from_instruction(one) for one in lent]
+        else:
+            listing = await self._client.list(adapter.resource, namespace, labels=adapter.labels)
+            found = [selected.body(one) for one in listing.objects if adapter.is_listed(one)]
+        # In an agent's cluster that is one side of all: --cluster is the other one.
+        side = role if is_broker else ""
+        return [one for one in found if matches_filter(one, phase, side, cluster)]
+
+    async def release(self, reservation: str) -> bodies.Reservation:
+        """Delete the object, and wait until its finalizers are removed: then the resources are released."""
+        # The caller may keep the error until others are released, outside `open_backend`.
+        with _with_role_hint():
+            found = await self._find(reservation)
+            await self._delete(found)
+            selected = await self._select()
+            try:
+                await self._until(lambda: self._is_gone(found))
+            except TimeoutError:
+                raise Unavailable(
+                    f"{reservation} is deleted, but was not released within {self._waited}",
+                    hint=f"check that there is {selected.adapter.controller}",
+                ) from None
+            return _as_released(selected.body(found))
 
     async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
-        async with contextlib.aclosing((await self._kind_backend()).stream()) as changes:
-            async for change in changes:
-                yield change
+        """All objects, and then each change. Only the first list may fail."""
+        selected = await self._select()
+        labels = selected.adapter.labels
+        scope = selected.adapter.resource, selected.namespace
+        await self._client.list(*scope, labels=labels)
+        changes = informer.list_and_watch(
+            self._client, *scope, labels=labels, report=_note_watch_problem
+        )
+        async with contextlib.aclosing(changes) as stream:
+            async for change in stream:
+                for body in selected.changed(change):
+                    yield bodies.Instruction(0, "requester", "", body.status.message, body)
 
     async def all_clusters(self) -> list[bodies.Cluster]:
         """One for each cluster: of several objects, the one with the broker's record."""
@@ -358,7 +197,7 @@ class KubeBackend:
                 "this is an agent's cluster; only the broker's cluster has the list of clusters",
                 hint="select it with --kube-context; `kubectl get advertisements` shows this cluster's own",
             )
-        self._namespace = self._namespace or await self._broker_namespace() or DEFAULT
+        self._namespace = self._namespace or await self._broker_namespace()
         namespace = "" if self._target.is_everywhere else self._namespace
         found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
         found.sort(key=lambda one: (one.spec.cluster_id, one.status.record is not None))
@@ -373,26 +212,128 @@ class KubeBackend:
             f"no cluster {cluster!r}{self.where}", hint="see `kubectl lend get clusters`"
         )
 
+    # -- one object
+
+    async def _same(self, wanted: Object) -> Object:
+        found = await self._find(wanted.metadata.name)
+        known, hashed = found.metadata, wanted.metadata.annotations[REQUEST_HASH]
+        if known.annotations.get(REQUEST_HASH) != hashed:
+            raise KeyReused(
+                f"this key belongs to {known.name}, which requests something else",
+                hint="use a new key for a new request",
+            )
+        return found
+
+    async def _find(self, name: str) -> Object:
+        """By the object's name, perhaps as `namespace/name`, or by the reservation's name at the broker."""
+        adapter, own, _ = await self._select()
+        prefix, slash, short = name.rpartition("/")
+        namespace = prefix if slash else own
+        found: Object | None = await self._client.find(adapter.resource, short, namespace)
+        if found is not None:
+            return found
+        listed: list[Object] = (await self._client.list(adapter.resource, namespace)).objects
+        for one in listed:
+            if adapter.reservation_name(one) == short:
+                return one
+        raise NotFound(
+            f"no reservation {short!r} in namespace {namespace!r}",
+            hint="give another --namespace",
+        )
+
+    async def _newest(self, made: Object) -> Object | None:
+        known, resource = made.metadata, (await self._select()).adapter.resource
+        return await self._client.find(resource, known.name, known.namespace)
+
+    async def _wait_or_withdraw(self, made: Object) -> Object:
+        """Wait for the decision; on any error delete the object, which would be orphaned."""
+        try:
+            return await self._wait_until_decided(made)
+        except NotFound:
+            raise
+        except asyncio.CancelledError:
+            await self._withdraw(made)
+            raise
+        except KubelendError as error:
+            raise exit_codes.with_detail(error, await self._withdraw(made)) from None
+
+    async def _wait_until_decided(self, made: Object) -> Object:
+        adapter = (await self._select()).adapter
+        newest = made
+
+        async def check() -> bool:
+            nonlocal newest
+            found = await self._newest(made)
+            if found is None:
+                raise NotFound(
+                    f"{made.metadata.name} was deleted by another client", hint="try again"
+                )
+            newest = found
+            return adapter.is_decided(newest)
+
+        try:
+            await self._until(check)
+        except TimeoutError as error:
+            last = str(error) or adapter.to_body(newest).status.message
+            raise Unavailable(
+                f"{made.metadata.name} was not reconciled within {self._waited}: {last}",
+                hint=f"check that there is {adapter.controller}",
+            ) from None
+        return newest
+
+    async def _withdraw(self, made: Object) -> str:
+        """Delete the object; returns the outcome as text."""
+        try:
+            await self._delete(made)
+        except KubelendError as error:
+            return f"it could not be deleted: {error.message}"
+        return "it was deleted"
+
+    async def _delete(self, found: Object) -> None:
+        known, resource = found.metadata, (await self._select()).adapter.resource
+        await self._client.delete(resource, known.name, known.namespace, uid=known.uid)
+
+    async def _is_gone(self, found: Object) -> bool:
+        newest = await self._newest(found)
+        return newest is None or newest.metadata.uid != found.metadata.uid
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Poll until the condition holds; retryable errors are retried, `TimeoutError` has the last one."""
+        problem = ""
+        try:
+            async with asyncio.timeout(self._target.timeout.total_seconds()):
+                while True:
+                    try:
+                        if await condition():
+                            return
+                        problem = ""
+                    except KubelendError as error:
+                        if not error.retryable:
+                            raise
+                        problem = error.message
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(problem) from None
+
+    @property
+    def _waited(self) -> str:
+        return durations.format_duration_short(self._target.timeout)
+
     # -- selection of kind and namespace
 
-    async def _kind_backend(self) -> KindBackend[Any]:
-        if self._opened is None:
+    async def _select(self) -> _Selection:
+        if self._selection is None:
             adapter, namespace = await self._adapter()
             if self._target.is_everywhere:
                 namespace = ""
             owners = await self._owners(namespace) if adapter is kube_objects.RESERVATIONS else {}
-            self._opened = KindBackend(
-                self._client, adapter, namespace, self._target.timeout, owners
-            )
-        return self._opened
+            self._selection = _Selection(adapter, namespace, owners)
+        return self._selection
 
-    async def _adapter(self) -> tuple[kube_objects.KindAdapter[Any], str]:
+    async def _adapter(self) -> tuple[KindAdapter[Any], str]:
         is_broker, is_agent = Reservation in self._kinds, ResourceRequest in self._kinds
         if is_broker and not is_agent:
-            return (
-                kube_objects.RESERVATIONS,
-                self._namespace or await self._broker_namespace() or DEFAULT,
-            )
+            return kube_objects.RESERVATIONS, self._namespace or await self._broker_namespace()
         namespace = self._namespace or DEFAULT
         if is_broker and namespace in await self._broker_namespaces(namespace):
             return kube_objects.RESERVATIONS, namespace
@@ -400,27 +341,25 @@ class KubeBackend:
 
     async def _owners(self, namespace: str) -> dict[str, str]:
         """The cluster of each cluster namespace, as far as the user may read namespaces (role `view`)."""
+        label = cluster_namespaces.CLUSTER_LABEL
         try:
             if namespace:
-                one = await self._client.find(_NAMESPACES, namespace)
-                found = [] if one is None else [one]
+                found = [await self._client.find(_NAMESPACES, namespace)]
             else:
-                found = (
-                    await self._client.list(_NAMESPACES, labels=cluster_namespaces.CLUSTER_LABEL)
-                ).objects
+                found = [*(await self._client.list(_NAMESPACES, labels=label)).objects]
         except Forbidden:
             return {}
-        return {one.metadata.name: one.cluster_id for one in found if one.cluster_id}
+        return {one.metadata.name: one.cluster_id for one in found if one and one.cluster_id}
 
     async def _broker_namespace(self) -> str:
-        """The one namespace in which there is a broker; empty if there is none."""
+        """The one namespace in which there is a broker; the default one if there is none."""
         found = await self._broker_namespaces("")
         if len(found) > 1 and DEFAULT not in found:
             raise InvalidSettings(
                 f"there are brokers in the namespaces {', '.join(sorted(found))}",
                 hint="select one with --namespace",
             )
-        return DEFAULT if DEFAULT in found else next(iter(found), "")
+        return DEFAULT if DEFAULT in found else next(iter(found), DEFAULT)
 
     async def _broker_namespaces(self, namespace: str) -> set[str]:
         """Namespaces with records of a broker; none if the user may not list them."""
@@ -429,6 +368,38 @@ class KubeBackend:
         except Forbidden:
             return set()
         return {one.metadata.namespace for one in found if one.status.record is not None}
+
+
+def _metadata(request: bodies.ReservationRequest, key: str, namespace: str) -> Metadata:
+    """The name is made from the key, so that a second call with the same key finds the first object."""
+    part = _digest(key.encode())[:16] if key else secrets.token_hex(4)
+    request_hash = _digest(msgspec.json.encode(request))
+    return Metadata(f"lend-{part}", namespace, annotations={REQUEST_HASH: request_hash})
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def matches_filter(found: bodies.Reservation, phase: str, role: str, cluster: str) -> bool:
+    """Whether a reservation matches; an empty filter matches all."""
+    sides = {"requester": found.requester_id, "provider": found.target_cluster_id}
+    wanted = [sides[role]] if role in sides and cluster else list(sides.values())
+    is_phase = not phase or found.status.phase in phase.split(",")
+    return is_phase and (not cluster or cluster in wanted)
+
+
+def _as_released(found: bodies.Reservation) -> bodies.Reservation:
+    """The state after the object was deleted."""
+    if found.status.phase == "Failed":
+        return found
+    status = replace(found.status, phase="Released", message="released", finished_at=output.now())
+    return replace(found, status=status)
+
+
+def _note_watch_problem(problem: str) -> None:
+    if problem:
+        output.note(f"watch failed, retrying: {problem}")
 
 
 @contextlib.contextmanager
@@ -475,8 +446,3 @@ async def _served_resources(client: Client, path: str) -> set[str]:
     except NotFound:
         return set()
     return {one.name for one in msgspec.json.decode(content, type=_Kinds).resources}
-
-
-def _unless_default(namespace: str) -> str:
-    """The namespace of a context; `default` also if the context names none, so it does not count."""
-    return "" if namespace == DEFAULT else namespace

@@ -13,13 +13,12 @@ from typing import Final, Generic, NamedTuple
 
 from msgspec.structs import replace
 
-from kubelend.communicators import kubernetes_calls
 from kubelend.core import resources
 from kubelend.kube import resources as kube_resources
 from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes import objects
 from kubelend.wire import bodies, conversion
-from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
 from kubelend.wire.objects import (
     Kind,
     Metadata,
@@ -41,21 +40,18 @@ class RequestBody(bodies.Reservation, frozen=True):
 
 def body_from_reservation(found: Reservation) -> bodies.Reservation:
     spec, status = found.spec, found.status
+    # As the broker defaults it: the name of the namespace, unless that is a cluster namespace.
+    default_requester = found.metadata.namespace if status.response is None else ""
     return bodies.Reservation(
         id=found.metadata.name,
-        requester_id=spec.requester_id or _default_requester(found),
+        requester_id=spec.requester_id or default_requester,
         target_cluster_id=status.target_cluster_id or spec.target_cluster_id,
         requested_resources=spec.requested_resources,
-        status=bodies.ReservationStatus(
+        status=bodies.copy_fields(
+            status,
+            bodies.ReservationStatus,
             phase=status.phase or "Pending",
             message=status.message if status.phase else "Not reconciled by a broker yet",
-            reason=status.reason,
-            reserved_at=status.reserved_at,
-            expires_at=status.expires_at,
-            wait_until=status.wait_until,
-            acknowledged_at=status.acknowledged_at,
-            activated_at=status.activated_at,
-            finished_at=status.finished_at,
         ),
         created_at=_created_at(found.metadata),
         priority=spec.priority,
@@ -111,19 +107,17 @@ def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:
     return bodies.Cluster(
         replace(
             conversion.advertisement_from_spec(spec),
-            resources=bodies.Metrics(
-                capacity=known.capacity,
-                allocatable=known.allocatable or known.capacity,
-                allocated=known.allocated,
-                reserved=known.reserved,
-                available=known.available,
+            resources=bodies.copy_fields(
+                known, bodies.Metrics, allocatable=known.allocatable or known.capacity
             ),
         ),
         bodies.ClusterStatus(
             phase=status.phase or "Unknown",
             active=status.phase == "Active",
             score=status.score,
-            rating=_rating(status.score),
+            rating=resources.display_band(Fraction(status.score))
+            if status.score
+            else "not rated yet",
             last_update_time=status.last_update_time or made,
             valid_until=status.valid_until or made,
             cordoned=is_cordoned or bool(status.cordon_reason),
@@ -134,44 +128,26 @@ def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:
     )
 
 
-def reservation_object(metadata: Metadata, request: bodies.ReservationRequest) -> Reservation:
-    return Reservation(metadata, kubernetes_calls.reservation_spec(request))
-
-
 def resource_request_object(
     metadata: Metadata, request: bodies.ReservationRequest
 ) -> ResourceRequest:
     wanted = request.requested_resources
     return ResourceRequest(
         metadata,
-        ResourceRequestSpec(
+        bodies.copy_fields(
+            request,
+            ResourceRequestSpec,
             requested_cpu=str(wanted.cpu),
             requested_memory=str(wanted.memory),
             requested_gpu=str(wanted.gpu),
             requested_storage=str(wanted.storage),
             extended_resources={name: str(amount) for name, amount in wanted.extended.items()},
-            priority=request.priority,
-            duration=request.duration,
-            wait=request.wait,
-            policy=request.policy,
-            weights=request.weights,
-            target_cluster_id=request.target_cluster_id,
-            constraints=request.constraints,
         ),
     )
 
 
-def _default_requester(found: Reservation) -> str:
-    """As the broker defaults it: the name of the namespace, unless that is a cluster namespace."""
-    return found.metadata.namespace if found.status.response is None else ""
-
-
 def _created_at(metadata: Metadata) -> datetime:
     return metadata.creation_timestamp or _UNKNOWN
-
-
-def _rating(score: str) -> str:
-    return resources.display_band(Fraction(score)) if score else "not rated yet"
 
 
 class KindAdapter(NamedTuple, Generic[Kind]):
@@ -213,7 +189,9 @@ RESOURCE_REQUESTS: Final = KindAdapter(
 
 RESERVATIONS: Final = KindAdapter(
     resource=kube_resources.resource_for(Reservation),
-    build=reservation_object,
+    build=lambda metadata, request: Reservation(
+        metadata, bodies.copy_fields(request, ReservationSpec)
+    ),
     to_body=body_from_reservation,
     is_decided=lambda found: bool(found.status.phase),
     reservation_name=lambda found: found.metadata.name,

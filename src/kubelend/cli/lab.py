@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,21 +12,21 @@ import typer
 
 from kubelend.cli import output
 from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli.options import flag
 from kubelend.core import durations
 from kubelend.core.errors import NotFound
 from kubelend.kits import tables
 
 if TYPE_CHECKING:
-    from kubelend.demo.screen import ProgressDisplay
-    from kubelend.lab.state import LabDirectory, LabState, Message
-    from kubelend.lab.walkthrough import ComponentStatus, LabHealth
+    from kubelend.lab.state import LabDirectory, LabState
+    from kubelend.lab.walkthrough import LabHealth
     from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
 Directory = Annotated[
     Path | None,
-    typer.Option(
-        help="Directory for their files. Defaults to ~/.local/state/kubelend/clusters.",
-        metavar="DIR",
+    flag(
+        "Directory for their files. Defaults to ~/.local/state/kubelend/clusters.",
+        "DIR",
         envvar="KUBELEND_LAB_DIRECTORY",
     ),
 ]
@@ -36,7 +34,7 @@ Directory = Annotated[
 
 def up(
     *,
-    kind: Annotated[bool, typer.Option("--kind", help="Create the clusters with Kind.")] = False,
+    kind: Annotated[bool, flag("Create the clusters with Kind.", None, "--kind")] = False,
     directory: Directory = None,
 ) -> None:
     """Start three clusters, a broker and two agents.
@@ -47,19 +45,17 @@ def up(
     from kubelend.lab import background
 
     home = _lab_directory(directory)
-    with _progress_printer() as display:
-        started = background.start_lab(home, _on_message(display), uses_kind=kind)
-        if started is None:
-            print("They are running or starting already.", NEXT_HINT, sep="\n")
-            return
-        display.show_commands("Everything is running. To try:", next_commands(home, started))
+    started = background.start_lab(home, _print_output, uses_kind=kind)
+    if started is None:
+        print("They are running or starting already.", NEXT_HINT, sep="\n")
+        return
+    commands = next_commands(home, started)
+    print("", "Everything is running. To try:", "", *commands, "", sep="\n", flush=True)
 
 
 def walkthrough(
     *,
-    timeout: Annotated[
-        str, typer.Option(help="Time limit of one step.", metavar="DURATION")
-    ] = "20s",
+    timeout: Annotated[str, flag("Time limit of one step.", "DURATION")] = "20s",
     directory: Directory = None,
 ) -> None:
     """Borrow 500m CPU and 256Mi memory, release them, and print each step.
@@ -110,39 +106,17 @@ def _lab_directory(directory: Path | None) -> LabDirectory:
 
 def _running(home: LabDirectory) -> LabState:
     record = home.read_state()
-    if record is None or not record.is_ready or not home.is_locked():
+    if record is None or not record.is_ready or not home.is_running():
         raise NotFound("no clusters are running", hint="`kubelend dev lab up` starts them")
     return record
 
 
-@contextmanager
-def _progress_printer() -> Iterator[ProgressDisplay]:
-    from kubelend.demo import screen
-
-    with screen.open_display() as display:
-        yield display
-
-
-def _on_message(display: ProgressDisplay) -> Callable[[Message], None]:
-    from kubelend.lab.state import StepFinished, StepStarted
-
-    number = 0
-
-    def handle(message: Message) -> None:
-        nonlocal number
-        if isinstance(message, StepStarted):
-            number += 1
-            display.begin(number, message.title)
-        elif isinstance(message, StepFinished):
-            display.step(number, message.title, message.seconds, message.lines)
-
-    return handle
+def _print_output(line: str) -> None:
+    print(line, end="", flush=True)
 
 
 def _step(title: str, seconds: float) -> None:
-    from kubelend.demo import screen
-
-    print(screen.title_line(title, seconds), flush=True)
+    print(tables.title_line(title, seconds), flush=True)
 
 
 def _report_health(found: LabHealth) -> None:
@@ -158,36 +132,27 @@ def _report_health(found: LabHealth) -> None:
 
 NEXT_HINT = "See `kubelend dev lab status`; `kubelend dev lab down` stops them."
 
-_ADVERTISEMENT_HEADERS = (
-    "CLUSTER",
-    "CPU-FREE",
-    "MEMORY-FREE",
-    "GPU-FREE",
-    "RESERVED",
-    "SCORE",
-    "ACTIVE",
-)
+_FREE_HEADERS = ("CPU-FREE", "MEMORY-FREE", "GPU-FREE")
+_ADVERTISEMENT_HEADERS = ("CLUSTER", *_FREE_HEADERS, "RESERVED", "SCORE", "ACTIVE")
 _RESERVATION_HEADERS = ("RESERVATION", "PHASE", "TARGET", "CPU", "MEMORY")
 
 
 def health_text(found: LabHealth) -> str:
     """Three tables; an empty one is a sentence."""
+    components = tables.format_table(
+        ("COMPONENT", "STATE", "LOCATION"),
+        [
+            (one.name, one.state if one.is_ready else "NotReady", one.location)
+            for one in found.components
+        ],
+    )
+    offers = [_advertisement_cells(one) for one in found.advertisements]
+    held = [_reservation_cells(one) for one in found.reservations]
     return "\n\n".join(
         (
-            tables.format_table(
-                ("COMPONENT", "STATE", "LOCATION"),
-                [_component_cells(one) for one in found.components],
-            ),
-            _table(
-                _ADVERTISEMENT_HEADERS,
-                map(_advertisement_cells, found.advertisements),
-                "No advertisements.",
-            ),
-            _table(
-                _RESERVATION_HEADERS,
-                map(_reservation_cells, found.reservations),
-                "No reservations.",
-            ),
+            components,
+            tables.format_table(_ADVERTISEMENT_HEADERS, offers) if offers else "No advertisements.",
+            tables.format_table(_RESERVATION_HEADERS, held) if held else "No reservations.",
         )
     )
 
@@ -225,15 +190,6 @@ def _directory(home: LabDirectory) -> list[str]:
     if home.directory == state.default_directory().absolute():
         return []
     return [f"export {state.DIRECTORY_VARIABLE}={shlex.quote(str(home.directory))}"]
-
-
-def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
-    cells = list(rows)
-    return tables.format_table(headers, cells) if cells else otherwise
-
-
-def _component_cells(part: ComponentStatus) -> tuple[str, ...]:
-    return part.name, part.state if part.is_ready else "NotReady", part.location
 
 
 def _advertisement_cells(found: ClusterAdvertisement) -> tuple[str, ...]:

@@ -4,73 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, NamedTuple
-
-import typer
+from typing import Annotated, Final
 
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output, request_flags
-from kubelend.cli.output import Format, format_price
+from kubelend.cli.options import Many, flag
+from kubelend.cli.output import Column, Format, Printer, format_price
 from kubelend.core.errors import InvalidInput
 from kubelend.kits import tables
-from kubelend.wire import admin_bodies, bodies
+from kubelend.wire import bodies
 from kubelend.wire.admin_bodies import PolicyRequest, PolicyStatus, QuotaRequest, QuotaStatus
 
 _NAMES: Final = "NAME,..."
 _AMOUNTS: Final = "NAME=QUANTITY,..."
 
-PolicyOf = Annotated[
-    str,
-    typer.Argument(
-        metavar="CLUSTER", show_default=False, callback=options.named("cluster", "policy")
-    ),
-]
-QuotaOf = Annotated[
-    str,
-    typer.Argument(
-        metavar="CLUSTER", show_default=False, callback=options.named("cluster", "quota")
-    ),
-]
+PolicyOf = Annotated[str, options.argument("CLUSTER", "cluster", "policy")]
+QuotaOf = Annotated[str, options.argument("CLUSTER", "cluster", "quota")]
 
 
 # -- lending policies
 
-Allow = Annotated[
-    request_flags.Many,
-    typer.Option(help="Lend only to these: names or patterns such as team-*.", metavar=_NAMES),
-]
-Deny = Annotated[request_flags.Many, typer.Option(help="Do not lend to these.", metavar=_NAMES)]
-KeepBack = Annotated[
-    request_flags.Many,
-    typer.Option(help="Amounts that stay free, such as cpu=4,memory=8Gi.", metavar=_AMOUNTS),
-]
-MaxLent = Annotated[
-    request_flags.Many,
-    typer.Option(help="Maximum to lend in total; 0 lends none.", metavar=_AMOUNTS),
-]
-MaxPerRequester = Annotated[
-    request_flags.Many,
-    typer.Option(help="Maximum to lend to each requester.", metavar=_AMOUNTS),
-]
+Allow = Annotated[Many, flag("Lend only to these: names or patterns such as team-*.", _NAMES)]
+Deny = Annotated[Many, flag("Do not lend to these.", _NAMES)]
+KeepBack = Annotated[Many, flag("Amounts that stay free, such as cpu=4,memory=8Gi.", _AMOUNTS)]
+MaxLent = Annotated[Many, flag("Maximum to lend in total; 0 lends none.", _AMOUNTS)]
+MaxPerRequester = Annotated[Many, flag("Maximum to lend to each requester.", _AMOUNTS)]
 Hours = Annotated[
-    request_flags.Many,
-    typer.Option(
-        help='When reservations may start, such as "Mon-Fri 18:00-08:00 Europe/Rome"; may be repeated.',
-        metavar="TEXT",
+    Many,
+    flag(
+        'When reservations may start, such as "Mon-Fri 18:00-08:00 Europe/Rome"; may be repeated.',
+        "TEXT",
     ),
 ]
-File = Annotated[
-    str,
-    typer.Option("--file", "-f", help="Whole policy as YAML or JSON; - for stdin.", metavar="FILE"),
-]
-_POLICY_FIELDS: Final = {
-    "allow": "--allow",
-    "deny": "--deny",
-    "keepBack": "--keep-back",
-    "maxLent": "--max-lent",
-    "maxPerRequester": "--max-per-requester",
-    "hours": "--hours",
-}
+File = Annotated[str, flag("Whole policy as YAML or JSON; - for stdin.", "FILE", "--file", "-f")]
+_POLICY_FIELDS: Final = calls.fields_of(
+    "", "allow", "deny", "keepBack", "maxLent", "maxPerRequester", "hours"
+)
 
 
 def policy_from_flags(
@@ -102,13 +71,7 @@ def policy_from_flags(
 @options.takes(settings=options.client)
 def get_policies(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[CLUSTER]",
-            help="Only that of this one.",
-            show_default=False,
-            callback=options.named("cluster", "policy"),
-        ),
+        str, options.argument("[CLUSTER]", "cluster", "policy", help="Only that of this one.")
     ] = "",
     format: options.Output = Format.TABLE,
     *,
@@ -127,14 +90,7 @@ def get_policies(
         for one in clusters
         if one.status.policy is not None
     ]
-    output.show_list(
-        found,
-        format,
-        kind="Policy",
-        noun="policies",
-        names=[f"policy/{one.cluster_id}" for one in found],
-        text=lambda: policy_table(found, output.width()),
-    )
+    POLICIES.show_list(found, format)
 
 
 @options.takes(settings=options.client)
@@ -175,45 +131,29 @@ def delete_policy(name: PolicyOf, *, settings: ClientSettings) -> None:
     output.print_text(f"policy/{name} deleted")
 
 
-def _amounts(flag: str, texts: request_flags.Many) -> dict[str, str | int]:
+def _amounts(flag: str, texts: Many) -> dict[str, str | int]:
     return {**request_flags.parse_pairs(flag, request_flags.split_commas(texts))}
 
 
 def _show_policy(found: PolicyStatus, format: Format) -> None:
-    output.show(
-        found,
-        format,
-        kind="Policy",
-        text=lambda: policy_text(found, output.width()),
-        names=[f"policy/{found.cluster_id}"],
-    )
+    POLICIES.show(found, format, lambda: policy_text(found, output.width()))
 
 
 # -- quotas
 
-MaxCpu = Annotated[str, typer.Option(help="Maximum CPU.", metavar="QUANTITY")]
-MaxMemory = Annotated[str, typer.Option(help="Maximum memory.", metavar="QUANTITY")]
+MaxCpu = Annotated[str, flag("Maximum CPU.", "QUANTITY")]
+MaxMemory = Annotated[str, flag("Maximum memory.", "QUANTITY")]
 MaxAmounts = Annotated[
-    request_flags.Many,
-    typer.Option(
-        help="Maximum of any resource, such as gpu=2,storage=1Ti; 0 allows none.",
-        metavar=_AMOUNTS,
-    ),
+    Many, flag("Maximum of any resource, such as gpu=2,storage=1Ti; 0 allows none.", _AMOUNTS)
 ]
 MaxReservations = Annotated[
-    int | None,
-    typer.Option(help="Maximum number of reservations, with pending ones.", metavar="N", min=0),
+    int | None, flag("Maximum number of reservations, with pending ones.", "N", min=0)
 ]
-Budget = Annotated[
-    str, typer.Option(help="Maximum cost for each day (UTC), such as 50EUR.", metavar="MONEY")
-]
+Budget = Annotated[str, flag("Maximum cost for each day (UTC), such as 50EUR.", "MONEY")]
 _BUDGET: Final = re.compile(r"(?P<money>[\d.]+) ?(?P<currency>[A-Za-z]*)", re.ASCII)
 _QUOTA_FIELDS: Final = {
-    "amounts.cpu": "--cpu",
-    "amounts.memory": "--memory",
-    "amounts": "--amounts",
-    "reservations": "--reservations",
-    "budget": "--budget",
+    **calls.fields_of("amounts.", "cpu", "memory"),
+    **calls.fields_of("", "amounts", "reservations", "budget"),
     "currency": "--budget",
 }
 
@@ -236,13 +176,7 @@ def quota_from_flags(
 @options.takes(settings=options.client)
 def get_quotas(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[CLUSTER]",
-            help="Only that of this one.",
-            show_default=False,
-            callback=options.named("cluster", "quota"),
-        ),
+        str, options.argument("[CLUSTER]", "cluster", "quota", help="Only that of this one.")
     ] = "",
     format: options.Output = Format.TABLE,
     *,
@@ -254,16 +188,8 @@ def get_quotas(
     """
     if name:
         _show_quota(calls.call_broker(settings, lambda client: client.quotas.get(name)), format)
-        return
-    found = calls.call_broker(settings, lambda client: client.quotas.all())
-    output.show_list(
-        found,
-        format,
-        kind="Quota",
-        noun="quotas",
-        names=[f"quota/{one.cluster_id}" for one in found],
-        text=lambda: quota_table(found),
-    )
+    else:
+        QUOTAS.show_list(calls.call_broker(settings, lambda client: client.quotas.all()), format)
 
 
 @options.takes(settings=options.client)
@@ -301,13 +227,7 @@ def delete_quota(name: QuotaOf, *, settings: ClientSettings) -> None:
 
 
 def _show_quota(found: QuotaStatus, format: Format) -> None:
-    output.show(
-        found,
-        format,
-        kind="Quota",
-        text=lambda: quota_text(found),
-        names=[f"quota/{found.cluster_id}"],
-    )
+    QUOTAS.show(found, format, lambda: quota_text(found))
 
 
 def _parse_budget(text: str) -> tuple[str, str]:
@@ -322,71 +242,45 @@ def _parse_budget(text: str) -> tuple[str, str]:
 # -- as text
 
 POLICY_HEADERS = ("LIMIT", "BY ADMIN", "BY CLUSTER", "IN EFFECT")
-POLICY_LIST_HEADERS = ("CLUSTER", "POLICY")
-QUOTA_HEADERS = ("CLUSTER", "RESERVATIONS", "SPENT TODAY", "AMOUNTS")
 
 
-class Limits(NamedTuple):
-    """A policy in words, in the order in which it is printed."""
-
-    lends_to: str
-    not_to: str
-    keeps_back: str
-    lends_at_most: str
-    to_each_at_most: str
-    opening_hours: str
-
-
-LIMIT_NAMES = Limits(
-    "Lends to", "Not to", "Keeps back", "Lends at most", "To each at most", "Opening hours"
-)
+_LIMITS: Final = {
+    "Lends to": "allow",
+    "Not to": "deny",
+    "Keeps back": "keep_back",
+    "Lends at most": "max_lent",
+    "To each at most": "max_per_requester",
+    "Opening hours": "hours",
+}
+"""The parts of a policy, in the order in which they are printed, and their attributes."""
 
 
-def policy_text(found: admin_bodies.PolicyStatus, width: int | None) -> str:
+def policy_text(found: PolicyStatus, width: int | None) -> str:
     """What admins have set, what the cluster advertises, and what is in effect."""
     if found.effective is None:
         name = tables.sanitize_line(found.cluster_id)
         return f"{name} has no lending policy: it lends all free resources, to everyone and at any time"
-    given = (
-        _set_limits(found.admin),
-        _set_limits(found.advertised),
-        effective_limits(found.effective),
-    )
-    rows = [row for row in zip(LIMIT_NAMES, *given, strict=True) if row[-1]]
+    given = [
+        limits_of(policy).values() for policy in (found.admin, found.advertised, found.effective)
+    ]
+    rows = [row for row in zip(_LIMITS, *given, strict=True) if row[-1]]
     return tables.format_table(POLICY_HEADERS, rows, width=width)
 
 
-def policy_table(found: list[admin_bodies.PolicyStatus], width: int | None) -> str:
-    """A line for each policy in effect."""
-    rows = [(one.cluster_id, _policy_line(one)) for one in found]
-    return tables.format_table(POLICY_LIST_HEADERS, rows, width=width)
+def limits_of(policy: bodies.LendingPolicy | bodies.EffectivePolicy | None) -> dict[str, str]:
+    """A policy in words; empty where nothing is limited."""
+    return {name: _limit_text(getattr(policy, field, None)) for name, field in _LIMITS.items()}
 
 
-def _policy_line(found: admin_bodies.PolicyStatus) -> str:
-    if found.effective is None:
-        return ""
-    limits = zip(LIMIT_NAMES, effective_limits(found.effective), strict=True)
-    return "; ".join(f"{name.lower()} {text}" for name, text in limits if text)
+def _limit_text(value: Mapping[str, str | int] | list[str] | list[list[str]] | None) -> str:
+    """ "4 cpu, 8Gi memory", or "team-* and also team-a, team-b" for names that both sides limit."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{amount} {name}" for name, amount in value.items())
+    parts = [one if isinstance(one, str) else ", ".join(one) for one in value or ()]
+    return (" and also " if value and isinstance(value[0], list) else ", ").join(parts)
 
 
-def effective_limits(effective: bodies.EffectivePolicy) -> Limits:
-    """The policy in effect, in words; empty where nothing is limited."""
-    return Limits(
-        " and also ".join(", ".join(names) for names in effective.allow),
-        ", ".join(effective.deny),
-        limit_amounts(effective.keep_back),
-        limit_amounts(effective.max_lent),
-        limit_amounts(effective.max_per_requester),
-        " and also ".join(", ".join(texts) for texts in effective.hours),
-    )
-
-
-def limit_amounts(texts: Mapping[str, str | int]) -> str:
-    """ "4 cpu, 8Gi memory" """
-    return ", ".join(f"{amount} {name}" for name, amount in texts.items())
-
-
-def quota_text(found: admin_bodies.QuotaStatus) -> str:
+def quota_text(found: QuotaStatus) -> str:
     """All of one quota."""
     limits, used = found.quota, found.used
     facts = tables.format_pairs(
@@ -397,51 +291,57 @@ def quota_text(found: admin_bodies.QuotaStatus) -> str:
         ]
     )
     names = dict.fromkeys([*limits.amounts, *used.held, *used.waited_for])
-    rows = [
-        (
-            name,
-            used.held.get(name, "0"),
-            used.waited_for.get(name, "0"),
-            limits.amounts.get(name, ""),
-        )
-        for name in names
-    ]
-    if not rows:
+    if not names:
         return facts
+    held, waited_for, most = used.held, used.waited_for, limits.amounts
+    rows = [
+        (name, held.get(name, "0"), waited_for.get(name, "0"), most.get(name, "")) for name in names
+    ]
     return f"{facts}\n\n{tables.format_table(('RESOURCE', 'USED', 'PENDING', 'LIMIT'), rows)}"
 
 
-def quota_table(found: list[admin_bodies.QuotaStatus]) -> str:
-    return tables.format_table(QUOTA_HEADERS, [_cells(one) for one in found])
+def _amounts_used(found: QuotaStatus) -> str:
+    held = found.used.held
+    parts = (f"{held.get(name, '0')} of {cap} {name}" for name, cap in found.quota.amounts.items())
+    return ", ".join(parts)
 
 
-def _cells(found: admin_bodies.QuotaStatus) -> tuple[str, ...]:
-    held, most = found.used.held, found.quota.amounts
-    parts = (f"{held.get(name, '0')} of {cap} {name}" for name, cap in most.items())
-    return found.cluster_id, _count(found), _money(found), ", ".join(parts)
-
-
-def _count(found: admin_bodies.QuotaStatus) -> str:
+def _count(found: QuotaStatus) -> str:
     used, most = found.used, found.quota.reservations
     count = f"{used.reservations + used.waiting}" + ("" if most is None else f" of {most}")
     return f"{count}, {used.waiting} pending" if used.waiting else count
 
 
-def _money(found: admin_bodies.QuotaStatus) -> str:
+def _money(found: QuotaStatus) -> str:
     limits = found.quota
     if not limits.budget:
         return ""
     return f"{format_price(found.used.spent_today)} of {limits.budget} {limits.currency}"
 
 
-def _set_limits(policy: bodies.LendingPolicy | None) -> Limits:
-    if policy is None:
-        return Limits("", "", "", "", "", "")
-    return Limits(
-        ", ".join(policy.allow),
-        ", ".join(policy.deny),
-        limit_amounts(policy.keep_back),
-        limit_amounts(policy.max_lent),
-        limit_amounts(policy.max_per_requester),
-        ", ".join(policy.hours),
-    )
+def _policy_line(found: PolicyStatus) -> str:
+    limits = limits_of(found.effective).items()
+    return "; ".join(f"{name.lower()} {text}" for name, text in limits if text)
+
+
+POLICIES: Final[Printer[PolicyStatus]] = Printer(
+    "Policy",
+    "policies",
+    lambda one: f"policy/{one.cluster_id}",
+    [
+        Column("CLUSTER", lambda one, _: one.cluster_id),
+        Column("POLICY", lambda one, _: _policy_line(one)),
+    ],
+    wraps=True,
+)
+QUOTAS: Final[Printer[QuotaStatus]] = Printer(
+    "Quota",
+    "quotas",
+    lambda one: f"quota/{one.cluster_id}",
+    [
+        Column("CLUSTER", lambda one, _: one.cluster_id),
+        Column("RESERVATIONS", lambda one, _: _count(one)),
+        Column("SPENT TODAY", lambda one, _: _money(one)),
+        Column("AMOUNTS", lambda one, _: _amounts_used(one)),
+    ],
+)

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -21,75 +21,13 @@ from kubelend.core.errors import KubelendError
 from kubelend.kits import tables
 
 
-class OutputLost(Exception):
-    """Standard output cannot be written. Not an `OSError`, which the parser would handle in its own way."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(f"the output could not be written: {cause.strerror or cause}")
-        self.is_unread = cause.errno == errno.EPIPE
-        """The reader has closed the pipe (`| head`), which is no failure."""
-
-
-class TolerantOutput(io.TextIOWrapper):
-    """Standard output that accepts all writes, and raises `OutputLost` only when it is flushed.
-
-    So a command that changes something is not stopped half-way because its output is lost.
-    """
-
-    cause: OSError | None = None
-
-    def write(self, text: str) -> int:
-        with self._deferring():
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._deferring():
-            super().flush()
-        if self.cause is not None:
-            raise OutputLost(self.cause)
-
-    @contextlib.contextmanager
-    def _deferring(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.cause = self.cause or error
-            # The rest goes nowhere: what is still in a buffer would fail again when the process ends.
-            with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self.fileno())
-
-
-def install_output() -> None:
-    """Replace standard output, unless the process was started without one."""
-    known = sys.stdout
-    if isinstance(known, io.TextIOWrapper):
-        sys.stdout = TolerantOutput(
-            known.buffer,
-            encoding=known.encoding,
-            errors=known.errors,
-            line_buffering=known.line_buffering,
-        )
-
-
-def flush_output() -> None:
-    """Write what is still in a buffer; `OutputLost` if not everything was written."""
-    if isinstance(sys.stdout, TolerantOutput):
-        try:
-            sys.stdout.flush()
-        finally:
-            # The interpreter flushes once more at exit, and would print a warning.
-            sys.stdout.cause = None
-
-
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process."""
-    install_output()
     code = run(sys.argv[1:] if arguments is None else list(arguments), program(sys.argv[0]))
     try:
-        flush_output()
-    except OutputLost as loss:
-        code = code or _lost(loss)
+        print(end="", flush=True)
+    except OSError as error:
+        code = _lost(error, code)
     sys.exit(code)
 
 
@@ -112,12 +50,13 @@ def run(arguments: list[str], name: str = "kubelend") -> int:
     except KubelendError as error:
         _trace(state)
         return _fail(str(error), exit_codes.exit_code_for(error))
-    except OutputLost as loss:
-        return _lost(loss)
+    except SystemExit as end:
+        # On a closed pipe the parser exits by itself.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = _lost(end.__context__)
     except Exception as error:  # noqa: BLE001 - the root of the process: printed, with an exit code
-        _trace(state)
-        text = f"unexpected: {type(error).__name__}: {error}; {_REPORT}"
-        return _fail(text, ExitCode.UNEXPECTED)
+        return _unexpected(error, state)
     return code if isinstance(code, int) else ExitCode.OK
 
 
@@ -127,6 +66,7 @@ def program(path: str) -> str:
     return name.replace("-", " ", 1) if name.startswith("kubectl-") else "kubelend"
 
 
+_WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _REPORT = "run it again with --debug before the command, and report the output"
 
 
@@ -142,8 +82,22 @@ def _trace(state: app.GlobalFlags) -> None:
         print(tables.sanitize_lines(traceback.format_exc()), end="", file=sys.stderr)
 
 
-def _lost(loss: OutputLost) -> ExitCode:
-    return ExitCode.OK if loss.is_unread else _fail(str(loss), ExitCode.UNEXPECTED)
+def _unexpected(error: Exception, state: app.GlobalFlags) -> int:
+    if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:
+        return _lost(error)
+    _trace(state)
+    text = f"unexpected: {type(error).__name__}: {error}; {_REPORT}"
+    return _fail(text, ExitCode.UNEXPECTED)
+
+
+def _lost(loss: OSError, code: int = ExitCode.OK) -> int:
+    """The exit code if output is lost; a reader who has closed the pipe (`| head`) is no failure."""
+    # The rest goes nowhere: what is still in a buffer would fail again when the process ends.
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if code or loss.errno == errno.EPIPE:
+        return code
+    return _fail(f"the output could not be written: {loss.strerror or loss}", ExitCode.UNEXPECTED)
 
 
 def _fail(text: str, code: ExitCode) -> ExitCode:

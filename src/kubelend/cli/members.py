@@ -11,24 +11,18 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, options, output, reservation_views
-from kubelend.cli.output import Format
+from kubelend.cli import calls, options, output
+from kubelend.cli.options import flag
+from kubelend.cli.output import Column, Format, Printer
+from kubelend.cli.reservations import RESERVATIONS
 from kubelend.core.errors import InvalidInput, NotFound
+from kubelend.core.lifecycle import Role
 from kubelend.kits import tables
 from kubelend.sources import object_semantics
 from kubelend.wire import admin_bodies, bodies, cluster_namespaces
 
 if TYPE_CHECKING:
     from kubelend.transports.client import BrokerClient
-
-
-class Role(StrEnum):
-    """What `--role` takes."""
-
-    CLUSTER = "cluster"
-    VIEWER = "viewer"
-    ADMIN = "admin"
-    PROXY = "proxy"
 
 
 class JoinRole(StrEnum):
@@ -49,10 +43,10 @@ class MemberReference(NamedTuple):
         return f"{self.role}/{self.name}"
 
 
-MemberName = Annotated[str, typer.Argument(metavar="[ROLE/]NAME", show_default=False)]
+MemberName = Annotated[str, options.argument("[ROLE/]NAME")]
 MemberRole = Annotated[
     Role | None,
-    typer.Option("--role", help="Role of the member. Defaults to cluster.", show_default=False),
+    flag("Role of the member. Defaults to cluster.", None, "--role", show_default=False),
 ]
 
 
@@ -73,43 +67,23 @@ def member(name: MemberName, role: MemberRole = None) -> MemberReference:
 
 @options.takes(settings=options.client)
 def get_members(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="[[ROLE/]NAME]", help="Only this one.", show_default=False),
-    ] = "",
-    status: Annotated[
-        str, typer.Option(help="Only these.", metavar="Pending|Accepted|Revoked")
-    ] = "",
+    name: Annotated[str, options.argument("[[ROLE/]NAME]", help="Only this one.")] = "",
+    status: Annotated[str, flag("Only these.", "Pending|Accepted|Revoked")] = "",
     standing: Annotated[str, typer.Option(hidden=True)] = "",
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
     """List members and join requests (viewers and admins)."""
-    wide = format is Format.WIDE
     if name:
-        one = _find_member(settings, member(name))
-        output.show(
-            one,
-            format,
-            kind="Member",
-            text=lambda: member_table([one], output.now(), wide=wide),
-            names=[_member_reference(one)],
-        )
+        MEMBERS.show(_find_member(settings, member(name)), format)
         return
     found = calls.call_broker(
         settings,
         lambda client: client.members.all(standing=status or standing),
         {"standing": "--status"},
     )
-    output.show_list(
-        found,
-        format,
-        kind="Member",
-        noun="members",
-        names=[_member_reference(one) for one in found],
-        text=lambda: member_table(found, output.now(), wide=wide),
-    )
+    MEMBERS.show_list(found, format)
 
 
 @options.takes(who=member, settings=options.client)
@@ -122,17 +96,10 @@ def describe_member(who: MemberReference, *, settings: ClientSettings) -> None:
 def approve(
     who: MemberReference,
     key: Annotated[
-        str,
-        typer.Option(
-            help="Approve only the key with this hash, as `kubelend join` prints it.",
-            metavar="HASH",
-        ),
+        str, flag("Approve only the key with this hash, as `kubelend join` prints it.", "HASH")
     ] = "",
     keep_old: Annotated[
-        bool,
-        typer.Option(
-            "--keep-old", help="Keep the certificates of the member's previous key valid."
-        ),
+        bool, flag("Keep the certificates of the member's previous key valid.", None, "--keep-old")
     ] = False,
     format: options.Output = Format.TABLE,
     *,
@@ -144,13 +111,7 @@ def approve(
         lambda client: client.members.approve(who.role, who.name, key, keep_old=keep_old),
         {"key": "--key"},
     )
-    output.show(
-        found,
-        format,
-        kind="Member",
-        text=lambda: approval_summary(found, output.now()),
-        names=[str(who)],
-    )
+    MEMBERS.show(found, format, lambda: approval_summary(found, output.now()))
 
 
 @options.takes(who=member, settings=options.client)
@@ -164,11 +125,10 @@ def deny(who: MemberReference, *, settings: ClientSettings) -> None:
 def revoke(
     who: MemberReference,
     release: Annotated[
-        bool,
-        typer.Option("--release", help="Release what it has borrowed, and move what it has lent."),
+        bool, flag("Release what it has borrowed, and move what it has lent.", None, "--release")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep its reservations until they end (default).")
+        bool, flag("Keep its reservations until they end (default).", None, "--keep")
     ] = False,
     reason: options.Reason = "",
     dry_run: options.DryRun = False,
@@ -197,11 +157,7 @@ def revoke(
         {"reason": "--reason"},
     )
     output.show(
-        done,
-        format,
-        kind="Revocation",
-        text=lambda: revocation_summary(done, release=release),
-        names=[str(who)],
+        done, format, lambda: revocation_summary(done, release=release), [str(who)], "Revocation"
     )
     if not done.known:
         output.note(f"{who} never joined through this broker: check the name")
@@ -256,13 +212,9 @@ def _revocation_plan(settings: ClientSettings, who: MemberReference, *, release:
         ]
 
     borrowed, lent = calls.call_broker(settings, find)
-    return "\n\n".join(
-        [
-            heading,
-            _ending("borrowed and would be released", borrowed),
-            _ending("lent and would be moved or released", lent),
-        ]
-    )
+    released = _ending("borrowed and would be released", borrowed)
+    moved = _ending("lent and would be moved or released", lent)
+    return f"{heading}\n\n{released}\n\n{moved}"
 
 
 def _ending(what: str, found: list[bodies.Reservation]) -> str:
@@ -270,7 +222,7 @@ def _ending(what: str, found: list[bodies.Reservation]) -> str:
         return f"No reservations are {what}."
     count = tables.format_count(len(found), "reservation")
     verb = "is" if len(found) == 1 else "are"
-    return f"{count} {verb} {what}:\n{reservation_views.table(found, output.now())}"
+    return f"{count} {verb} {what}:\n{RESERVATIONS.table(found, output.now())}"
 
 
 # -- tokens
@@ -279,25 +231,21 @@ def _ending(what: str, found: list[bodies.Reservation]) -> str:
 @options.takes(settings=options.client)
 def create_token(
     *,
-    ttl: Annotated[
-        str, typer.Option(help="Lifetime, at most 720h.", metavar="DURATION")
-    ] = admin_bodies.DEFAULT_TTL,
+    ttl: Annotated[str, flag("Lifetime, at most 720h.", "DURATION")] = admin_bodies.DEFAULT_TTL,
     name: Annotated[
         str,
-        typer.Option(
-            "--cluster-id",
-            "--name",
-            help="Bind the token to this name, which then needs no approval.",
-            metavar="NAME",
+        flag(
+            "Bind the token to this name, which then needs no approval.",
+            *("NAME", "--cluster-id", "--name"),
         ),
     ] = "",
-    role: Annotated[JoinRole, typer.Option(help="Role of who joins with it.")] = JoinRole.CLUSTER,
-    uses: Annotated[int, typer.Option(help="Number of times it can be used.", metavar="N")] = 1,
+    role: Annotated[JoinRole, flag("Role of who joins with it.")] = JoinRole.CLUSTER,
+    uses: Annotated[int, flag("Number of times it can be used.", "N")] = 1,
     join_address: Annotated[
         str,
-        typer.Option(
-            help="Address of the enrolment port. Defaults to the host of --broker-url.",
-            metavar="URL",
+        flag(
+            "Address of the enrolment port. Defaults to the host of --broker-url.",
+            "URL",
             envvar="KUBELEND_JOIN_ADDRESS",
         ),
     ] = "",
@@ -310,65 +258,33 @@ def create_token(
     """
     request = admin_bodies.TokenRequest(ttl=ttl, role=role.value, name=name, uses=uses)
     made = calls.call_broker(settings, lambda client: client.tokens.create(request), _TOKEN_FIELDS)
-    output.show(
-        made,
-        format,
-        kind="Token",
-        text=lambda: join_command(made, settings.broker_url, join_address),
-        names=[f"token/{made.id}"],
+    text, names = (
+        lambda: join_command(made, settings.broker_url, join_address),
+        [f"token/{made.id}"],
     )
+    output.show(made, format, text, names, "Token")
     if format is Format.TABLE:
         output.note(_token_note(made))
 
 
-_TOKEN_FIELDS: Final = {
-    "ttl": "--ttl",
-    "name": "--cluster-id",
-    "uses": "--uses",
-    "role": "--role",
-}
+_TOKEN_FIELDS: Final = calls.fields_of("", "ttl", "uses", "role") | {"name": "--cluster-id"}
 
 
 @options.takes(settings=options.client)
 def get_tokens(
-    token: Annotated[
-        str,
-        typer.Argument(
-            metavar="[ID]",
-            help="Only this one.",
-            show_default=False,
-            callback=options.named("token"),
-        ),
-    ] = "",
+    token: Annotated[str, options.argument("[ID]", "token", help="Only this one.")] = "",
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
     """List join tokens, without their secrets. Expired ones are listed for a day."""
     if token:
-        one = _find_token(settings, token)
-        output.show(
-            one,
-            format,
-            kind="Token",
-            text=lambda: token_table([one], output.now()),
-            names=[f"token/{one.id}"],
-        )
-        return
-    found = calls.call_broker(settings, lambda client: client.tokens.all())
-    output.show_list(
-        found,
-        format,
-        kind="Token",
-        noun="tokens",
-        names=[f"token/{one.id}" for one in found],
-        text=lambda: token_table(found, output.now()),
-    )
+        TOKENS.show(_find_token(settings, token), format)
+    else:
+        TOKENS.show_list(calls.call_broker(settings, lambda client: client.tokens.all()), format)
 
 
-TokenId = Annotated[
-    str, typer.Argument(metavar="ID", show_default=False, callback=options.named("token"))
-]
+TokenId = Annotated[str, options.argument("ID", "token")]
 
 
 @options.takes(settings=options.client)
@@ -406,21 +322,13 @@ def create_cluster_namespace(
     *,
     cluster_id: Annotated[
         str,
-        typer.Option(
-            help="Cluster that the namespace is for. Objects in it count as sent by this cluster.",
-            metavar="ID",
+        flag(
+            "Cluster that the namespace is for. Objects in it count as sent by this cluster.", "ID"
         ),
     ],
-    namespace: Annotated[
-        str,
-        typer.Option(help="Name of the namespace. Defaults to cluster-ID.", metavar="NAME"),
-    ] = "",
+    namespace: Annotated[str, flag("Name of the namespace. Defaults to cluster-ID.", "NAME")] = "",
     user: Annotated[
-        str,
-        typer.Option(
-            help="User known to the API server, instead of a new service account.",
-            metavar="NAME",
-        ),
+        str, flag("User known to the API server, instead of a new service account.", "NAME")
     ] = "",
 ) -> None:
     """Print the manifests of a cluster namespace, for `kubectl apply -f -`.
@@ -436,69 +344,48 @@ def create_cluster_namespace(
 
 # -- text
 
-TOKEN_HEADERS: Final = ("ID", "STATE", "ROLE", "NAME", "USES-LEFT", "EXPIRES", "CREATED-BY")
-MEMBER_HEADERS: Final = ("ROLE", "NAME", "STATUS", "SINCE", "CERTIFICATE", "PENDING-KEY")
-WIDE_MEMBER_HEADERS: Final = (
-    *MEMBER_HEADERS,
-    "DECIDED-BY",
-    "TOKEN",
-    "SERIAL",
-    "AUTHORITY",
-    "REASON",
-)
-
-
-def token_table(found: list[admin_bodies.Token], now: datetime) -> str:
-    return tables.format_table(TOKEN_HEADERS, [_token_cells(one, now) for one in found])
-
 
 def token_details(found: admin_bodies.Token, now: datetime) -> str:
-    return tables.format_pairs(
+    return output.details(
         [
             ("ID", found.id),
             ("State", found.state),
             ("Role", found.role),
             ("Name", found.name),
-            ("Uses left", str(found.uses_left)),
-            ("Created", tables.format_time(found.created_at, now)),
+            ("Uses left", found.uses_left),
+            ("Created", found.created_at),
             ("Created by", found.created_by),
-            ("Expires", tables.format_time(found.expires_at, now)),
-        ]
+            ("Expires", found.expires_at),
+        ],
+        now,
     )
-
-
-def member_table(found: list[admin_bodies.Member], now: datetime, *, wide: bool = False) -> str:
-    """Whole hashes only where they are compared: for pending requests."""
-    if not wide:
-        return tables.format_table(MEMBER_HEADERS, [_member_cells(one, now) for one in found])
-    rows = [(*_member_cells(one, now), *_wide_member_cells(one)) for one in found]
-    return tables.format_table(WIDE_MEMBER_HEADERS, rows)
 
 
 def member_details(found: admin_bodies.Member, now: datetime) -> str:
     known = found.certificate
-    return tables.format_pairs(
+    return output.details(
         [
             ("Name", found.name),
             ("Role", found.role),
             ("Status", found.standing),
-            ("Requested", tables.format_time(found.asked_at, now)),
+            ("Requested", found.asked_at),
             ("Pending key", found.asks),
             ("Token", found.token),
-            ("Decided", tables.format_time(found.decided_at, now)),
+            ("Decided", found.decided_at),
             ("Decided by", found.decided_by),
-            ("Revoked", tables.format_time(found.revoked_at, now)),
+            ("Revoked", found.revoked_at),
             ("Reason", found.reason),
-            ("Certificate", "" if known is None else known.serial),
-            ("Valid until", "" if known is None else tables.format_time(known.ends_at, now)),
-            ("Authority", "" if known is None else known.authority),
-        ]
+            ("Certificate", getattr(known, "serial", None)),
+            ("Valid until", getattr(known, "ends_at", None)),
+            ("Authority", getattr(known, "authority", None)),
+        ],
+        now,
     )
 
 
 def join_command(made: admin_bodies.NewToken, broker: str, address: str = "") -> str:
     """The command to run on the joining side. `broker` is the address that this administrator uses."""
-    url = address or _on_same_host(broker, made.enrol_port)
+    url = address or on_same_host(broker, made.enrol_port)
     is_cluster = made.role == "cluster"
     name = made.name or ("CLUSTER" if is_cluster else "NAME")
     parts = ["kubelend", "join", url, "--ca-hash", made.ca_hash]
@@ -509,13 +396,8 @@ def join_command(made: admin_bodies.NewToken, broker: str, address: str = "") ->
     return tables.sanitize_line(f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}")
 
 
-def broker_address(enrolment: str, port: int) -> str:
-    """The broker's address, on the host of its enrolment port."""
-    return _on_same_host(enrolment, port)
-
-
 def approval_summary(member: admin_bodies.Member, now: datetime) -> str:
-    text = tables.sanitize_line(f"{_member_reference(member)} approved")
+    text = tables.sanitize_line(f"{MEMBERS.name(member)} approved")
     if member.revoked_at is None:
         return text
     since = tables.format_time(member.revoked_at, now)
@@ -523,7 +405,7 @@ def approval_summary(member: admin_bodies.Member, now: datetime) -> str:
 
 
 def revocation_summary(done: admin_bodies.Revocation, *, release: bool) -> str:
-    text = tables.sanitize_line(f"{_member_reference(done.member)} revoked")
+    text = tables.sanitize_line(f"{MEMBERS.name(done.member)} revoked")
     if done.member.role != "cluster":
         return text + _deleted_tokens(done.tokens)
     if not release:
@@ -543,52 +425,57 @@ def deletion_summary(who: str, left: admin_bodies.Removal, now: datetime) -> str
 
 
 def _deleted_tokens(tokens: list[str]) -> str:
-    return (
-        f"; {tables.format_count(len(tokens), 'token')} that it created deleted" if tokens else ""
-    )
+    count = tables.format_count(len(tokens), "token")
+    return f"; {count} that it created deleted" if tokens else ""
 
 
-def _member_reference(found: admin_bodies.Member) -> str:
-    return f"{found.role}/{found.name}"
-
-
-def _token_cells(token: admin_bodies.Token, now: datetime) -> tuple[str, ...]:
-    return (
-        token.id,
-        token.state,
-        token.role,
-        token.name,
-        str(token.uses_left),
-        tables.format_time(token.expires_at, now),
-        token.created_by,
-    )
-
-
-def _member_cells(member: admin_bodies.Member, now: datetime) -> tuple[str, ...]:
-    known = member.certificate
-    since = member.revoked_at if member.standing == "Revoked" else member.decided_at
-    return (
-        member.role,
-        member.name,
-        member.standing,
-        tables.format_age(since or member.asked_at, now),
-        "" if known is None else tables.format_time_left(known.ends_at, now),
-        member.asks,
-    )
-
-
-def _wide_member_cells(member: admin_bodies.Member) -> tuple[str, ...]:
-    known = member.certificate
-    return (
-        member.decided_by,
-        member.token,
-        "" if known is None else known.serial,
-        "" if known is None else known.authority,
-        member.reason,
-    )
-
-
-def _on_same_host(url: str, port: int) -> str:
+def on_same_host(url: str, port: int) -> str:
+    """The address of another port of a broker."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+TOKENS: Final[Printer[admin_bodies.Token]] = Printer(
+    "Token",
+    "tokens",
+    lambda one: f"token/{one.id}",
+    [
+        Column("ID", lambda one, _: one.id),
+        Column("STATE", lambda one, _: one.state),
+        Column("ROLE", lambda one, _: one.role),
+        Column("NAME", lambda one, _: one.name),
+        Column("USES-LEFT", lambda one, _: str(one.uses_left)),
+        Column("EXPIRES", lambda one, now: tables.format_time(one.expires_at, now)),
+        Column("CREATED-BY", lambda one, _: one.created_by),
+    ],
+)
+
+
+def _since(found: admin_bodies.Member) -> datetime:
+    moment = found.revoked_at if found.standing == "Revoked" else found.decided_at
+    return moment or found.asked_at
+
+
+MEMBERS: Final[Printer[admin_bodies.Member]] = Printer(
+    "Member",
+    "members",
+    lambda one: f"{one.role}/{one.name}",
+    [
+        Column("ROLE", lambda one, _: one.role),
+        Column("NAME", lambda one, _: one.name),
+        Column("STATUS", lambda one, _: one.standing),
+        Column("SINCE", lambda one, now: tables.format_age(_since(one), now)),
+        Column(
+            "CERTIFICATE",
+            lambda one, now: output.time_left(getattr(one.certificate, "ends_at", None), now),
+        ),
+        # Whole hashes only where they are compared: for pending requests.
+        Column("PENDING-KEY", lambda one, _: one.asks),
+        Column("DECIDED-BY", lambda one, _: one.decided_by, is_wide=True),
+        Column("TOKEN", lambda one, _: one.token, is_wide=True),
+        Column("SERIAL", lambda one, _: getattr(one.certificate, "serial", ""), is_wide=True),
+        Column("AUTHORITY", lambda one, _: getattr(one.certificate, "authority", ""), is_wide=True),
+        Column("REASON", lambda one, _: one.reason, is_wide=True),
+    ],
+)

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -40,6 +41,7 @@ Body = TypeVar("Body")
 Built = TypeVar("Built")
 Builder = Callable[..., object]
 
+NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 PLUGIN: Final = "kubectl lend"
 """What `main` calls itself when kubectl has started it."""
 
@@ -86,29 +88,33 @@ def named(*kinds: str) -> Callable[[Any], Any]:
     return parse
 
 
+def flag(help: str, metavar: str | None = None, *names: str, **more: Any) -> Any:
+    """A flag; named after its parameter, unless it has other names."""
+    return typer.Option(*names, help=help, metavar=metavar, **more)
+
+
+def argument(metavar: str, *kinds: str, help: str | None = None) -> Any:
+    """An argument; with kinds, one that takes a name of these kinds."""
+    callback = named(*kinds) if kinds else None
+    return typer.Argument(metavar=metavar, help=help, show_default=False, callback=callback)
+
+
 Output = Annotated[
     Format,
-    typer.Option(
-        "--output",
-        "-o",
-        help="Output format: table, wide, json, yaml or name.",
-        metavar="FORMAT",
+    flag(
+        "Output format: table, wide, json, yaml or name.",
+        *("FORMAT", "--output", "-o"),
         show_default=False,
     ),
 ]
-ClusterName = Annotated[
-    str, typer.Argument(metavar="CLUSTER", show_default=False, callback=named("cluster"))
-]
-ReservationName = Annotated[
-    str, typer.Argument(metavar="RESERVATION", show_default=False, callback=named("reservation"))
-]
-ReservationNames = Annotated[
-    list[str],
-    typer.Argument(metavar="RESERVATION...", show_default=False, callback=named("reservation")),
-]
-Reason = Annotated[str, typer.Option(help="Reason, shown to others and logged.", metavar="TEXT")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+ClusterName = Annotated[str, argument("CLUSTER", "cluster")]
+ReservationName = Annotated[str, argument("RESERVATION", "reservation")]
+ReservationNames = Annotated[list[str], argument("RESERVATION...", "reservation")]
+Reason = Annotated[str, flag("Reason, shown to others and logged.", "TEXT")]
+Yes = Annotated[bool, flag("Do not ask for confirmation.", None, "--yes", "-y")]
+DryRun = Annotated[bool, flag("Show what would be done; change nothing.", None, "--dry-run")]
+Many = list[str] | None
+"""The value of a flag that may be repeated."""
 
 
 # -- sets of flags
@@ -155,10 +161,9 @@ def settings_reader(record: type[Settings]) -> Builder:
 
 ContextName = Annotated[
     str,
-    typer.Option(
-        "--context",
-        help="Context of the configuration file (`kubelend config`). As `kubectl lend`: of the kubeconfig.",
-        metavar="NAME",
+    flag(
+        "Context of the configuration file (`kubelend config`). As `kubectl lend`: of the kubeconfig.",
+        *("NAME", "--context"),
     ),
 ]
 OldBroker = Annotated[str, typer.Option("--broker", envvar="KUBELEND_BROKER", hidden=True)]
@@ -182,7 +187,7 @@ def _holder(call: typer.Context, context: str, cert_path: str | None) -> Certifi
 
 def _named_broker(call: typer.Context, **values: Any) -> ClientSettings | None:
     """None unless a flag, a variable or a context names the broker."""
-    is_given = any(_rank(call, name) > _DEFAULT for name in ("broker_url", "broker"))
+    is_given = any(_rank(call, name) > DEFAULT for name in ("broker_url", "broker"))
     if not is_given and not values["context"]:
         context = config.find_context()
         is_given = context is not None and bool(context.broker_url)
@@ -199,20 +204,20 @@ def _with_context(call: typer.Context, values: dict[str, Any], context: str) -> 
             values["broker_url"], ranks["broker_url"] = old, rank
     chosen = config.find_context(context)
     # A context that was named by a flag is more than a variable, which was set for many commands.
-    limit = _VARIABLE if context else _DEFAULT
+    limit = VARIABLE if context else DEFAULT
     for name, value in ({} if chosen is None else chosen.settings()).items():
         if name in values and ranks[name] <= limit:
             values[name] = value
     return _texts(values)
 
 
-_DEFAULT, _VARIABLE, _FLAG = range(3)
+DEFAULT, VARIABLE, FLAG = range(3)
 
 
 def _rank(call: typer.Context, name: str) -> int:
     source = call.get_parameter_source(name)
-    ranks = {"COMMANDLINE": _FLAG, "ENVIRONMENT": _VARIABLE}
-    return _DEFAULT if source is None else ranks.get(source.name, _DEFAULT)
+    ranks = {"COMMANDLINE": FLAG, "ENVIRONMENT": VARIABLE}
+    return DEFAULT if source is None else ranks.get(source.name, DEFAULT)
 
 
 # -- a broker, or a cluster of the kubeconfig
@@ -233,51 +238,38 @@ Target = ClientSettings | KubeTarget
 
 KubeContext = Annotated[
     str,
-    typer.Option(
-        "--kube-context",
-        help="Work on the objects in the cluster of this kubeconfig context, with its user's rights,"
+    flag(
+        "Work on the objects in the cluster of this kubeconfig context, with its user's rights,"
         " instead of calling a broker. `kubectl lend` does so with the current context.",
-        metavar="NAME",
+        *("NAME", "--kube-context"),
     ),
 ]
-Kubeconfig = Annotated[
-    str,
-    typer.Option("--kubeconfig", help="Kubeconfig file of the cluster.", metavar="PATH"),
-]
+Kubeconfig = Annotated[str, flag("Kubeconfig file of the cluster.", "PATH", "--kubeconfig")]
 Namespace = Annotated[
     str,
-    typer.Option(
-        "--namespace",
-        "-n",
-        help="Namespace of the objects. Defaults to the context's, or to that of the broker.",
-        metavar="NAME",
+    flag(
+        "Namespace of the objects. Defaults to the context's, or to that of the broker.",
+        *("NAME", "--namespace", "-n"),
     ),
 ]
 AllNamespaces = Annotated[
-    bool,
-    typer.Option("--all-namespaces", "-A", help="Objects of all namespaces of the cluster."),
+    bool, flag("Objects of all namespaces of the cluster.", None, "--all-namespaces", "-A")
 ]
 
 
-class BrokerNaming(msgspec.Struct, frozen=True):
-    """How the broker was named, if it was."""
+def uses_kube_target(target: KubeTarget, broker_named: int, program: str) -> bool:
+    """Whether the objects of a cluster are meant: flags win over variables, and both over the program.
 
-    by_flag: bool = False
-    by_variable: bool = False
-
-
-def uses_kube_target(target: KubeTarget, broker: BrokerNaming, program: str) -> bool:
-    """Whether the objects of a cluster are meant: flags win over variables, and both over the program."""
+    `broker_named`: whether the broker is named by a FLAG, a VARIABLE or by DEFAULT.
+    """
     is_named = bool(target.kubeconfig or target.context or target.namespace)
-    if is_named and broker.by_flag:
+    if is_named and broker_named == FLAG:
         raise InvalidSettings(
             "the flags name both a broker and a cluster",
             hint="give --broker-url and --cert-path (or --context), or --kube-context, --kubeconfig and"
             " --namespace",
         )
-    if is_named or broker.by_flag:
-        return is_named
-    return program == PLUGIN and not broker.by_variable
+    return is_named or (program == PLUGIN and broker_named == DEFAULT)
 
 
 def all_namespaces(target: Target) -> KubeTarget:
@@ -297,9 +289,8 @@ def _target(call: typer.Context, **values: Any) -> Target:
     if program == PLUGIN:
         kube_context, values["context"] = kube_context or values["context"], ""
     cluster = KubeTarget(kubeconfig, kube_context, namespace)
-    ranks = {_rank(call, name) for name in ("broker_url", "broker", "cert_path")}
-    naming = BrokerNaming(_FLAG in ranks or bool(values["context"]), _VARIABLE in ranks)
-    if not uses_kube_target(cluster, naming, program):
+    ranks = [_rank(call, name) for name in ("broker_url", "broker", "cert_path")]
+    if not uses_kube_target(cluster, FLAG if values["context"] else max(ranks), program):
         return _client(call, **values)
     # The same limits hold for a cluster, which needs no certificate.
     known = flags.parse_settings(
@@ -362,13 +353,17 @@ _GO_SWITCHES = "|".join(
 _GO_SWITCH = re.compile(rf"(?:{_GO_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)
 
 
-def read_document(path: str, kind: type[Body], noun: str, *, hint: str) -> Body:
+def read_document(
+    path: str, kind: type[Body], noun: str, *, hint: str, defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> Body:
     """The body in a YAML or JSON file, or on standard input for `-`."""
     import yaml
 
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
-        return msgspec.convert(yaml.safe_load(text), kind, strict=False)
+        value = yaml.safe_load(text)
+        merged = {**defaults, **value} if isinstance(value, dict) else value
+        return msgspec.convert(merged, kind, strict=False)
     except OSError as error:
         raise InvalidInput(f"--file: {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -379,11 +374,11 @@ def read_document(path: str, kind: type[Body], noun: str, *, hint: str) -> Body:
 
 
 def _texts(values: Mapping[str, str | bool | None]) -> dict[str, str]:
-    return {name: _text(value) for name, value in values.items() if value is not None}
-
-
-def _text(value: str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else value
+    return {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _parameter(flag: Flag, needed: str = "Required.") -> inspect.Parameter:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import typer
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from kubelend.wire import bodies
 
+Body = TypeVar("Body", bound="msgspec.Struct")
+
 
 class Format(StrEnum):
     """What `-o` takes."""
@@ -38,36 +40,70 @@ class Format(StrEnum):
     NAME = "name"  # kind/name, one for each line
 
 
+class Column(NamedTuple, Generic[Body]):
+    """A column of a table."""
+
+    header: str
+    cell: Callable[[Body, datetime], str]
+    """The text for an object; the time is now."""
+    is_wide: bool = False
+    """Shown by `-o wide` only."""
+    width: int = 0
+    """For rows that are printed one at a time, before the longest is known."""
+
+
+class Printer(NamedTuple, Generic[Body]):
+    """Prints the objects of one kind in all formats."""
+
+    kind: str
+    plural: str
+    name: Callable[[Body], str]
+    """`kind/name`"""
+    columns: Sequence[Column[Body]]
+    wraps: bool = False
+    """Whether the last column is wrapped at the edge of the terminal."""
+
+    def table(self, found: Iterable[Body], now: datetime, *, wide: bool = False) -> str:
+        shown = self.shown(wide=wide)
+        rows = [[column.cell(one, now) for column in shown] for one in found]
+        edge = width() if self.wraps else None
+        return tables.format_table([column.header for column in shown], rows, width=edge)
+
+    def shown(self, *, wide: bool) -> list[Column[Body]]:
+        return [column for column in self.columns if wide or not column.is_wide]
+
+    def show(self, one: Body, format: Format, text: Callable[[], str] | None = None) -> None:
+        """Print one object; for people as this text, or as a table."""
+        text = text or (lambda: self.table([one], now(), wide=format is Format.WIDE))
+        show(one, format, text, [self.name(one)], self.kind)
+
+    def show_list(
+        self,
+        found: Sequence[Body],
+        format: Format,
+        where: str = "",
+        text: Callable[[], str] | None = None,
+    ) -> None:
+        """Print a list; for people, an empty one is a sentence on standard error."""
+        if format in _STRUCTURED:
+            listed = {"kind": f"{self.kind}List", "items": [typed(self.kind, one) for one in found]}
+            _show(listed, format, str, ())
+        elif found:
+            text = text or (lambda: self.table(found, now(), wide=format is Format.WIDE))
+            _show(found, format, text, map(self.name, found))
+        else:
+            note(f"No {self.plural} found{where}.")
+
+
 def show(
     body: msgspec.Struct,
     format: Format,
-    *,
     text: Callable[[], str],
+    names: Iterable[str],
     kind: str = "",
-    names: Iterable[str] = (),
 ) -> None:
     """Print one body in a format; `text` is for people, `names` (`kind/name`) for `-o name`."""
     _show(typed(kind, body) if format in _STRUCTURED and kind else body, format, text, names)
-
-
-def show_list(
-    items: Sequence[msgspec.Struct],
-    format: Format,
-    *,
-    kind: str,
-    noun: str,
-    names: list[str],
-    text: Callable[[], str],
-    where: str = "",
-) -> None:
-    """Print a list of bodies; for people, an empty one is a sentence on standard error."""
-    if format in _STRUCTURED:
-        listed = {"kind": f"{kind}List", "items": [typed(kind, one) for one in items]}
-        _show(listed, format, text, names)
-    elif items:
-        _show(items, format, text, names)
-    else:
-        note(f"No {noun} found{where}.")
 
 
 def typed(kind: str, body: msgspec.Struct) -> dict[str, Any]:
@@ -92,16 +128,21 @@ def _show(value: object, format: Format, text: Callable[[], str], names: Iterabl
 _STRUCTURED = frozenset({Format.JSON, Format.YAML})
 
 
-def json(body: object) -> str:
+def details(pairs: Iterable[tuple[str, str | int | datetime | None]], now: datetime) -> str:
+    """`Name:  value` lines; without what is not there."""
+    return tables.format_pairs(
+        (name, tables.format_time(value, now) if isinstance(value, datetime) else str(value))
+        for name, value in pairs
+        if value is not None
+    )
+
+
+def json(body: object, indent: int = 2) -> str:
+    """Indented; with a negative indent, on one line."""
     import msgspec
 
-    return tables.sanitize_json(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
-
-
-def json_line(body: object) -> str:
-    import msgspec
-
-    return tables.sanitize_json(msgspec.json.encode(body).decode())
+    content = msgspec.json.encode(body)
+    return tables.sanitize_json(msgspec.json.format(content, indent=indent).decode())
 
 
 def yaml(body: object) -> str:
@@ -146,11 +187,13 @@ def confirm(plan: Callable[[], str], question: str) -> None:
 
 def width() -> int | None:
     """Where to wrap: at the terminal's edge. What goes into a file or a pipe is not wrapped."""
-    return (
-        shutil.get_terminal_size((tables.DEFAULT_WIDTH, 24)).columns
-        if sys.stdout.isatty()
-        else None
-    )
+    if not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size((tables.DEFAULT_WIDTH, 24)).columns
+
+
+def time_left(end: datetime | None, now: datetime) -> str:
+    return "" if end is None else tables.format_time_left(end, now)
 
 
 def now() -> datetime:
@@ -174,7 +217,7 @@ def amount_texts(amounts: bodies.Amounts | None) -> dict[str, str]:
     return {name: str(amount) for name, amount in named.items() if amount != ""}
 
 
-def format_amounts(amounts: bodies.Quantities) -> str:
+def format_amounts(amounts: bodies.Amounts | None) -> str:
     """ "500m cpu, 256Mi memory" """
     return ", ".join(f"{amount} {name}" for name, amount in amount_texts(amounts).items())
 

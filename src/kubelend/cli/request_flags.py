@@ -1,107 +1,68 @@
-"""The flags of `borrow` and `explain`, and the reservation request that they make."""
+"""The flags of `borrow`, `explain` and `dev advertise`, and the bodies that they make."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Final
 
-import typer
-
-from kubelend.cli import options
+from kubelend.cli import calls, options
+from kubelend.cli.options import Many, flag
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
 
-Many = list[str] | None
-
-Cpu = Annotated[str, typer.Option(help="CPU, for example 4 or 500m.", metavar="QUANTITY")]
-Memory = Annotated[str, typer.Option(help="Memory, for example 8Gi.", metavar="QUANTITY")]
-Gpu = Annotated[str, typer.Option(help="Whole GPUs.", metavar="QUANTITY")]
-Storage = Annotated[str, typer.Option(help="Storage, for example 100Gi.", metavar="QUANTITY")]
-Resource = Annotated[
-    Many, typer.Option(help="An extended resource; may be repeated.", metavar="NAME=QUANTITY")
-]
+Cpu = Annotated[str, flag("CPU, for example 4 or 500m.", "QUANTITY")]
+Memory = Annotated[str, flag("Memory, for example 8Gi.", "QUANTITY")]
+Gpu = Annotated[str, flag("Whole GPUs.", "QUANTITY")]
+Storage = Annotated[str, flag("Storage, for example 100Gi.", "QUANTITY")]
+Resource = Annotated[Many, flag("An extended resource; may be repeated.", "NAME=QUANTITY")]
 Duration = Annotated[
     str,
-    typer.Option(
-        "--for",
-        "--duration",
-        help="Duration, for example 90m. Defaults to the broker's --default-duration.",
-        metavar="DURATION",
+    flag(
+        "Duration, for example 90m. Defaults to the broker's --default-duration.",
+        *("DURATION", "--for", "--duration"),
     ),
 ]
-Priority = Annotated[
-    int, typer.Option(help="Among pending requests, higher is served first.", metavar="N")
-]
+Priority = Annotated[int, flag("Among pending requests, higher is served first.", "N")]
 Wait = Annotated[
     str,
-    typer.Option(
-        help="If no cluster fits, stay pending for up to this long instead of failing.",
-        metavar="DURATION",
-    ),
+    flag("If no cluster fits, stay pending for up to this long instead of failing.", "DURATION"),
 ]
 Policy = Annotated[
-    str,
-    typer.Option(
-        help="How clusters are ranked: headroom, binpack, cost or balanced.", metavar="NAME"
-    ),
+    str, flag("How clusters are ranked: headroom, binpack, cost or balanced.", "NAME")
 ]
 Weight = Annotated[
     Many,
-    typer.Option(
-        help="Rank by weights instead of --policy: headroom, packing, balance, price;"
-        " may be repeated.",
-        metavar="NAME=NUMBER",
+    flag(
+        "Rank by weights instead of --policy: headroom, packing, balance, price; may be repeated.",
+        "NAME=NUMBER",
     ),
 ]
-Label = Annotated[
-    Many, typer.Option(help="Only clusters with this label; may be repeated.", metavar="KEY=VALUE")
-]
-Region = Annotated[str, typer.Option(help="Only clusters in this region.", metavar="TEXT")]
-Pinned = Annotated[
-    str,
-    typer.Option(help="Only this cluster.", metavar="CLUSTER", callback=options.named("cluster")),
-]
+Label = Annotated[Many, flag("Only clusters with this label; may be repeated.", "KEY=VALUE")]
+Region = Annotated[str, flag("Only clusters in this region.", "TEXT")]
+Pinned = Annotated[str, flag("Only this cluster.", "CLUSTER", callback=options.named("cluster"))]
 Exclude = Annotated[
     Many,
-    typer.Option(
-        help="Not this cluster; may be repeated.",
-        metavar="CLUSTER",
-        callback=options.named("cluster"),
-    ),
+    flag("Not this cluster; may be repeated.", "CLUSTER", callback=options.named("cluster")),
 ]
-MaxPrice = Annotated[str, typer.Option(help="Maximum price per hour.", metavar="NUMBER")]
+MaxPrice = Annotated[str, flag("Maximum price per hour.", "NUMBER")]
 Currency = Annotated[
-    str,
-    typer.Option(
-        help="Currency in which prices are compared. Defaults to USD with --max-price.",
-        metavar="TEXT",
-    ),
+    str, flag("Currency in which prices are compared. Defaults to USD with --max-price.", "TEXT")
 ]
 
 FIELDS: Final = {
-    "requestedResources.cpu": "--cpu",
-    "requestedResources.memory": "--memory",
-    "requestedResources.gpu": "--gpu",
-    "requestedResources.storage": "--storage",
+    **calls.fields_of("requestedResources.", "cpu", "memory", "gpu", "storage"),
     "requestedResources.extended": "--resource",
     "requestedResources": "--resource",
-    "requestedCPU": "--cpu",
-    "requestedMemory": "--memory",
-    "requestedGPU": "--gpu",
-    "requestedStorage": "--storage",
+    **{f"requested{name}": f"--{name.lower()}" for name in ("CPU", "Memory", "GPU", "Storage")},
     "extendedResources": "--resource",
     "extended": "--resource",
-    "priority": "--priority",
+    **calls.fields_of("", "priority", "wait", "policy"),
     "duration": "--for",
-    "wait": "--wait",
-    "policy": "--policy",
     "weights": "--weight",
     "targetClusterID": "--cluster",
+    **calls.fields_of("constraints.", "region", "exclude", "currency"),
     "constraints.labels": "--label",
-    "constraints.region": "--region",
-    "constraints.exclude": "--exclude",
     "constraints.maxPricePerHour": "--max-price",
-    "constraints.currency": "--currency",
     "Idempotency-Key": "--key",
 }
 """By the field of a request's body (or of a ResourceRequest's spec), its flag."""
@@ -129,6 +90,7 @@ def request_from_flags(
     """A builder: the request, perhaps incomplete (see `require_resources`); None if no flag is given."""
     if policy and weight:
         raise InvalidInput("--policy and --weight exclude each other", hint="give one of them")
+    labels = parse_pairs("--label", label)
     request = bodies.ReservationRequest(
         requested_resources=bodies.Quantities(
             cpu, memory, gpu, storage, dict(parse_pairs("--resource", resource))
@@ -137,15 +99,11 @@ def request_from_flags(
         duration=duration,
         wait=wait,
         policy=policy,
-        weights=_weights(weight),
+        weights={
+            name: _weight(name, text) for name, text in parse_pairs("--weight", weight).items()
+        },
         target_cluster_id=cluster,
-        constraints=bodies.Constraints(
-            labels=parse_pairs("--label", label),
-            region=region,
-            exclude=exclude or [],
-            max_price_per_hour=max_price,
-            currency=currency,
-        ),
+        constraints=bodies.Constraints(labels, region, exclude or [], max_price, currency),
     )
     return None if request == _NO_FLAGS else request
 
@@ -179,10 +137,6 @@ def parse_pairs(flag: str, texts: Many) -> dict[str, str]:
 def split_commas(texts: Many) -> list[str]:
     """The parts of values that are separated by commas, or given several times."""
     return [part.strip() for text in texts or [] for part in text.split(",") if part.strip()]
-
-
-def _weights(texts: Many) -> dict[str, float]:
-    return {name: _weight(name, value) for name, value in parse_pairs("--weight", texts).items()}
 
 
 def _weight(name: str, text: str) -> float:

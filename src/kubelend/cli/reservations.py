@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import textwrap
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-import typer
-
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, exit_codes, options, output, request_flags, reservation_views
-from kubelend.cli.options import KubeTarget, Target
-from kubelend.cli.output import Format
-from kubelend.cli.reservation_views import details, reference, references, summary, table
+from kubelend.cli import calls, exit_codes, options, output, request_flags
+from kubelend.cli.options import KubeTarget, Target, flag
+from kubelend.cli.output import Column, Format, Printer
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity, NotFound
 from kubelend.core.lifecycle import Phase
@@ -28,41 +25,22 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 
-Duration = Annotated[
-    str,
-    typer.Option(
-        "--for",
-        "--duration",
-        help="Duration from now on. Defaults to the original one.",
-        metavar="DURATION",
-    ),
-]
 
-
-class Role(StrEnum):
-    """What `--role` takes: which side of a reservation a cluster is on."""
-
-    REQUESTER = "requester"
-    PROVIDER = "provider"
-
+Role = StrEnum("Role", ["REQUESTER", "PROVIDER"])
+"""What `--role` takes: which side of a reservation a cluster is on."""
 
 PhaseNames = Annotated[
-    str,
-    typer.Option(help="Only these phases, separated by commas: Reserved,Active.", metavar="PHASES"),
+    str, flag("Only these phases, separated by commas: Reserved,Active.", "PHASES")
 ]
 OfCluster = Annotated[
-    str,
-    typer.Option(
-        help="Only those of this cluster.", metavar="CLUSTER", callback=options.named("cluster")
-    ),
+    str, flag("Only those of this cluster.", "CLUSTER", callback=options.named("cluster"))
 ]
 Watch = Annotated[
     bool,
-    typer.Option(
-        "--watch",
-        "-w",
-        help="After listing, watch for changes. On a broker for clusters only: viewers and admins get"
+    flag(
+        "After listing, watch for changes. On a broker for clusters only: viewers and admins get"
         " exit code 4.",
+        *(None, "--watch", "-w"),
     ),
 ]
 
@@ -76,13 +54,10 @@ def borrow(
     request: bodies.ReservationRequest | None,
     key: Annotated[
         str,
-        typer.Option(
-            help="Idempotency key: repeated with the same key, it gives the same reservation.",
-            metavar="TEXT",
-        ),
+        flag("Idempotency key: repeated with the same key, it gives the same reservation.", "TEXT"),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be chosen; change nothing.")
+        bool, flag("Show what would be chosen; change nothing.", None, "--dry-run")
     ] = False,
     format: options.Output = Format.TABLE,
     target: Target,
@@ -112,16 +87,12 @@ def explain(
     request: bodies.ReservationRequest | None,
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="[RESERVATION]",
+        options.argument(
+            *("[RESERVATION]", "reservation"),
             help="Explain this reservation, by the present state of the clusters.",
-            show_default=False,
-            callback=options.named("reservation"),
         ),
     ] = "",
-    limit: Annotated[
-        int, typer.Option(help="Maximum number of clusters to show.", min=1, max=100)
-    ] = 20,
+    limit: Annotated[int, flag("Maximum number of clusters to show.", min=1, max=100)] = 20,
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
@@ -146,21 +117,12 @@ def explain(
 @options.takes(target=options.target)
 def get_reservations(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RESERVATION]",
-            help="Only this one.",
-            show_default=False,
-            callback=options.named("reservation"),
-        ),
+        str, options.argument("[RESERVATION]", "reservation", help="Only this one.")
     ] = "",
     phase: PhaseNames = "",
     role: Annotated[
         Role | None,
-        typer.Option(
-            help="Only those where the cluster is requester or provider.",
-            metavar="requester|provider",
-        ),
+        flag("Only those where the cluster is requester or provider.", "requester|provider"),
     ] = None,
     cluster: OfCluster = "",
     watch: Watch = False,
@@ -173,55 +135,35 @@ def get_reservations(
 
     A cluster sees those that it has borrowed or lent; viewers and admins see all.
     """
-    if not name:
-        wanted = ReservationFilter("", phase, role or "", cluster)
-        _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
-        return
-    if all_namespaces:
+    if name and all_namespaces:
         raise InvalidInput("one reservation is in one namespace", hint="give --namespace instead")
-    if watch:
-        wanted = ReservationFilter(name, phase, role or "", cluster)
-        _get(target, wanted, format, watch=True, all_namespaces=False)
+    if name and not watch:
+        found = calls.call_backend(target, lambda backend: backend.get_reservation(name))
+        RESERVATIONS.show(found, format)
         return
-    found = calls.call_backend(target, lambda backend: backend.get_reservation(name))
-    wide = format is Format.WIDE
-    output.show(
-        found,
-        format,
-        kind="Reservation",
-        text=lambda: table([found], output.now(), wide=wide),
-        names=[reference(found)],
-    )
-
-
-@options.takes(target=options.target)
-def get_borrowed(
-    phase: PhaseNames = "",
-    cluster: OfCluster = "",
-    watch: Watch = False,
-    all_namespaces: options.AllNamespaces = False,
-    format: options.Output = Format.TABLE,
-    *,
-    target: Target,
-) -> None:
-    """List reservations that the cluster has borrowed."""
-    wanted = ReservationFilter("", phase, Role.REQUESTER, cluster)
+    wanted = ReservationFilter(name, phase, role or "", cluster)
     _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
 
 
-@options.takes(target=options.target)
-def get_lent(
-    phase: PhaseNames = "",
-    cluster: OfCluster = "",
-    watch: Watch = False,
-    all_namespaces: options.AllNamespaces = False,
-    format: options.Output = Format.TABLE,
-    *,
-    target: Target,
-) -> None:
-    """List reservations that the cluster has lent."""
-    wanted = ReservationFilter("", phase, Role.PROVIDER, cluster)
-    _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+def _get_side(role: Role, help: str) -> Callable[..., None]:
+    def get(
+        phase: PhaseNames = "",
+        cluster: OfCluster = "",
+        watch: Watch = False,
+        all_namespaces: options.AllNamespaces = False,
+        format: options.Output = Format.TABLE,
+        *,
+        target: Target,
+    ) -> None:
+        wanted = ReservationFilter("", phase, role, cluster)
+        _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+
+    get.__doc__ = help
+    return options.takes(target=options.target)(get)
+
+
+get_borrowed = _get_side(Role.REQUESTER, "List reservations that the cluster has borrowed.")
+get_lent = _get_side(Role.PROVIDER, "List reservations that the cluster has lent.")
 
 
 @options.takes(target=options.target)
@@ -233,16 +175,13 @@ def describe_reservation(name: options.ReservationName, *, target: Target) -> No
 
 @options.takes(target=options.target)
 def release(
-    names: options.ReservationNames,
-    format: options.Output = Format.TABLE,
-    *,
-    target: Target,
+    names: options.ReservationNames, format: options.Output = Format.TABLE, *, target: Target
 ) -> None:
     """Release reservations. Repeating it has no further effect.
 
     For example: kubelend release $(kubelend get reservations -o name)
     """
-    failure = calls.call_backend(target, lambda backend: _release_all(backend, names, format))
+    failure = calls.call_backend(target, lambda backend: release_all(backend, names, format))
     if failure is not None:
         raise failure
 
@@ -250,7 +189,13 @@ def release(
 @options.takes(settings=options.client)
 def renew(
     name: options.ReservationName,
-    duration: Duration = "",
+    duration: Annotated[
+        str,
+        flag(
+            "Duration from now on. Defaults to the original one.",
+            *("DURATION", "--for", "--duration"),
+        ),
+    ] = "",
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
@@ -295,12 +240,7 @@ class ReservationFilter(NamedTuple):
 
 
 def _get(
-    target: Target,
-    wanted: ReservationFilter,
-    format: Format,
-    *,
-    watch: bool,
-    all_namespaces: bool,
+    target: Target, wanted: ReservationFilter, format: Format, *, watch: bool, all_namespaces: bool
 ) -> None:
     _check_phases(wanted.phases)
     if all_namespaces:
@@ -310,7 +250,7 @@ def _get(
         calls.call_backend(target, lambda backend: watch_reservations(backend, wanted, format))
         return
     found, where = calls.call_backend(target, lambda backend: _find_all(backend, wanted))
-    _show_all(found, format, where)
+    RESERVATIONS.show_list(found, format, where)
 
 
 async def _find_all(
@@ -348,49 +288,32 @@ def _check_phases(names: str) -> None:
             raise InvalidInput(f"--phase: {name!r} is unknown", hint=f"there are {known}")
 
 
-async def _release_all(backend: Backend, names: list[str], format: Format) -> KubelendError | None:
+async def release_all(
+    backend: Backend, names: list[str], format: Format
+) -> KubelendError | OSError | None:
     """Release each; an error does not stop the others, and the last one is returned.
 
     For people each is printed as it is released. For programs, several are one list, as `get` prints them.
     """
     is_list = len(names) > 1 and format in {Format.JSON, Format.YAML}
     released: list[bodies.Reservation] = []
-    failure: KubelendError | None = None
+    failure: KubelendError | OSError | None = None
     for name in names:
         try:
             released.append(await backend.release(name))
-        except KubelendError as error:
-            if failure is not None:
-                output.print_error(failure)
-            failure = error
-        else:
             if not is_list:
                 _show(released[-1], format)
+        except (KubelendError, OSError) as error:  # OSError: standard output cannot be written
+            if isinstance(failure, KubelendError):
+                output.print_error(failure)
+            failure = error
     if is_list:
-        _show_all(released, format)
+        RESERVATIONS.show_list(released, format)
     return failure
 
 
 def _show(found: bodies.Reservation, format: Format) -> None:
-    output.show(
-        found,
-        format,
-        kind="Reservation",
-        text=lambda: summary(found, output.now()),
-        names=[reference(found)],
-    )
-
-
-def _show_all(found: list[bodies.Reservation], format: Format, where: str = "") -> None:
-    output.show_list(
-        found,
-        format,
-        kind="Reservation",
-        noun="reservations",
-        where=where,
-        names=references(found),
-        text=lambda: table(found, output.now(), wide=format is Format.WIDE),
-    )
+    RESERVATIONS.show(found, format, lambda: summary(found, output.now()))
 
 
 # -- requests that stay pending
@@ -472,36 +395,28 @@ async def watch_reservations(backend: Backend, wanted: ReservationFilter, format
         async for instruction in instructions:
             if wanted.matches(instruction):
                 # Not earlier: a caller who may not watch gets an error and no headers.
-                if not has_begun:
-                    _print_headers(format)
+                if not has_begun and format in {Format.TABLE, Format.WIDE}:
+                    _print_row(format, lambda column: column.header)
                 has_begun = True
                 _print_change(instruction.reservation, format)
 
 
 def _print_change(found: bodies.Reservation, format: Format) -> None:
     if format is Format.JSON:
-        print(output.json_line(output.typed("Reservation", found)), flush=True)
+        print(output.json(output.typed("Reservation", found), indent=-1), flush=True)
     elif format is Format.YAML:
         print("---\n" + output.yaml(output.typed("Reservation", found)), end="", flush=True)
     elif format is Format.NAME:
-        print(tables.sanitize_line(reference(found)), flush=True)
-    elif format is Format.WIDE:
-        _print_row(reservation_views.wide_cells(found, output.now()), format)
+        print(tables.sanitize_line(RESERVATIONS.name(found)), flush=True)
     else:
-        _print_row(reservation_views.cells(found, output.now()), format)
+        now = output.now()
+        _print_row(format, lambda column: column.cell(found, now))
 
 
-def _print_headers(format: Format) -> None:
-    if format is Format.WIDE:
-        _print_row(reservation_views.WIDE_HEADERS, format)
-    elif format is Format.TABLE:
-        _print_row(reservation_views.HEADERS, format)
-
-
-def _print_row(cells: tuple[str, ...], format: Format) -> None:
-    is_wide = format is Format.WIDE
-    widths = reservation_views.WIDE_ROW_WIDTHS if is_wide else reservation_views.ROW_WIDTHS
-    print(tables.format_row(cells, widths), flush=True)
+def _print_row(format: Format, cell: Callable[[Column[bodies.Reservation]], str]) -> None:
+    columns = RESERVATIONS.shown(wide=format is Format.WIDE)
+    row = tables.format_row(list(map(cell, columns)), [column.width for column in columns])
+    print(row, flush=True)
 
 
 # -- explanations
@@ -533,11 +448,7 @@ def _check_explain_arguments(name: str, request: bodies.ReservationRequest | Non
 def _show_explanation(found: bodies.Explanation, format: Format) -> None:
     fitting = [f"cluster/{one.cluster_id}" for one in found.candidates if one.fits]
     output.show(
-        found,
-        format,
-        kind="Explanation",
-        text=lambda: explanation_text(found, output.width()),
-        names=fitting,
+        found, format, lambda: explanation_text(found, output.width()), fitting, "Explanation"
     )
 
 
@@ -582,3 +493,79 @@ def _candidate_cells(one: bodies.Candidate) -> tuple[str, ...]:
         f"{output.format_price(price)} {one.currency}/h" if price else "",
         reasons,
     )
+
+
+# -- reservations as text
+
+
+def summary(found: bodies.Reservation, now: datetime) -> str:
+    """The state of a reservation in one line."""
+    status = found.status
+    if left := _left(found, now):
+        text = f"{found.id} is {status.phase} on {found.target_cluster_id} for {left}"
+    else:
+        text = f"{found.id} is {status.phase}: {status.message or status.reason}"
+    return tables.sanitize_line(text)
+
+
+def details(found: bodies.Reservation, now: datetime) -> str:
+    status = found.status
+    return output.details(
+        [
+            ("Name", found.id),
+            ("Reservation", getattr(found, "reservation_name", "")),
+            ("Phase", f"{status.phase} ({status.reason})" if status.reason else status.phase),
+            ("Message", status.message),
+            ("Requester", found.requester_id),
+            ("Target", found.target_cluster_id),
+            ("Previously on", ", ".join(found.previous_cluster_ids)),
+            ("Resources", output.format_amounts(found.requested_resources)),
+            ("Cost", _cost(found, " per hour")),
+            ("Priority", found.priority),
+            ("Duration", found.duration),
+            ("Created", found.created_at),
+            ("Pending until", status.wait_until),
+            ("Reserved", status.reserved_at),
+            ("Acknowledged", status.acknowledged_at),
+            ("Activated", status.activated_at),
+            ("Expires", status.expires_at),
+            ("Finished", status.finished_at),
+        ],
+        now,
+    )
+
+
+def _left(found: bodies.Reservation, now: datetime) -> str:
+    end = found.status.expires_at
+    return tables.format_span(end - now) if end and found.status.finished_at is None else ""
+
+
+def _cost(found: bodies.Reservation, unit: str) -> str:
+    known = found.cost
+    if known is None:
+        return ""
+    return f"{output.format_price(known.price_per_hour)} {known.currency}{unit}"
+
+
+RESERVATIONS: Final[Printer[bodies.Reservation]] = Printer(
+    "Reservation",
+    "reservations",
+    lambda one: f"reservation/{one.id}",
+    [
+        Column("NAME", lambda one, _: one.id, width=36),
+        Column("PHASE", lambda one, _: one.status.phase, width=8),
+        Column("TARGET", lambda one, _: one.target_cluster_id, width=16),
+        Column("CPU", lambda one, _: str(one.requested_resources.cpu), width=5),
+        Column("MEMORY", lambda one, _: str(one.requested_resources.memory), width=7),
+        Column("AGE", lambda one, now: tables.format_age(one.created_at, now), width=4),
+        Column("LEFT", _left, is_wide=True, width=5),
+        Column("REQUESTER", lambda one, _: one.requester_id, is_wide=True, width=16),
+        Column("GPU", lambda one, _: str(one.requested_resources.gpu), is_wide=True, width=3),
+        Column(
+            "STORAGE", lambda one, _: str(one.requested_resources.storage), is_wide=True, width=7
+        ),
+        Column("PRIORITY", lambda one, _: str(one.priority), is_wide=True, width=8),
+        Column("COST", lambda one, _: _cost(one, "/h"), is_wide=True, width=12),
+        Column("REASON", lambda one, _: one.status.reason, is_wide=True, width=6),
+    ],
+)

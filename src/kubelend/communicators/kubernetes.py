@@ -14,10 +14,16 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
+from msgspec.structs import replace
+
 from kubelend.communicators import factory, kubernetes_calls
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.communicators.kubernetes_calls import (
+    ADVERTISEMENT_SLOT,
+    INSTRUCTION_SLOT,
     OPEN_ACTIONS,
+    RESERVATION_SLOT,
+    SESSION_SLOT,
     ObjectCaller,
     ObjectStream,
     RevisionTracker,
@@ -77,16 +83,13 @@ class KubernetesCommunicator:
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         async with self._call():
             request = self._caller.new_request("publish")
-            wanted = kubernetes_calls.cluster_advertisement(
-                advertisement, request, self._caller.namespace
-            )
+            namespace = self._caller.namespace
+            wanted = kubernetes_calls.cluster_advertisement(advertisement, request, namespace)
             found = await self._apply_advertisement(wanted)
-            while not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, request.id):
-                found = await self._caller.wait_for_response(
-                    kubernetes_calls.ADVERTISEMENT_SLOT, found
-                )
-                if not kubernetes_calls.ADVERTISEMENT_SLOT.has_response_to(found, request.id):
-                    found = await self._apply_advertisement(wanted)
+            found = await self._caller.wait_for_response(ADVERTISEMENT_SLOT, found)
+            while not ADVERTISEMENT_SLOT.has_response_to(found, request.id):
+                found = await self._apply_advertisement(wanted)
+                found = await self._caller.wait_for_response(ADVERTISEMENT_SLOT, found)
             self._advertised = found
             accepted = cluster_namespaces.advertisement_from_response(
                 kubernetes_calls.raise_for_error(found.status.response)
@@ -111,7 +114,7 @@ class KubernetesCommunicator:
             )
             try:
                 found = await self._caller.wait_for_response(
-                    kubernetes_calls.RESERVATION_SLOT, await self._requests.create_or_find(wanted)
+                    RESERVATION_SLOT, await self._requests.create_or_find(wanted)
                 )
             except InvalidInput as error:
                 kubernetes_calls.check_request(request)
@@ -150,10 +153,8 @@ class KubernetesCommunicator:
         if is_new:
             self._revisions.reset()
             on_reset()
-        stream = ObjectStream(
-            self._caller, status.session, status.revision, self._revisions, is_new
-        )
-        events = WatchEvents(self._caller, factory.closed_error)
+        stream = ObjectStream(status.session, status.revision, self._revisions, is_new)
+        events = WatchEvents(self._caller)
         self._streams.add(events)
         try:
             async with events.running(), aclosing(stream.instructions(events)) as instructions:
@@ -197,13 +198,11 @@ class KubernetesCommunicator:
             raise
 
     async def _call_session(self, call: str, text: str = "") -> ClusterSession:
-        """After the response the namespace contains everything that the broker knew when it was
-        called.
-        """
+        """After the response the namespace contains everything that the broker knew when it was called."""
         async with self._session_lock:
             try:
                 found = await self._caller.call(
-                    kubernetes_calls.SESSION_SLOT,
+                    SESSION_SLOT,
                     cluster_namespaces.SESSION_NAME,
                     self._caller.new_request(call, text),
                     {},
@@ -219,7 +218,7 @@ class KubernetesCommunicator:
     async def _end_session(self) -> None:
         request = cluster_namespaces.request_fields(self._caller.new_request("leave"))
         await self._caller.client.patch(
-            kubernetes_calls.SESSION_SLOT.resource,
+            SESSION_SLOT.resource,
             cluster_namespaces.SESSION_NAME,
             self._caller.namespace,
             {"spec": {"request": request}},
@@ -227,21 +226,15 @@ class KubernetesCommunicator:
 
     async def _apply_advertisement(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
         """Replaced as a whole, so that nothing of the previous advertisement is left."""
-        slot, client, known = (
-            kubernetes_calls.ADVERTISEMENT_SLOT,
-            self._caller.client,
-            self._advertised,
-        )
-        self._advertised = None
+        slot, client = ADVERTISEMENT_SLOT, self._caller.client
+        known, self._advertised = self._advertised, None
         while True:
             if known is None or known.metadata.name != wanted.metadata.name:
                 known = await self._caller.find(slot, wanted.metadata.name)
             with contextlib.suppress(Conflict), kubernetes_calls.as_unreachable(Conflict):
                 if known is None:
                     return await client.create(slot.resource, wanted)
-                return await client.update(
-                    slot.resource, kubernetes_calls.with_spec_of(known, wanted)
-                )
+                return await client.update(slot.resource, replace(known, spec=wanted.spec))
             known = None
 
     async def _reserved_holds(self) -> list[bodies.Reservation]:
@@ -252,24 +245,17 @@ class KubernetesCommunicator:
     async def _read_reservation(
         self, reservation: str
     ) -> tuple[ClusterSession, bodies.Reservation]:
-        """The broker's state, also of a reservation that finished too long ago to be in the
-        namespace.
-        """
+        """The broker's state, also of a reservation that finished too long ago to be in the namespace."""
         session = await self._call_session("read", reservation)
         found = cluster_namespaces.reservation_from_response(session.status.response)
         # An older broker does not respond for a single reservation: read the namespace.
-        found = (
-            found
-            or await self._find_provider_instruction(reservation)
-            or await self._find_own(reservation)
-        )
+        found = found or await self._find_provider_instruction(reservation)
+        if found is None:
+            own = [one.reservation for one in await self._requests.list_own()]
+            found = next((one for one in own if one.id == reservation), None)
         if found is None:
             raise reservation_not_found(reservation)
         return session, found
-
-    async def _find_own(self, reservation: str) -> bodies.Reservation | None:
-        own = await self._requests.list_own()
-        return next((one.reservation for one in own if one.reservation.id == reservation), None)
 
     async def _call_reservation(
         self, reservation: str, call: str, text: str = ""
@@ -279,9 +265,7 @@ class KubernetesCommunicator:
             if (name := await self._object_name(reservation)) is None:
                 return await self._call_archived(reservation, call)
             try:
-                found = await self._caller.call(
-                    kubernetes_calls.RESERVATION_SLOT, name, request, {}
-                )
+                found = await self._caller.call(RESERVATION_SLOT, name, request, {})
             except NotFound:
                 self._requests.object_names.pop(reservation, None)
                 return await self._call_archived(reservation, call)
@@ -309,15 +293,12 @@ class KubernetesCommunicator:
         raise _not_usable_error(found)
 
     async def _list_provider_instructions(self) -> list[bodies.Instruction]:
-        found = map(
-            kubernetes_calls.latest_instruction,
-            await self._caller.list(kubernetes_calls.INSTRUCTION_SLOT),
-        )
-        return [one for one in found if one is not None]
+        found = await self._caller.list(INSTRUCTION_SLOT)
+        return [one for one in map(kubernetes_calls.latest_instruction, found) if one is not None]
 
     async def _find_provider_instruction(self, reservation: str) -> bodies.Reservation | None:
         name = cluster_namespaces.instruction_object_name(reservation)
-        found = await self._caller.find(kubernetes_calls.INSTRUCTION_SLOT, name)
+        found = await self._caller.find(INSTRUCTION_SLOT, name)
         instruction = None if found is None else kubernetes_calls.latest_instruction(found)
         return None if instruction is None else instruction.reservation
 
@@ -325,7 +306,7 @@ class KubernetesCommunicator:
         self, reservation: str, call: str, text: str, status: dict[str, object]
     ) -> bodies.Reservation:
         async with self._call():
-            request, slot = self._caller.new_request(call, text), kubernetes_calls.INSTRUCTION_SLOT
+            request, slot = self._caller.new_request(call, text), INSTRUCTION_SLOT
             name = cluster_namespaces.instruction_object_name(reservation)
             if await self._find_provider_instruction(reservation) is None:
                 await self._call_session("read")
@@ -333,12 +314,7 @@ class KubernetesCommunicator:
                 found = await self._caller.call(slot, name, request, status)
             except NotFound:
                 raise await self._not_provider_error(reservation) from None
-            instruction = cluster_namespaces.instruction_from_response(
-                kubernetes_calls.raise_for_error(found.spec.response)
-            )
-            if instruction is None:
-                raise BrokerUnreachable("the broker's response is empty")
-            return instruction.reservation
+            return kubernetes_calls.reservation_in(found.spec.response)
 
     async def _not_provider_error(self, reservation: str) -> KubelendError:
         """The error for a reservation without a ProviderInstruction."""
@@ -369,7 +345,7 @@ class ReservationRequests:
 
     async def create_or_find(self, wanted: Reservation) -> Reservation:
         """The object of this request: a new one, or that of an earlier attempt."""
-        slot, client = kubernetes_calls.RESERVATION_SLOT, self._caller.client
+        slot, client = RESERVATION_SLOT, self._caller.client
         while True:
             with contextlib.suppress(AlreadyExists), kubernetes_calls.as_unreachable():
                 return await client.create(slot.resource, wanted)
@@ -390,31 +366,27 @@ class ReservationRequests:
                 await self._delete(found)
 
     async def _repeat_request(self, found: Reservation, wanted: Reservation) -> Reservation:
-        if not kubernetes_calls.RESERVATION_SLOT.has_response(found):
+        if not RESERVATION_SLOT.has_response(found):
             return found
         call = self._caller.new_request("reserve")
         name = wanted.metadata.name
-        return await self._caller.call(kubernetes_calls.RESERVATION_SLOT, name, call, {})
+        return await self._caller.call(RESERVATION_SLOT, name, call, {})
 
     async def outcome(self, found: Reservation) -> bodies.Reservation:
         """The result of a request. The object of a permanently rejected one is deleted."""
         try:
-            instruction = cluster_namespaces.instruction_from_response(
-                kubernetes_calls.raise_for_error(found.status.response)
-            )
+            reservation = kubernetes_calls.reservation_in(found.status.response)
         except KubelendError as refusal:
             if not refusal.retryable and found.status.response and not found.status.response.body:
                 await self._delete(found)
             raise
-        if instruction is None:
-            raise BrokerUnreachable("the broker's response is empty")
-        self.object_names[instruction.reservation.id] = found.metadata.name
-        return instruction.reservation
+        self.object_names[reservation.id] = found.metadata.name
+        return reservation
 
     async def _delete(self, found: Reservation) -> None:
         with kubernetes_calls.as_unreachable():
             await self._caller.client.delete(
-                kubernetes_calls.RESERVATION_SLOT.resource,
+                RESERVATION_SLOT.resource,
                 found.metadata.name,
                 self._caller.namespace,
                 uid=found.metadata.uid,
@@ -422,11 +394,10 @@ class ReservationRequests:
 
     async def list_own(self) -> list[bodies.Instruction]:
         """Instructions for the reservations that this cluster has requested."""
-        found = await self._caller.list(kubernetes_calls.RESERVATION_SLOT)
-        instructions = {
-            one.metadata.name: kubernetes_calls.latest_instruction(one) for one in found
-        }
-        self.object_names = {
-            one.reservation.id: name for name, one in instructions.items() if one is not None
-        }
-        return [one for one in instructions.values() if one is not None]
+        found = await self._caller.list(RESERVATION_SLOT)
+        instructions = {}
+        for each in found:
+            if (instruction := kubernetes_calls.latest_instruction(each)) is not None:
+                instructions[each.metadata.name] = instruction
+        self.object_names = {one.reservation.id: name for name, one in instructions.items()}
+        return list(instructions.values())

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, NamedTuple
 
 from msgspec.structs import replace
 
+from kubelend.communicators import factory
 from kubelend.core import durations
 from kubelend.core.errors import (
     AlreadyExists,
@@ -118,16 +119,13 @@ class ObjectCaller:
         If another caller uses the same object at the same time, its call finishes first and this one is
         repeated.
         """
-        part = "status" if slot is INSTRUCTION_SLOT else "spec"
-        change = {part: {**extra_fields, "request": cluster_namespaces.request_fields(request)}}
+        subresource = "status" if slot is INSTRUCTION_SLOT else ""
+        part = {**extra_fields, "request": cluster_namespaces.request_fields(request)}
+        change = {subresource or "spec": part}
         while True:
             with as_unreachable():
                 found = await self.client.patch(
-                    slot.resource,
-                    name,
-                    self.namespace,
-                    change,
-                    subresource="status" if part == "status" else "",
+                    slot.resource, name, self.namespace, change, subresource=subresource
                 )
             found = await self.wait_for_response(slot, found)
             if slot.has_response_to(found, request.id):
@@ -143,7 +141,9 @@ class ObjectCaller:
     async def wait_deleted(self, slot: CallSlot[Kind], found: Kind) -> None:
         """Wait until an object that is being deleted is gone."""
         with as_unreachable():
-            while (later := await self._get(slot.resource, found)) is not None:
+            while (
+                later := await self.client.find(slot.resource, found.metadata.name, self.namespace)
+            ) is not None:
                 if later.metadata.uid != found.metadata.uid:
                     return
                 await self._wait_for_change(slot.resource, later, is_being_deleted=True)
@@ -155,9 +155,6 @@ class ObjectCaller:
     async def list(self, slot: CallSlot[Kind]) -> list[Kind]:
         with as_unreachable():
             return (await self.client.list(slot.resource, self.namespace)).objects
-
-    async def _get(self, resource: Resource[Kind], found: Kind) -> Kind | None:
-        return await self.client.find(resource, found.metadata.name, self.namespace)
 
     async def _wait_for_change(
         self, resource: Resource[Kind], found: Kind, *, is_being_deleted: bool = False
@@ -176,7 +173,7 @@ class ObjectCaller:
                         return event.found
         except Gone:
             pass
-        later = await self._get(resource, found)
+        later = await self.client.find(resource, found.metadata.name, self.namespace)
         if later is None and not is_being_deleted:
             raise Conflict(
                 f"{resource} {found.metadata.name} was deleted before the broker responded"
@@ -207,6 +204,14 @@ def raise_for_error(response: BrokerResponse | None) -> BrokerResponse:
     return response or cluster_namespaces.NO_RESPONSE
 
 
+def reservation_in(response: BrokerResponse | None) -> bodies.Reservation:
+    """The reservation in a response; raises the broker's error if it is one."""
+    instruction = cluster_namespaces.instruction_from_response(raise_for_error(response))
+    if instruction is None:
+        raise BrokerUnreachable("the broker's response is empty")
+    return instruction.reservation
+
+
 _ZERO_QUANTITIES = bodies.Quantities("0", "0")
 
 
@@ -217,59 +222,31 @@ def cluster_advertisement(
     amounts = body.resources
     return ClusterAdvertisement(
         Metadata(cluster_namespaces.advertisement_object_name(body.cluster_id), namespace),
-        ClusterAdvertisementSpec(
-            cluster_id=body.cluster_id,
+        bodies.copy_fields(
+            body,
+            ClusterAdvertisementSpec,
             resources=AdvertisedResources(
                 capacity=amounts.capacity,
                 allocated=amounts.allocated or _ZERO_QUANTITIES,
                 available=amounts.available or amounts.allocatable or amounts.capacity,
                 allocatable=amounts.allocatable,
             ),
-            cluster_name=body.cluster_name,
-            cost=body.cost,
-            timestamp=body.timestamp,
-            endpoint_url=body.endpoint_url,
-            labels=body.labels,
-            region=body.region,
-            valid_for=body.valid_for,
-            policy=body.policy,
             request=request,
         ),
     )
 
 
-def with_spec_of(known: ClusterAdvertisement, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
-    """The existing object with the spec of the wanted one."""
-    return replace(known, spec=wanted.spec)
-
-
 def reservation_object(
     body: bodies.ReservationRequest, key: str, request: AgentRequest, namespace: str
 ) -> Reservation:
-    """With the broker's finalizer from the start: a deleted object stays until its reservation is
-    released.
-    """
+    """With the broker's finalizer from the start: a deleted object stays until it is released."""
     metadata = Metadata(
         cluster_namespaces.request_object_name(key),
         namespace,
         finalizers=(RESERVATION_FINALIZER,),
         annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: key},
     )
-    return Reservation(metadata, replace(reservation_spec(body), request=request))
-
-
-def reservation_spec(body: bodies.ReservationRequest) -> ReservationSpec:
-    """The request as the spec of a Reservation object."""
-    return ReservationSpec(
-        requested_resources=body.requested_resources,
-        target_cluster_id=body.target_cluster_id,
-        duration=body.duration,
-        priority=body.priority,
-        wait=body.wait,
-        policy=body.policy,
-        weights=body.weights,
-        constraints=body.constraints,
-    )
+    return Reservation(metadata, bodies.copy_fields(body, ReservationSpec, request=request))
 
 
 def is_same_request(found: Reservation, wanted: Reservation) -> bool:
@@ -277,9 +254,7 @@ def is_same_request(found: Reservation, wanted: Reservation) -> bool:
 
 
 def check_request(body: bodies.ReservationRequest) -> None:
-    """Raises the error of a request that the API server has rejected, by the same class as the REST
-    API.
-    """
+    """Raises the error of a request that the API server has rejected, by the same class as the REST API."""
     quantities.parse_reservation_amounts(body.requested_resources)
     if body.duration and durations.parse_duration(body.duration) <= timedelta():
         raise InvalidDuration(f"duration: {body.duration!r} must be greater than zero")
@@ -290,7 +265,6 @@ def check_request(body: bodies.ReservationRequest) -> None:
 OPEN_ACTIONS = frozenset({"Use", "Wait", "Hold"})
 """Actions of unfinished reservations."""
 
-ClosedErrorFactory = Callable[[], BrokerUnreachable]
 WatchEvent = Listed[Object] | Deleted[Object] | Object
 InstructionObject = Reservation | ProviderInstruction
 
@@ -323,7 +297,6 @@ class RevisionTracker:
 class ObjectStream(NamedTuple):
     """One stream that the broker has opened."""
 
-    caller: ObjectCaller
     session: str
     revision: int
     """The ledger's revision that the namespace was complete to when the stream was opened."""
@@ -378,9 +351,8 @@ class ObjectStream(NamedTuple):
 class WatchEvents:
     """Events of all watches in one queue."""
 
-    def __init__(self, caller: ObjectCaller, closed_error: ClosedErrorFactory) -> None:
+    def __init__(self, caller: ObjectCaller) -> None:
         self._caller = caller
-        self._closed_error = closed_error
         self._queue: asyncio.Queue[WatchEvent | BrokerUnreachable] = asyncio.Queue()
 
     async def next(self) -> WatchEvent:
@@ -391,15 +363,12 @@ class WatchEvents:
 
     def close(self) -> None:
         """Make the consumer stop."""
-        self._queue.put_nowait(self._closed_error())
+        self._queue.put_nowait(factory.closed_error())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        watches = [
-            asyncio.create_task(self._watch(SESSION_SLOT), name="session"),
-            asyncio.create_task(self._watch(RESERVATION_SLOT), name="reservations"),
-            asyncio.create_task(self._watch(INSTRUCTION_SLOT), name="instructions"),
-        ]
+        slots: tuple[CallSlot[Any], ...] = (SESSION_SLOT, RESERVATION_SLOT, INSTRUCTION_SLOT)
+        watches = [asyncio.create_task(self._watch(slot)) for slot in slots]
         try:
             yield
         finally:
@@ -435,9 +404,6 @@ _WATCH_COUNT = 3
 
 
 def _by_revision(found: Iterable[Object]) -> list[bodies.Instruction]:
-    objects = [
-        latest_instruction(one)
-        for one in found
-        if isinstance(one, Reservation | ProviderInstruction)
-    ]
-    return sorted((one for one in objects if one is not None), key=lambda one: one.revision)
+    objects = [one for one in found if isinstance(one, Reservation | ProviderInstruction)]
+    instructions = filter(None, map(latest_instruction, objects))
+    return sorted(instructions, key=lambda one: one.revision)

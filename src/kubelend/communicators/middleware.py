@@ -1,14 +1,10 @@
-"""Middleware around a communicator: metrics, the agent session, and the delay of a simulated network."""
+"""Middleware around a communicator: metrics and the agent session."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from kubelend.agent.ports import BrokerCommunicator
@@ -22,15 +18,15 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class Middleware(ABC):
+class Middleware:
     """Passes every call on to another communicator."""
 
     def __init__(self, inner: BrokerCommunicator) -> None:
         self._inner = inner
 
-    @abstractmethod
-    async def wrap_call(self, name: str, call: Callable[[], Awaitable[Result]], /) -> Result:
-        """Make one call; `name` is that of its method."""
+    async def wrap_call(self, _: str, call: Callable[[], Awaitable[Result]], /) -> Result:
+        """Make one call; the name is that of its method."""
+        return await call()
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         return await self.wrap_call("publish", lambda: self._inner.publish(advertisement))
@@ -69,59 +65,6 @@ class Middleware(ABC):
         await self._inner.close()
 
 
-RESET = None
-
-
-class DelayMiddleware(Middleware):
-    """Waits before each call, and yields each instruction the same time after it was sent."""
-
-    def __init__(self, inner: BrokerCommunicator, delay: timedelta) -> None:
-        super().__init__(inner)
-        self._seconds = delay.total_seconds()
-        self._in_transit: deque[tuple[float, bodies.Instruction | None]] = deque()
-        """Each with its arrival time. What one stream has not yielded comes with the next."""
-        self._arrived = asyncio.Event()
-
-    async def wrap_call(self, _: str, call: Callable[[], Awaitable[Result]], /) -> Result:
-        await asyncio.sleep(self._seconds)
-        return await call()
-
-    async def stream(
-        self, on_reset: Callable[[], None]
-    ) -> AsyncGenerator[bodies.Instruction, None]:
-        sending = asyncio.create_task(self._read_ahead())
-        sending.add_done_callback(lambda _: self._arrived.set())
-        try:
-            while await self._wait_for_item(sending):
-                arrives_at, instruction = self._in_transit[0]
-                await asyncio.sleep(arrives_at - asyncio.get_running_loop().time())
-                self._in_transit.popleft()
-                if instruction is RESET:
-                    on_reset()
-                else:
-                    yield instruction
-            await sending  # raises the error by which it ended
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-
-    async def _read_ahead(self) -> None:
-        """Reads ahead, so that instructions sent at the same time arrive at the same time."""
-        async with aclosing(self._inner.stream(lambda: self._enqueue(RESET))) as instructions:
-            async for instruction in instructions:
-                self._enqueue(instruction)
-
-    def _enqueue(self, item: bodies.Instruction | None) -> None:
-        self._in_transit.append((asyncio.get_running_loop().time() + self._seconds, item))
-        self._arrived.set()
-
-    async def _wait_for_item(self, sending: asyncio.Task[None]) -> bool:
-        while not self._in_transit and not sending.done():
-            self._arrived.clear()
-            await self._arrived.wait()
-        return bool(self._in_transit)
-
-
 CallObserver = Callable[[str, str, float], None]
 """Called with the call's name, `OK` or the error code, and the seconds."""
 
@@ -129,9 +72,7 @@ OK = "OK"
 
 
 class MetricsMiddleware(Middleware):
-    """A call cancelled by its caller has no result and is not observed. A stream is observed when it
-    ends.
-    """
+    """A call that its caller cancels has no result and is not observed; a stream is when it ends."""
 
     def __init__(
         self,
@@ -168,16 +109,11 @@ class MetricsMiddleware(Middleware):
 
 
 class SessionMiddleware(Middleware):
-    """Advertisements are sent one after the other, so their results cannot be reordered as those of
-    other calls.
-    """
+    """Observes advertisements: sent one after the other, their results cannot be reordered."""
 
     def __init__(self, inner: BrokerCommunicator, gate: ActiveAgentGate) -> None:
         super().__init__(inner)
         self._gate = gate
-
-    async def wrap_call(self, _: str, call: Callable[[], Awaitable[Result]], /) -> Result:
-        return await call()
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         problem: IdentityInUse | None = None

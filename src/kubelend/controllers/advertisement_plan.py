@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, NamedTuple, TypeAlias
+from enum import Enum
+from typing import Final
 
 import msgspec
 
@@ -16,7 +17,7 @@ from kubelend.controllers import labels
 from kubelend.core import models
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId
-from kubelend.core.resources import Resources
+from kubelend.kube import resources
 from kubelend.stores.kubernetes import objects, projection
 from kubelend.wire import bodies, conversion, quantities, validation
 from kubelend.wire.bodies import Amounts
@@ -27,14 +28,16 @@ MergePatch = dict[str, object]
 
 def spec_patch(found: ClusterAdvertisement, view: ClusterView) -> MergePatch:
     """The merge patch that corrects reserved and available; empty if they are correct."""
-    current = found.spec.resources
-    left = (view.cluster.ceiling - view.reserved).clamped()
-    wanted = {"available": (current.available, left), "reserved": (current.reserved, view.reserved)}
-    changed = {
-        name: _amounts_patch(before, after)
-        for name, (before, after) in wanted.items()
-        if not _amounts_equal(before, after)
-    }
+    current, left = found.spec.resources, (view.cluster.ceiling - view.reserved).clamped()
+    before, after = {}, {}
+    for name, shown, amounts in (
+        ("available", current.available, left),
+        ("reserved", current.reserved, view.reserved),
+    ):
+        if shown is not None or amounts:  # nothing need not be shown
+            before[name] = {} if shown is None else _amount_texts(shown)
+            after[name] = _amount_texts(quantities.to_quantities(amounts))
+    changed = resources.merge_patch(before, after)
     return {"resources": changed} if changed else {}
 
 
@@ -42,19 +45,22 @@ def status_patch(
     found: ClusterAdvertisement, view: ClusterView | None, error: str, now: datetime
 ) -> MergePatch:
     """The merge patch of the status; empty if nothing differs. `error` is a problem with the spec."""
-    wanted = (
-        _status_without_record(found, error)
-        if view is None
-        else _status_from_view(found, view, error, now)
-    )
+    if view is None:  # it is not in the ledger, because it is invalid
+        wanted = ClusterAdvertisementStatus(
+            message=error,
+            conditions=found.status.conditions,
+            observed_generation=found.metadata.generation,
+        )
+    else:
+        wanted = _status_from_view(found, view, error, now)
     before, after = _status_fields(found.status), _status_fields(wanted)
     changed = {
         name: after.get(name) for name in _STATUS_FIELDS if before.get(name) != after.get(name)
     }
     if "phase" in changed:
         changed["active"] = wanted.active  # explicitly, or the printer column would be empty
-    is_news = changed.keys() - {"observedGeneration", "conditions"} or _conditions_differ(
-        found, wanted
+    is_news = changed.keys() - {"observedGeneration", "conditions"} or (
+        _without_generation(found.status) != _without_generation(wanted)
     )
     # The store raises the generation of managed objects with every advertisement; no client waits for that.
     if not is_news and labels.is_managed(found.metadata):
@@ -66,22 +72,18 @@ def merge_conditions(
     before: Iterable[Condition], after: Iterable[Condition], now: datetime
 ) -> tuple[Condition, ...]:
     """Conditions of others stay; an unchanged one keeps its transition time."""
-    known = {one.type: one for one in before}
-    dated = [_with_transition_time(known.pop(one.type, None), one, now) for one in after]
+    known, dated = {one.type: one for one in before}, []
+    for one in after:
+        same = known.pop(one.type, None)
+        since = same.last_transition_time if same and same.status == one.status else None
+        at = since or now.replace(microsecond=0)
+        dated.append(msgspec.structs.replace(one, last_transition_time=at))
     return (*known.values(), *dated)
 
 
 _STATUS_FIELDS: Final = (
-    "phase",
-    "lastUpdateTime",
-    "active",
-    "message",
-    "score",
-    "conditions",
-    "observedGeneration",
-    "validUntil",
-    "cordonReason",
-    "reservations",
+    *("phase", "lastUpdateTime", "active", "message", "score", "conditions"),
+    *("observedGeneration", "validUntil", "cordonReason", "reservations"),
 )
 
 
@@ -108,15 +110,6 @@ def _status_from_view(
         valid_until=status.valid_until,
         cordon_reason=status.cordon_reason,
         reservations=status.reservations,
-    )
-
-
-def _status_without_record(found: ClusterAdvertisement, error: str) -> ClusterAdvertisementStatus:
-    """The status of an advertisement that is not in the ledger, because it is invalid."""
-    return ClusterAdvertisementStatus(
-        message=error,
-        conditions=found.status.conditions,
-        observed_generation=found.metadata.generation,
     )
 
 
@@ -148,34 +141,8 @@ def _condition(type: str, reason: str, message: str, *, is_true: bool) -> Condit
     return Condition(type, "True" if is_true else "False", reason, message)
 
 
-def _with_transition_time(before: Condition | None, after: Condition, now: datetime) -> Condition:
-    is_same = before is not None and before.status == after.status
-    since = before.last_transition_time if before is not None and is_same else None
-    return msgspec.structs.replace(after, last_transition_time=since or now.replace(microsecond=0))
-
-
-def _conditions_differ(found: ClusterAdvertisement, wanted: ClusterAdvertisementStatus) -> bool:
-    """Whether a condition differs in more than its observed generation."""
-
-    def said(conditions: Iterable[Condition]) -> list[Condition]:
-        return [msgspec.structs.replace(one, observed_generation=0) for one in conditions]
-
-    return said(found.status.conditions) != said(wanted.conditions)
-
-
-def _amounts_equal(before: Amounts | None, after: Resources) -> bool:
-    if before is None:
-        return not after
-    return _amount_texts(before) == _amount_texts(quantities.to_quantities(after))
-
-
-def _amounts_patch(before: Amounts | None, after: Resources) -> MergePatch:
-    """With null for fields to remove."""
-    wanted = _amount_texts(quantities.to_quantities(after))
-    deleted: MergePatch = (
-        {} if before is None else dict.fromkeys(_amount_texts(before).keys() - wanted.keys())
-    )
-    return {**deleted, **wanted}
+def _without_generation(status: ClusterAdvertisementStatus) -> list[Condition]:
+    return [msgspec.structs.replace(one, observed_generation=0) for one in status.conditions]
 
 
 def _amount_texts(amounts: Amounts) -> MergePatch:
@@ -192,25 +159,13 @@ REJECTED_PREFIX: Final = "Rejected: "
 """Prefix of the status message of an object whose spec was rejected."""
 
 
-class Advertise(NamedTuple):
-    """The object has a new spec, or one that this broker has not processed yet."""
+class Action(Enum):
+    """What to do, each with the state of the object that requires it."""
 
-    advertisement: models.Advertisement
-
-
-class IgnoreOutdated(NamedTuple):
-    """The spec is new, but older than the cluster's latest advertisement."""
-
-
-class Repair(NamedTuple):
-    """The object differs from the record."""
-
-
-class DeleteOrphan(NamedTuple):
-    """It is labelled as managed by the broker, which has no record of it."""
-
-
-AdvertisementAction: TypeAlias = Advertise | IgnoreOutdated | Repair | DeleteOrphan | None
+    ADVERTISE = "it has a new spec, or one that this broker has not processed yet"
+    IGNORE_OUTDATED = "the spec is new, but older than the cluster's latest advertisement"
+    REPAIR = "it differs from the record"
+    DELETE_ORPHAN = "it is labelled as managed by the broker, which has no record of it"
 
 
 def advertisement_from_object(found: ClusterAdvertisement) -> models.Advertisement:
@@ -228,7 +183,7 @@ def plan_advertisement(
     advertisement: models.Advertisement | None,
     processed: models.Advertisement | None,
     record: models.Cluster | None,
-) -> AdvertisementAction:
+) -> Action | None:
     """The next action before the status is written; None if there is none.
 
     `advertisement` is the one in the spec, None if it is rejected; `processed` the last one processed from
@@ -238,23 +193,16 @@ def plan_advertisement(
         return None
     if labels.is_managed(found.metadata):
         if record is None:
-            return DeleteOrphan()
-        return None if _matches_record(found, record) else Repair()
+            return Action.DELETE_ORPHAN
+        return None if _matches_record(found, record) else Action.REPAIR
     if advertisement is not None and (
         record is None or _is_unprocessed(found, advertisement, processed, record)
     ):
-        return (
-            IgnoreOutdated()
-            if _is_outdated(advertisement, processed, record)
-            else Advertise(advertisement)
-        )
-    if (
-        record is None
-        or not is_record_object(found)
-        or labels.has_record(found.status.record, record)
-    ):
+        is_outdated = _is_outdated(advertisement, processed, record)
+        return Action.IGNORE_OUTDATED if is_outdated else Action.ADVERTISE
+    if record is None or not is_record_object(found):
         return None
-    return Repair()
+    return None if labels.has_record(found.status.record, record) else Action.REPAIR
 
 
 def is_record_object(found: ClusterAdvertisement) -> bool:

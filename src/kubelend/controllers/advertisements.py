@@ -12,20 +12,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kubelend.broker import service
-from kubelend.broker.service import Broker, ClusterView
-from kubelend.controllers import advertisement_plan, events, labels, reconciler
-from kubelend.controllers.advertisement_plan import Advertise, DeleteOrphan, IgnoreOutdated, Repair
+from kubelend.broker.service import Broker
+from kubelend.controllers import advertisement_plan, events, labels
+from kubelend.controllers.advertisement_plan import Action, MergePatch
 from kubelend.controllers.events import EventRecord, EventRecorder
 from kubelend.controllers.reconciler import NextDue, Reconciler
 from kubelend.core import models
-from kubelend.core.errors import Conflict, InvalidInput, NotFound, Revoked, Unavailable
+from kubelend.core.errors import InvalidInput, Revoked, Unavailable
 from kubelend.core.events import Change, ClusterDeleted, RecordDeleted
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.kube.client import Client
-from kubelend.kube.informer import Update
 from kubelend.stores.kubernetes import objects
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
@@ -33,6 +32,9 @@ RECONCILE_DELAY: Final = timedelta(milliseconds=100)
 """Delay of a reconcile after a change: further changes often follow, and the store is still writing."""
 WRITE_INTERVAL: Final = timedelta(seconds=1)
 """Minimum time between two writes of an object: the status of a busy provider changes all the time."""
+OUTDATED: Final = (
+    "Ignored because the cluster has sent a newer advertisement; set a later timestamp"
+)
 
 _PAST: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -60,7 +62,6 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         super().enqueue_all()
 
     def on_change(self, changes: Sequence[Change]) -> None:
-        """Enqueue the clusters that committed changes affect."""
         changed_names: dict[str, None] = {}
         for change in changes:
             match change:
@@ -95,20 +96,17 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
                 self._staleness_due.set(cluster.valid_until)
 
     def _enqueue_cluster(self, cluster: str) -> None:
-        for name in (
-            objects.record_object_name("cluster", cluster),
-            *self._aliases.get(cluster, ()),
-        ):
-            self._enqueue_soon(name)
-
-    def _enqueue_soon(self, name: str) -> None:
-        self.queue.add_after(name, RECONCILE_DELAY)
+        self._enqueue(objects.record_object_name("cluster", cluster))
+        for name in self._aliases.get(cluster, ()):
+            self._enqueue(name)
 
     def _enqueue(self, name: str) -> None:
-        self._enqueue_soon(name)
+        self.queue.add_after(name, RECONCILE_DELAY)
 
-    def _events(self, update: Update[ClusterAdvertisement]) -> Iterable[EventRecord]:
-        return events.advertisement_events(update.before, update.after)
+    def _events(
+        self, before: ClusterAdvertisement, after: ClusterAdvertisement
+    ) -> Iterable[EventRecord]:
+        return events.advertisement_events(before, after)
 
     # -- reconcile
 
@@ -116,23 +114,24 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         self._missing.pop(found.metadata.name, None)
         if labels.is_being_deleted(found.metadata):
             return
-        self._note_alias(found)
+        if not advertisement_plan.is_record_object(found):
+            self._aliases.setdefault(found.spec.cluster_id, set()).add(found.metadata.name)
         advertisement, error = self._advertisement(found)
         record, uid = self._record_for(found), found.metadata.uid
         action = advertisement_plan.plan_advertisement(
             found, advertisement, self._processed.get(uid), record
         )
-        if isinstance(action, Advertise):
-            await self._broker.advertise(action.advertisement)
         if advertisement is not None:
+            if action is Action.ADVERTISE:
+                await self._broker.advertise(advertisement)
             self._processed[uid] = advertisement
         match action:
-            case Advertise():
-                self._enqueue_soon(found.metadata.name)
-            case IgnoreOutdated():
-                self._recorder.emit(events.outdated_event(found))
-                self._enqueue_soon(found.metadata.name)
-            case Repair() | DeleteOrphan():
+            case Action.ADVERTISE:
+                self._enqueue(found.metadata.name)
+            case Action.IGNORE_OUTDATED:
+                self._recorder.emit(EventRecord("Warning", "Outdated", OUTDATED, found))
+                self._enqueue(found.metadata.name)
+            case Action.REPAIR | Action.DELETE_ORPHAN:
                 await self._repair(found, record)
             case None:
                 self._drift.clear(found)
@@ -146,12 +145,9 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         if current is None or self._record_for(current) is not record:
             return
         action = advertisement_plan.plan_advertisement(current, None, None, record)
-        if isinstance(action, DeleteOrphan):
+        if action is Action.DELETE_ORPHAN:
             await self._broker.check_fencing()
-            if not await reconciler.delete_orphan(
-                self._client, labels.ADVERTISEMENT_RESOURCE, current, self._recorder
-            ):
-                self._enqueue_soon(current.metadata.name)
+            await self._delete_orphan(current)
         elif action is not None and record is not None and self._drift.may_repair(current, action):
             await self._broker.rewrite_record(record)
 
@@ -208,10 +204,6 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         except (InvalidInput, Revoked) as error:
             return None, f"{advertisement_plan.REJECTED_PREFIX}{error}"
 
-    def _note_alias(self, found: ClusterAdvertisement) -> None:
-        if not advertisement_plan.is_record_object(found):
-            self._aliases.setdefault(found.spec.cluster_id, set()).add(found.metadata.name)
-
     # -- status
 
     async def _sync_status(self, found: ClusterAdvertisement, error: str) -> None:
@@ -223,45 +215,25 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             self.queue.add_after(name, WRITE_INTERVAL - timedelta(seconds=since))
             return
         await self._broker.wait_durable()
-        current = await self._client.find(labels.ADVERTISEMENT_RESOURCE, name, self._namespace)
+        current = await self._client.find(self.resource, name, self._namespace)
         if current is None or current.metadata.uid != found.metadata.uid:
             return
         # A spec that has not been processed yet must not be marked as observed.
         if self._advertisement(current) == self._advertisement(found):
             await self._write_status(current, error)
 
-    def _patches(
-        self, found: ClusterAdvertisement, error: str
-    ) -> tuple[advertisement_plan.MergePatch, advertisement_plan.MergePatch]:
-        view, now = self._view(found)
+    def _patches(self, found: ClusterAdvertisement, error: str) -> tuple[MergePatch, MergePatch]:
+        ledger, now = self._broker.current()
+        cluster = ledger.clusters.get(ClusterId(found.spec.cluster_id))
+        view = None if cluster is None else service.cluster_view(ledger, cluster)
         spec = {} if view is None else advertisement_plan.spec_patch(found, view)
         return spec, advertisement_plan.status_patch(found, view, error, now)
 
     async def _write_status(self, found: ClusterAdvertisement, error: str) -> None:
-        try:
-            spec, _ = self._patches(found, error)
-            if spec:
-                found = await self._patch(found, {"spec": spec})
-            _, status = self._patches(found, error)
+        self._written_at[found.metadata.name] = time.monotonic()
+        spec, _ = self._patches(found, error)
+        patched = await self._patch(found, {"spec": spec}) if spec else found
+        if patched is not None:
+            _, status = self._patches(patched, error)
             if status:
-                await self._patch(found, {"status": status}, "status")
-        except (Conflict, NotFound):
-            self._enqueue_soon(found.metadata.name)  # changed meanwhile
-
-    async def _patch(
-        self,
-        found: ClusterAdvertisement,
-        change: advertisement_plan.MergePatch,
-        subresource: str = "",
-    ) -> ClusterAdvertisement:
-        name = found.metadata.name
-        self._written_at[name] = time.monotonic()
-        whole = {**change, "metadata": {"resourceVersion": found.metadata.resource_version}}
-        return await self._client.patch(
-            labels.ADVERTISEMENT_RESOURCE, name, self._namespace, whole, subresource=subresource
-        )
-
-    def _view(self, found: ClusterAdvertisement) -> tuple[ClusterView | None, datetime]:
-        ledger, now = self._broker.current()
-        cluster = ledger.clusters.get(ClusterId(found.spec.cluster_id))
-        return None if cluster is None else service.cluster_view(ledger, cluster), now
+                await self._patch(patched, {"status": status}, "status")

@@ -19,7 +19,6 @@ from kubelend.controllers import labels
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.kube.client import Client
-from kubelend.kube.codec import UndecodableObject
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import Metadata, Object
 
@@ -73,33 +72,12 @@ def advertisement_events(
         yield EventRecord("Warning", "Overcommitted", after.status.message, after)
 
 
-def released_event(found: Reservation, message: str) -> EventRecord:
-    """The Reservation was deleted by its user."""
-    return EventRecord("Normal", "Released", message, found)
-
-
-def orphan_deleted_event(found: Object) -> EventRecord:
-    """The object was labelled as managed by the broker, but was not."""
-    message = "Deleted because it was labelled as managed by the broker, which has no record of it"
-    return EventRecord("Warning", "OrphanDeleted", message, found)
-
-
-def outdated_event(found: ClusterAdvertisement) -> EventRecord:
-    """The spec is older than the cluster's latest advertisement."""
-    message = "Ignored because the cluster has sent a newer advertisement; set a later timestamp"
-    return EventRecord("Warning", "Outdated", message, found)
-
-
-def undecodable_event(kind: type[Object], found: UndecodableObject) -> EventRecord:
-    """The object is skipped until it is fixed."""
-    about = ObjectReference(kind, Metadata(found.name, found.namespace, found.uid))
-    return EventRecord("Warning", "Undecodable", f"Skipped: {found.error}", about)
-
-
 def event_body(event: EventRecord, at: datetime, suffix: str) -> dict[str, object]:
     """The Event object as the API server takes it."""
     about, stamp = event.involved_object, msgspec.to_builtins(at.replace(microsecond=0))
-    metadata = about.metadata
+    metadata, message = about.metadata, event.message
+    if len(message) > MAX_MESSAGE_LENGTH:
+        message = message[: MAX_MESSAGE_LENGTH - 1] + "…"
     kind = about.type if isinstance(about, ObjectReference) else type(about)
     return {
         "apiVersion": "v1",
@@ -115,7 +93,7 @@ def event_body(event: EventRecord, at: datetime, suffix: str) -> dict[str, objec
         },
         "type": event.type,
         "reason": event.reason,
-        "message": _truncate_message(event.message),
+        "message": message,
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "reportingInstance": COMPONENT,
@@ -153,23 +131,6 @@ class EventRecorder:
                 log.warning("Event dropped", event_reason=event.reason, error=str(error))
 
 
-class UndecodableReporter:
-    """Emits an Event for each object of a kind that cannot be decoded, once per error."""
-
-    def __init__(self, kind: type[Object], recorder: EventRecorder) -> None:
-        self._kind = kind
-        self._recorder = recorder
-        self._reported: dict[str, UndecodableObject] = {}
-
-    def report(self, name: str, found: UndecodableObject | None) -> None:
-        """`found` is None if the object can be decoded or does not exist."""
-        if found is None:
-            self._reported.pop(name, None)
-        elif self._reported.get(name) != found:
-            self._reported[name] = found
-            self._recorder.emit(undecodable_event(self._kind, found))
-
-
 _EVENT_REASONS: Final[dict[str, str]] = {
     Phase.RESERVED: "Reserved",
     Phase.ACTIVE: "Activated",
@@ -181,9 +142,3 @@ _EVENT_REASONS: Final[dict[str, str]] = {
 def _is_overcommitted(found: ClusterAdvertisement) -> bool:
     conditions = found.status.conditions
     return any(one.type == "Overcommitted" and one.status == "True" for one in conditions)
-
-
-def _truncate_message(message: str) -> str:
-    return (
-        message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 1] + "…"
-    )

@@ -14,7 +14,7 @@ from kubelend.core.errors import Conflict, NotFound, Revoked
 from kubelend.core.indexes import MemberIndex
 from kubelend.core.lifecycle import Phase, Role
 from kubelend.core.members import MembershipStatus, member_id
-from kubelend.core.models import ClusterId, RequestKey
+from kubelend.core.models import ClusterId
 from kubelend.kube import codec, resources
 from kubelend.kube.client import Client
 from kubelend.kube.informer import CachedKind
@@ -97,11 +97,6 @@ def is_being_deleted(found: Metadata) -> bool:
 
 def has_finalizer(found: Metadata) -> bool:
     return RESERVATION_FINALIZER in found.finalizers
-
-
-def request_key(found: Metadata) -> RequestKey:
-    """The idempotency key of a request object. Another object of the same name has another key."""
-    return objects.request_key_for_uid(found.uid)
 
 
 def has_record(stored: StoredRecord | None, record: models.Cluster | models.Reservation) -> bool:

@@ -70,10 +70,18 @@ class LeaderLabel:
         """Set the label if it differs. After an error the next check tries again."""
         try:
             if reread:
-                self._role = await self._read()
-            await self._set(LEADER if self._leadership.is_leader else FOLLOWER)
+                found = await self._client.find(PODS, *self._pod)
+                self._role = "" if found is None else found.metadata.labels.get(ROLE_LABEL, "")
+            role = LEADER if self._leadership.is_leader else FOLLOWER
+            if role != self._role:
+                await self._write(role)
+                self._role, self._logged_error = role, ""
+                log.info("Set leader label", pod=self._pod.name, role=role)
         except KubelendError as error:
-            self._log_once(str(error))
+            if str(error) != self._logged_error:
+                message = self._logged_error = str(error)
+                pod = self._pod.name
+                log.warning("Failed to set leader label, will retry", pod=pod, error=message)
 
     async def remove(self) -> None:
         """Remove the label, because a stopping broker accepts no changes. Gives up after a timeout."""
@@ -87,21 +95,6 @@ class LeaderLabel:
             self._role = ""
             log.info("Removed leader label", pod=self._pod.name)
 
-    async def _read(self) -> str:
-        found = await self._client.find(PODS, *self._pod)
-        return "" if found is None else found.metadata.labels.get(ROLE_LABEL, "")
-
-    async def _set(self, role: str) -> None:
-        if role != self._role:
-            await self._write(role)
-            self._role, self._logged_error = role, ""
-            log.info("Set leader label", pod=self._pod.name, role=role)
-
     async def _write(self, role: str | None) -> None:
         labels: dict[str, object] = {"metadata": {"labels": {ROLE_LABEL: role}}}
         await self._client.patch(PODS, *self._pod, labels)
-
-    def _log_once(self, error: str) -> None:
-        if error != self._logged_error:
-            self._logged_error = error
-            log.warning("Failed to set leader label, will retry", pod=self._pod.name, error=error)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 from kubelend.broker.service import Broker
-from kubelend.controllers import labels as controllers_labels
-from kubelend.controllers import reconciler
+from kubelend.controllers import labels, reconciler
 from kubelend.controllers.advertisements import AdvertisementReconciler
 from kubelend.controllers.events import EventRecorder
 from kubelend.controllers.reconciler import Reconciler
@@ -23,13 +21,10 @@ from kubelend.kits import tasks
 from kubelend.kube import informer
 from kubelend.kube.client import Client
 from kubelend.kube.informer import CachedKind, Listed, WatchHealth
-from kubelend.kube.resources import Resource
 from kubelend.wire.conversion import RequestLimits
 
 
 class ControllerManager:
-    """Created by the composition root."""
-
     def __init__(
         self, broker: Broker, client: Client, namespace: str, terms: RequestLimits
     ) -> None:
@@ -39,7 +34,9 @@ class ControllerManager:
         self._recorder = EventRecorder(client, broker.clock)
         self._reservations = ReservationReconciler(broker, client, namespace, terms, self._recorder)
         self._advertisements = AdvertisementReconciler(broker, client, namespace, self._recorder)
-        self._watch_health = WatchHealth(_WATCHED_KINDS)
+        self._watch_health = WatchHealth(
+            (labels.ADVERTISEMENT_RESOURCE.plural, labels.RESERVATION_RESOURCE.plural)
+        )
         broker.listeners.append(self._on_change)
 
     @property
@@ -56,14 +53,8 @@ class ControllerManager:
                 "reservations": reservations.queue.run(),
                 "advertisements": advertisements.queue.run(),
                 "time": self._tick(),
-                "watch advertisements": self._watch(
-                    controllers_labels.ADVERTISEMENT_RESOURCE, advertisements, ""
-                ),
-                "watch reservations": self._watch(
-                    controllers_labels.RESERVATION_RESOURCE,
-                    reservations,
-                    controllers_labels.UNARCHIVED_SELECTOR,
-                ),
+                "watch advertisements": self._watch(advertisements),
+                "watch reservations": self._watch(reservations, labels.UNARCHIVED_SELECTOR),
             }
         )
 
@@ -81,21 +72,14 @@ class ControllerManager:
             self._reservations.tick()
             self._advertisements.tick()
 
-    async def _watch(
-        self, resource: Resource[CachedKind], controller: Reconciler[CachedKind], labels: str
-    ) -> None:
+    async def _watch(self, controller: Reconciler[CachedKind], selector: str = "") -> None:
+        resource = controller.resource
         report = partial(self._watch_health.report, resource.plural)
         changes = informer.list_and_watch(
-            self._client, resource, self._namespace, labels=labels, report=report
+            self._client, resource, self._namespace, labels=selector, report=report
         )
         async for change in changes:
             controller.cache.handle(change)
             if isinstance(change, Listed):
                 self._watch_health.listed(resource.plural)
                 controller.enqueue_missing()
-
-
-_WATCHED_KINDS: Final = (
-    controllers_labels.ADVERTISEMENT_RESOURCE.plural,
-    controllers_labels.RESERVATION_RESOURCE.plural,
-)

@@ -10,32 +10,38 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, Generic, NamedTuple, TypeVar
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import CURRENT_ACTOR
-from kubelend.controllers import events, labels
-from kubelend.controllers.events import EventRecord, EventRecorder, UndecodableReporter
+from kubelend.controllers import labels
+from kubelend.controllers.events import EventRecord, EventRecorder, ObjectReference
 from kubelend.core.audit_log import Actor
-from kubelend.core.errors import KubelendError, LimitExceeded, Unavailable
+from kubelend.core.errors import Conflict, NotFound, Unavailable
 from kubelend.core.ledger import Ledger
-from kubelend.kits.workqueue import Workqueue
+from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.kube.client import Client
-from kubelend.kube.informer import CachedKind, InformerCache, Update
+from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.informer import CachedKind, InformerCache
 from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes import head as kubernetes_head
 from kubelend.stores.kubernetes import objects
 from kubelend.stores.kubernetes.cache import TAMPERED
 from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS, RecordKind
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, StoredRecord
-from kubelend.wire.objects import Object
+from kubelend.wire.objects import Metadata, Object
+
+ORPHAN_DELETED: Final = (
+    "Deleted because it was labelled as managed by the broker, which has no record of it"
+)
+
+log = structlog.get_logger("kubelend.controllers")
 
 
 class Reconciler(ABC, Generic[CachedKind]):
@@ -49,14 +55,15 @@ class Reconciler(ABC, Generic[CachedKind]):
         namespace: str,
         recorder: EventRecorder,
     ) -> None:
-        self.queue = ReconcileQueue(resource.plural, self.reconcile)
+        self.queue = ReconcileQueue(resource.plural, self.reconcile, log)
         self.cache: InformerCache[CachedKind] = InformerCache(self._enqueue, self._on_update)
-        self._resource = resource
+        self.resource = resource
         self._broker = broker
         self._client = client
         self._namespace = namespace
         self._recorder = recorder
-        self._undecodable = UndecodableReporter(resource.type, recorder)
+        self._undecodable: dict[str, UndecodableObject] = {}
+        """Undecodable objects by name, to emit one Event for each error."""
         self._drift = DriftTracker(self.queue)
         self._verifier = RecordVerifier(client, namespace)
 
@@ -87,7 +94,7 @@ class Reconciler(ABC, Generic[CachedKind]):
         """Enqueue the object."""
 
     @abstractmethod
-    def _events(self, update: Update[CachedKind]) -> Iterable[EventRecord]:
+    def _events(self, before: CachedKind, after: CachedKind) -> Iterable[EventRecord]:
         """The Events to emit for an update."""
 
     @abstractmethod
@@ -122,25 +129,58 @@ class Reconciler(ABC, Generic[CachedKind]):
         for deleted in self.cache.tombstones(name):
             await self._finalize(deleted)
             self._forget(deleted)
-        unreadable = self.cache.undecodable(name)
-        self._undecodable.report(name, unreadable)
-        if unreadable is not None:
+        if (undecodable := self.cache.undecodable(name)) is not None:
+            self._report_undecodable(undecodable)
             return  # it exists, whatever its content
+        self._undecodable.pop(name, None)
         found = self.cache.find(name)
         if found is not None:
             await self._sync(await self._verifier.verified(found))
         elif self.cache.has_synced:
             await self._on_missing(name)
 
-    def _on_update(self, update: Update[CachedKind]) -> None:
+    def _on_update(self, before: CachedKind, after: CachedKind) -> None:
         if self._broker.is_leader:
-            for event in self._events(update):
+            for event in self._events(before, after):
                 self._recorder.emit(event)
+
+    async def _patch(
+        self, found: CachedKind, change: dict[str, dict[str, object]], subresource: str = ""
+    ) -> CachedKind | None:
+        """None if the object has changed or is deleted meanwhile. After a conflict it is enqueued."""
+        name, version = found.metadata.name, found.metadata.resource_version
+        metadata = {**change.get("metadata", {}), "resourceVersion": version}
+        try:
+            return await self._client.patch(
+                *(self.resource, name, self._namespace, {**change, "metadata": metadata}),
+                subresource=subresource,
+            )
+        except Conflict:
+            self._enqueue(name)
+        except NotFound:  # the watch reports the deletion
+            pass
+        return None
+
+    def _report_undecodable(self, found: UndecodableObject) -> None:
+        if self._undecodable.get(found.name) != found:
+            self._undecodable[found.name] = found
+            about = ObjectReference(
+                self.resource.type, Metadata(found.name, found.namespace, found.uid)
+            )
+            message = f"Skipped: {found.error}"
+            self._recorder.emit(EventRecord("Warning", "Undecodable", message, about))
+
+    async def _delete_orphan(self, found: CachedKind) -> None:
+        """Delete it as it was read. If it has changed since, it may be no orphan any more."""
+        if await labels.delete_if_unchanged(self._client, self.resource, found):
+            self._recorder.emit(EventRecord("Warning", "OrphanDeleted", ORPHAN_DELETED, found))
+        else:
+            self._enqueue(found.metadata.name)
 
     async def _read_current(self, name: str) -> CachedKind | None:
         """The object as it is on the server, after all decisions so far were written."""
         await self._broker.wait_durable()
-        found = await self._client.find(self._resource, name, self._namespace)
+        found = await self._client.find(self.resource, name, self._namespace)
         return found and await self._verifier.verified(found)
 
 
@@ -213,54 +253,6 @@ class NextDue:
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
-log = structlog.get_logger("kubelend.controllers")
-
-
-class ReconcileQueue:
-    """Reconciles objects of one kind by name."""
-
-    def __init__(self, kind: str, reconcile: Callable[[str], Awaitable[None]]) -> None:
-        self._kind = kind
-        self._reconcile = reconcile
-        self._queue: Workqueue[str] = Workqueue()
-        self._logged_errors: dict[str, str] = {}
-
-    def add(self, name: str) -> None:
-        self._queue.add(name)
-
-    def add_after(self, name: str, delay: timedelta) -> None:
-        self._queue.add_after(name, delay)
-
-    async def run(self) -> None:
-        """Runs until cancelled."""
-        await self._queue.run(self._attempt)
-
-    async def _attempt(self, name: str) -> None:
-        try:
-            await self._reconcile(name)
-        except KubelendError as error:
-            self._queue.retry(name, _retry_after(error))
-            self._log_once("Reconcile failed, will retry", name, error.code, error)
-        except msgspec.MsgspecError as error:  # a retry would not help until the object is changed
-            self._queue.forget(name)
-            self._log_once("Skipping invalid object", name, str(error), error)
-        else:
-            self._queue.forget(name)
-            if self._logged_errors.pop(name, None) is not None:
-                log.info("Reconcile recovered", kind=self._kind, name=name)
-
-    def _log_once(self, message: str, name: str, cause: str, error: Exception) -> None:
-        if self._logged_errors.get(name) != cause:
-            self._logged_errors[name] = cause
-            log.warning(message, kind=self._kind, name=name, error=str(error))
-
-
-def _retry_after(error: KubelendError) -> timedelta:
-    """The pause that the error asks for."""
-    request = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
-    return timedelta(seconds=request)
-
-
 DRIFT_GRACE: Final = timedelta(seconds=1)
 """Without a change of the object."""
 DRIFT_DEADLINE: Final = timedelta(seconds=5)
@@ -283,7 +275,9 @@ class _Repairs(NamedTuple):
 class DriftTracker:
     """Drift of the objects of one kind, by name."""
 
-    def __init__(self, queue: ReconcileQueue, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, queue: ReconcileQueue[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._queue = queue
         self._clock = clock
         self._since: dict[str, _Drift] = {}
@@ -306,12 +300,11 @@ class DriftTracker:
         """Whether to try a repair; the number of attempts for the same drift is limited."""
         name, version = found.metadata.name, found.metadata.resource_version
         before = self._repairs.get(name)
-        is_same = (
-            before is not None
-            and before.drift == drift
-            and not _was_written_by_others(before, version)
-        )
-        count = before.number + 1 if before is not None and is_same else 1
+        count = 1
+        if before is not None and before.drift == drift:
+            has_given_up = before.number > MAX_REPAIRS
+            if not has_given_up or before.version == version:  # else written by others since
+                count = before.number + 1
         self._repairs[name] = _Repairs(drift, min(count, MAX_REPAIRS + 1), version)
         return count <= MAX_REPAIRS
 
@@ -319,18 +312,3 @@ class DriftTracker:
         """The object agrees with its record, or is deleted."""
         self._since.pop(found.metadata.name, None)
         self._repairs.pop(found.metadata.name, None)
-
-
-def _was_written_by_others(before: _Repairs, version: str) -> bool:
-    """Whether others have written the object since the broker gave up."""
-    return before.number > MAX_REPAIRS and before.version != version
-
-
-async def delete_orphan(
-    client: Client, resource: Resource[CachedKind], found: CachedKind, recorder: EventRecorder
-) -> bool:
-    """Delete the orphan as it was read. False if it has changed since and may be no orphan any more."""
-    is_gone = await labels.delete_if_unchanged(client, resource, found)
-    if is_gone:
-        recorder.emit(events.orphan_deleted_event(found))
-    return is_gone

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,64 +22,35 @@ from kubelend.wire.broker_objects import Condition, Reservation
 from kubelend.wire.conversion import RequestLimits
 
 
-class Reserve(NamedTuple):
-    """It is a new request."""
+class ActionKind(Enum):
+    """What to do, each with the state of the object that requires it."""
+
+    RESERVE = "it is a new request"
+    ACTIVATE = "the requester has set RequesterActive"
+    RELEASE = "the reservation is to be released"
+    FORGET = "the record's object is deleted, or about to be: nothing refers to the record any more"
+    REPAIR = "the object differs from the record"
+    REMOVE_FINALIZER = "nothing is held for it: the finalizer can go"
+    DELETE_ORPHAN = "it is labelled as managed by the broker, which has no record of it"
+    RESET = "it has a stored record that the ledger does not know: it becomes a request again"
+    OBSERVE_GENERATION = "only status.observedGeneration is to be updated"
 
 
-class Activate(NamedTuple):
-    """The requester has set RequesterActive."""
+class Action(NamedTuple):
+    kind: ActionKind
+    reason: Reason = Reason.BY_REQUESTER
+    """Of a release."""
+    fields: tuple[tuple[str, object], ...] = ()
+    """The fields to repair, with their values in the object."""
 
 
-class Release(NamedTuple):
-    """The reservation is to be released."""
-
-    reason: Reason
-
-
-class Forget(NamedTuple):
-    """The record's object is deleted, or about to be: release what it holds, and forget the record."""
-
-
-class Repair(NamedTuple):
-    """The object differs from the record. `fields` are those that differ, with their values in the object."""
-
-    fields: tuple[tuple[str, object], ...]
-
-
-class RemoveFinalizer(NamedTuple):
-    """Nothing is held for it: the finalizer can go."""
-
-
-class DeleteOrphan(NamedTuple):
-    """It is labelled as managed by the broker, which has no record of it."""
-
-
-class Reset(NamedTuple):
-    """It has a stored record that the ledger does not know: it becomes a request again."""
-
-
-class ObserveGeneration(NamedTuple):
-    """Only status.observedGeneration is to be updated."""
-
-
-ReservationAction: TypeAlias = (
-    Reserve
-    | Activate
-    | Release
-    | Forget
-    | Repair
-    | RemoveFinalizer
-    | DeleteOrphan
-    | Reset
-    | ObserveGeneration
-    | None
-)
-
-
-def plan_reservation(found: Reservation, record: models.Reservation | None) -> ReservationAction:
+def plan_reservation(found: Reservation, record: models.Reservation | None) -> Action | None:
     """The next action; None if there is none."""
-    if record is not None and not _is_object_of(found, record):
-        return Forget()
+    # Names are unique: if the record is not this object's, then the record's object is deleted.
+    is_own = labels.is_managed(found.metadata) or found.status.record is not None
+    key = objects.request_key_for_uid(found.metadata.uid)
+    if record is not None and not is_own and record.request.key != key:
+        return Action(ActionKind.FORGET)
     if labels.is_being_deleted(found.metadata):
         return _plan_deletion(found, record)
     if record is None:
@@ -97,44 +69,38 @@ def request_from_object(found: Reservation, terms: RequestLimits) -> models.Requ
     requester = ClusterId(
         validation.check_plain(spec.requester_id, "requesterID") or found.metadata.namespace
     )
-    key = labels.request_key(found.metadata)
-    return conversion.to_request(conversion.request_from_spec(spec), requester, key, terms)
+    key = objects.request_key_for_uid(found.metadata.uid)
+    return conversion.to_request(spec, requester, key, terms)
 
 
-def _is_object_of(found: Reservation, record: models.Reservation) -> bool:
-    """Names are unique: if the record is not this object's, then the record's object is deleted."""
-    if labels.is_managed(found.metadata) or found.status.record is not None:
-        return True
-    return record.request.key == labels.request_key(found.metadata)
-
-
-def _plan_deletion(found: Reservation, record: models.Reservation | None) -> ReservationAction:
+def _plan_deletion(found: Reservation, record: models.Reservation | None) -> Action | None:
     if record is None:
-        return RemoveFinalizer() if labels.has_finalizer(found.metadata) else None
+        return Action(ActionKind.REMOVE_FINALIZER) if labels.has_finalizer(found.metadata) else None
     if not labels.is_managed(found.metadata):
-        return Forget()
+        return Action(ActionKind.FORGET)
     # REST clients can still look it up by its ID for a while.
     if record.phase not in FINAL:
-        return Release(Reason.DELETED)
-    return Repair((("finalizers", ()),)) if labels.has_finalizer(found.metadata) else None
+        return Action(ActionKind.RELEASE, Reason.DELETED)
+    is_held = labels.has_finalizer(found.metadata)
+    return Action(ActionKind.REPAIR, fields=(("finalizers", ()),)) if is_held else None
 
 
-def _plan_without_record(found: Reservation) -> ReservationAction:
+def _plan_without_record(found: Reservation) -> Action | None:
     if labels.is_managed(found.metadata):
-        return DeleteOrphan()
+        return Action(ActionKind.DELETE_ORPHAN)
     if found.status.phase in FINAL:
         return None
-    return Reserve() if found.status.record is None else Reset()
+    return Action(ActionKind.RESERVE) if found.status.record is None else Action(ActionKind.RESET)
 
 
-def _plan_conditions(found: Reservation, record: models.Reservation) -> ReservationAction:
+def _plan_conditions(found: Reservation, record: models.Reservation) -> Action | None:
     if record.phase in FINAL:
         return None
     if _true_condition(found, "RequesterReleased") is not None:
-        return Release(Reason.BY_REQUESTER)
+        return Action(ActionKind.RELEASE)
     active = _true_condition(found, "RequesterActive")
     if active is not None and record.phase is Phase.RESERVED and _is_current(active, record):
-        return Activate()
+        return Action(ActionKind.ACTIVATE)
     return None
 
 
@@ -151,11 +117,15 @@ def _is_current(active: Condition, record: models.Reservation) -> bool:
     return at is not None and at >= record.reserved_at
 
 
-def _plan_repair(found: Reservation, record: models.Reservation) -> ReservationAction:
+def _plan_repair(found: Reservation, record: models.Reservation) -> Action | None:
     if drifted := tuple(_drifted_fields(found, record)):
-        return Repair(drifted)
+        return Action(ActionKind.REPAIR, fields=drifted)
     is_noted = found.status.observed_generation == found.metadata.generation
-    return None if is_noted or labels.is_managed(found.metadata) else ObserveGeneration()
+    return (
+        None
+        if is_noted or labels.is_managed(found.metadata)
+        else Action(ActionKind.OBSERVE_GENERATION)
+    )
 
 
 def _drifted_fields(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:

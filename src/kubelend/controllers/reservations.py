@@ -12,37 +12,23 @@ from typing import Final
 
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import CURRENT_ACTOR
-from kubelend.controllers import events, labels, reconciler, reservation_plan
+from kubelend.controllers import events, labels, reservation_plan
 from kubelend.controllers.events import EventRecord, EventRecorder
 from kubelend.controllers.reconciler import DRIFT_GRACE, NextDue, Reconciler
-from kubelend.controllers.reservation_plan import (
-    Activate,
-    DeleteOrphan,
-    Forget,
-    ObserveGeneration,
-    Release,
-    RemoveFinalizer,
-    Repair,
-    ReservationAction,
-    Reserve,
-    Reset,
-)
+from kubelend.controllers.reservation_plan import Action, ActionKind
 from kubelend.core import models
 from kubelend.core.audit_log import AuditEntry
-from kubelend.core.errors import Conflict, KubelendError, NotFound, Unavailable
+from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
 from kubelend.kube.client import Client
-from kubelend.kube.informer import Update
 from kubelend.stores.kubernetes import objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
 from kubelend.wire.conversion import RequestLimits
 
 
 class ReservationReconciler(Reconciler[Reservation]):
-    """Pass watch events to `cache.handle`, and run `queue`."""
-
     def __init__(
         self,
         broker: Broker,
@@ -69,8 +55,8 @@ class ReservationReconciler(Reconciler[Reservation]):
     def _enqueue(self, name: str) -> None:
         self.queue.add(name)
 
-    def _events(self, update: Update[Reservation]) -> Iterable[EventRecord]:
-        return events.reservation_events(update.before, update.after)
+    def _events(self, before: Reservation, after: Reservation) -> Iterable[EventRecord]:
+        return events.reservation_events(before, after)
 
     # -- reconcile
 
@@ -80,16 +66,10 @@ class ReservationReconciler(Reconciler[Reservation]):
             self._drift.clear(found)
             if record is None and self._is_due(found, self._broker.clock()):
                 await self._delete_rejected(found)
-        elif not isinstance(action, _DRIFT_ACTIONS) or self._drift.is_persistent(found):
-            await self._act_on_current(found.metadata.name)
-
-    async def _act_on_current(self, name: str) -> None:
-        """Act on the object as it is on the server, after all decisions so far were written."""
-        found = await self._read_current(name)
-        if found is None:
-            return  # the watch reports the deletion
-        action, record = self._plan(found)
-        await self._execute(found, action, record)
+        elif action.kind not in _DRIFT_ACTIONS or self._drift.is_persistent(found):
+            current = await self._read_current(found.metadata.name)
+            if current is not None:  # else the watch reports the deletion
+                await self._execute(current, *self._plan(current))
 
     def _expected_names(self, ledger: Ledger) -> Iterable[str]:
         return [record.id for record in ledger.reservations.values() if _needs_object(record)]
@@ -99,7 +79,7 @@ class ReservationReconciler(Reconciler[Reservation]):
         if record is not None and _needs_object(record) and await self._read_current(name) is None:
             await self._broker.release_and_archive(record.id, Reason.DELETED)
 
-    def _plan(self, found: Reservation) -> tuple[ReservationAction, models.Reservation | None]:
+    def _plan(self, found: Reservation) -> tuple[Action | None, models.Reservation | None]:
         record = self._record(found.metadata.name)
         return reservation_plan.plan_reservation(found, record), record
 
@@ -126,40 +106,37 @@ class ReservationReconciler(Reconciler[Reservation]):
             await self._broker.release_and_archive(record.id, Reason.DELETED)
 
     async def _execute(
-        self, found: Reservation, action: ReservationAction, record: models.Reservation | None
+        self, found: Reservation, action: Action | None, record: models.Reservation | None
     ) -> None:
-        name = ReservationId(found.metadata.name)
-        match action:
-            case Reserve():
+        name, kind = ReservationId(found.metadata.name), action and action.kind
+        match kind:
+            case ActionKind.RESERVE:
                 await self._reserve(found)
-            case Activate():
+            case ActionKind.ACTIVATE:
                 await self._broker.activate(name)
-            case Release(reason):
-                await self._broker.release(name, reason)
-            case Forget() if record is not None:
+            case ActionKind.RELEASE if action is not None:
+                await self._broker.release(name, action.reason)
+            case ActionKind.FORGET if record is not None:
                 await self._forget_record(found, record)
-            case Repair() if record is not None and self._drift.may_repair(found, action):
+            case ActionKind.REPAIR if record and self._drift.may_repair(found, action):
                 await self._broker.rewrite_record(record)
                 self.queue.add_after(name, DRIFT_GRACE)  # no event follows if nothing was written
-            case _:
-                await self._patch_object(found, action)
-
-    async def _patch_object(self, found: Reservation, action: ReservationAction) -> None:
-        """Actions that the store does not carry out."""
-        if isinstance(action, _WITHOUT_RECORD_ACTIONS):
-            await self._broker.check_fencing()
-        match action:
-            case RemoveFinalizer():
-                await self._remove_finalizer(found)
-            case DeleteOrphan():
-                if not await reconciler.delete_orphan(
-                    self._client, labels.RESERVATION_RESOURCE, found, self._recorder
-                ):
-                    self.queue.add(found.metadata.name)
-            case Reset():
-                await self._update_status(found, {"record": None, "phase": None, "reason": None})
-            case ObserveGeneration():
+            case ActionKind.OBSERVE_GENERATION:
                 await self._update_status(found, {})
+            case ActionKind.REMOVE_FINALIZER | ActionKind.DELETE_ORPHAN | ActionKind.RESET:
+                await self._broker.check_fencing()  # the ledger of another leader may have a record
+                await self._clean_up(found, kind)
+
+    async def _clean_up(self, found: Reservation, kind: ActionKind) -> None:
+        """An object without a record."""
+        match kind:
+            case ActionKind.REMOVE_FINALIZER:
+                others = [one for one in found.metadata.finalizers if one != RESERVATION_FINALIZER]
+                await self._patch(found, {"metadata": {"finalizers": others}})
+            case ActionKind.DELETE_ORPHAN:
+                await self._delete_orphan(found)
+            case ActionKind.RESET:
+                await self._update_status(found, {"record": None, "phase": None, "reason": None})
 
     async def _reserve(self, found: Reservation) -> None:
         try:
@@ -170,15 +147,11 @@ class ReservationReconciler(Reconciler[Reservation]):
             if not error.retryable:
                 await self._reject(found, error)
                 return
-            if not isinstance(error, Unavailable):  # then the broker itself is not the cause
-                await self._report_retry(found, error)
+            # Unless the broker itself is the cause, show the reason once. The phase stays empty.
+            if not isinstance(error, Unavailable) and found.status.reason != error.code:
+                status = {"reason": error.code, "message": str(error)}
+                await self._update_status(found, {**status, "lastUpdateTime": self._broker.clock()})
             raise
-
-    async def _report_retry(self, found: Reservation, error: KubelendError) -> None:
-        """Show the reason once. The phase stays empty, because the request is retried."""
-        if found.status.reason != error.code:
-            status = {"reason": error.code, "message": str(error)}
-            await self._update_status(found, {**status, "lastUpdateTime": self._broker.clock()})
 
     async def _reject(self, found: Reservation, error: KubelendError) -> None:
         """Final: a request that should wait for capacity sets spec.wait."""
@@ -205,54 +178,25 @@ class ReservationReconciler(Reconciler[Reservation]):
 
     async def _delete_rejected(self, found: Reservation) -> None:
         await self._broker.check_fencing()
-        if not await labels.delete_if_unchanged(self._client, labels.RESERVATION_RESOURCE, found):
+        if not await labels.delete_if_unchanged(self._client, self.resource, found):
             self.queue.add(found.metadata.name)
 
     async def _forget_record(self, found: Reservation, record: models.Reservation) -> None:
         await self._broker.release_and_archive(record.id, Reason.DELETED)
         if labels.is_being_deleted(found.metadata) and record.phase not in FINAL:
             message = "Released reserved resources because the Reservation was deleted"
-            self._recorder.emit(events.released_event(found, message))
+            self._recorder.emit(EventRecord("Normal", "Released", message, found))
         elif not labels.is_being_deleted(found.metadata):
-            self.queue.add(
-                found.metadata.name
-            )  # its name was taken by another record, and is free now
-
-    async def _remove_finalizer(self, found: Reservation) -> None:
-        others = [name for name in found.metadata.finalizers if name != RESERVATION_FINALIZER]
-        await self._patch(found, {"metadata": {"finalizers": others}})
+            # Its name was taken by another record, and is free now.
+            self.queue.add(found.metadata.name)
 
     async def _update_status(self, found: Reservation, status: dict[str, object]) -> bool:
         """Patch status fields that the store does not write."""
         fields = {**status, "observedGeneration": found.metadata.generation}
-        return await self._patch(found, {"status": fields}, "status")
-
-    async def _patch(
-        self, found: Reservation, change: dict[str, dict[str, object]], subresource: str = ""
-    ) -> bool:
-        """With a precondition. After a conflict the object is reconciled again."""
-        known = found.metadata
-        metadata = {**change.get("metadata", {}), "resourceVersion": known.resource_version}
-        whole = {**change, "metadata": metadata}
-        try:
-            await self._client.patch(
-                labels.RESERVATION_RESOURCE,
-                known.name,
-                self._namespace,
-                whole,
-                subresource=subresource,
-            )
-        except Conflict:
-            self.queue.add(known.name)
-            return False
-        except NotFound:
-            return False  # the watch reports the deletion
-        return True
+        return await self._patch(found, {"status": fields}, "status") is not None
 
 
-_DRIFT_ACTIONS: Final = (Repair, DeleteOrphan, Reset)
-_WITHOUT_RECORD_ACTIONS: Final = (RemoveFinalizer, DeleteOrphan, Reset)
-"""Actions on objects without a record here: the ledger of another leader may have one."""
+_DRIFT_ACTIONS: Final = (ActionKind.REPAIR, ActionKind.DELETE_ORPHAN, ActionKind.RESET)
 
 
 def _needs_object(record: models.Reservation) -> bool:

@@ -37,33 +37,26 @@ class QuotaUsage:
         copied.daily_spend = self.daily_spend.copy()
         return copied
 
-    def add(self, reservation: Reservation) -> None:
+    def add(self, reservation: Reservation, sign: int = 1) -> None:
+        amounts = reservation.request.resources
         if reservation.is_live:
-            self.held += reservation.request.resources
-            self.held_count += 1
+            self.held = self.held + amounts if sign > 0 else self.held - amounts
+            self.held_count += sign
         elif reservation.phase is Phase.PENDING:
-            self.pending += reservation.request.resources
-            self.pending_count += 1
+            self.pending = self.pending + amounts if sign > 0 else self.pending - amounts
+            self.pending_count += sign
         for span in self.cost_intervals(reservation):
-            self.daily_spend.add(span)
+            self.daily_spend.add(span, sign)
 
     def remove(self, reservation: Reservation) -> None:
-        if reservation.is_live:
-            self.held -= reservation.request.resources
-            self.held_count -= 1
-        elif reservation.phase is Phase.PENDING:
-            self.pending -= reservation.request.resources
-            self.pending_count -= 1
-        for span in self.cost_intervals(reservation):
-            self.daily_spend.remove(span)
+        self.add(reservation, -1)
 
     def has_same_usage(self, one: Reservation, other: Reservation) -> bool:
         """Whether two versions of a reservation count the same."""
         waits = (one.phase is Phase.PENDING) == (other.phase is Phase.PENDING)
-        holds = one.is_live == other.is_live
-        return (
-            holds and waits and list(self.cost_intervals(one)) == list(self.cost_intervals(other))
-        )
+        if not waits or one.is_live != other.is_live:
+            return False
+        return list(self.cost_intervals(one)) == list(self.cost_intervals(other))
 
     def cost_intervals(self, reservation: Reservation) -> Iterator[CostInterval]:
         """The cost intervals of a reservation that count against the budget."""
@@ -98,7 +91,7 @@ class QuotaUsage:
         if self.quota.budget is None or until <= since:
             return None
         if without is not None:
-            self.daily_spend.remove(without)
+            self.daily_spend.add(without, -1)
         most = self.daily_spend.max_hourly_price(
             self.quota.budget * COST_UNITS_PER_BILLIONTH, to_micros(since), to_micros(until)
         )
@@ -108,9 +101,8 @@ class QuotaUsage:
 
     def spent_today(self, now: datetime) -> int:
         """The cost of the current day in billionths, including that of reservations until they expire."""
-        return (
-            self.daily_spend.cost_on(timestamps.day_number(now)) + COST_UNITS_PER_BILLIONTH // 2
-        ) // COST_UNITS_PER_BILLIONTH
+        cost = self.daily_spend.cost_on(to_micros(now) // DAY_MICROS)
+        return (cost + COST_UNITS_PER_BILLIONTH // 2) // COST_UNITS_PER_BILLIONTH
 
 
 class QuotaUsages:
@@ -183,11 +175,18 @@ class DailySpend:
         self._steps: dict[int, int] = {}
         """Difference to the cost of the previous day."""
 
-    def add(self, span: CostInterval) -> None:
-        self._accumulate(span, 1)
-
-    def remove(self, span: CostInterval) -> None:
-        self._accumulate(span, -1)
+    def add(self, span: CostInterval, sign: int = 1) -> None:
+        since, until, hourly = span
+        price = sign * hourly
+        first, last = since // DAY_MICROS, (until - 1) // DAY_MICROS
+        if until <= since:
+            return
+        if first == last:
+            self._add_step(first, price * (until - since), last + 1)
+            return
+        self._add_step(first, price * (DAY_MICROS * (first + 1) - since), first + 1)
+        self._add_step(first + 1, price * DAY_MICROS, last)
+        self._add_step(last, price * (until - DAY_MICROS * last), last + 1)
 
     def cost_on(self, day: int) -> int:
         """The cost of a day."""
@@ -214,26 +213,11 @@ class DailySpend:
             (budget - self.cost_on(last)) // (until - DAY_MICROS * last),
         ]
         if last - first > 1:
-            edges.append((budget - self._max_cost(first + 1, last - 1)) // DAY_MICROS)
+            # The most expensive day in between: costs only rise at a step.
+            steps = (day for day in self._steps if first + 1 < day < last)
+            most = max(self.cost_on(day) for day in (first + 1, *steps))
+            edges.append((budget - most) // DAY_MICROS)
         return min(edges)
-
-    def _max_cost(self, first: int, last: int) -> int:
-        """The cost of the most expensive of these days. Costs only rise at a step."""
-        steps = [day for day in self._steps if first < day <= last]
-        return max(self.cost_on(day) for day in (first, *steps))
-
-    def _accumulate(self, span: CostInterval, sign: int) -> None:
-        since, until, hourly = span
-        price = sign * hourly
-        first, last = since // DAY_MICROS, (until - 1) // DAY_MICROS
-        if until <= since:
-            return
-        if first == last:
-            self._add_step(first, price * (until - since), last + 1)
-            return
-        self._add_step(first, price * (DAY_MICROS * (first + 1) - since), first + 1)
-        self._add_step(first + 1, price * DAY_MICROS, last)
-        self._add_step(last, price * (until - DAY_MICROS * last), last + 1)
 
     def _add_step(self, since: int, cost: int, until: int) -> None:
         """Adds a cost to each day from `since` to before `until`."""

@@ -31,7 +31,11 @@ def invariant_violations(ledger: Ledger) -> list[str]:
         *_free_is_what_is_left(ledger),
         *_quota_usage_counts_every_reservation(ledger),
         *_lent_counts_every_reservation(ledger),
-        *_records_are_consistent(ledger),
+        *(
+            f"{found.id}: {problem}"
+            for found in ledger.reservations.values()
+            for problem in _inconsistencies(found)
+        ),
         *_nominations_are_consistent(ledger),
         *_phase_counts_are_exact(ledger),
         *_keys_are_unique(ledger),
@@ -40,9 +44,7 @@ def invariant_violations(ledger: Ledger) -> list[str]:
 
 
 def overcommitted_clusters(ledger: Ledger) -> list[ClusterId]:
-    """Clusters whose own pods use resources they have lent: not a fault of the broker, but worth
-    reporting.
-    """
+    """Clusters whose own pods use what they have lent: not a fault of the broker, but worth reporting."""
     return [
         found for found in ledger.clusters if any(n < 0 for _, n in ledger.available(found).items())
     ]
@@ -118,11 +120,6 @@ def _lent_counts_every_reservation(ledger: Ledger) -> Iterator[str]:
         yield "the amounts lent per requester are not the sums of its reservations"
 
 
-def _records_are_consistent(ledger: Ledger) -> Iterator[str]:
-    for found in ledger.reservations.values():
-        yield from (f"{found.id}: {problem}" for problem in _inconsistencies(found))
-
-
 def _inconsistencies(found: Reservation) -> Iterator[str]:
     if found.is_live and (found.target is None or found.expires_at is None):
         yield f"is {found.phase} without a target and an expiry"
@@ -139,11 +136,9 @@ def _inconsistencies(found: Reservation) -> Iterator[str]:
 def _nominations_are_consistent(ledger: Ledger) -> Iterator[str]:
     waiters = [waiter for waiter in ledger.waiting() if waiter.nominated_cluster is not None]
     for waiter in waiters:
-        if (
-            waiter.nominated_cluster is not None
-            and ledger.nominated_waiter(waiter.nominated_cluster) != waiter
-        ):
-            yield f"{waiter.id}: {waiter.nominated_cluster} is not nominated for it"
+        cluster = waiter.nominated_cluster
+        if cluster is not None and ledger.nominated_waiter(cluster) != waiter:
+            yield f"{waiter.id}: {cluster} is not nominated for it"
     if len(waiters) != ledger.fleet.nomination_count:
         yield f"the fleet has {ledger.fleet.nomination_count} nominations for {len(waiters)} waiting requests"
 
@@ -168,19 +163,14 @@ def _keys_are_unique(ledger: Ledger) -> Iterator[str]:
 
 
 def _revisions_are_in_the_past(ledger: Ledger) -> Iterator[str]:
-    records: list[Cluster | Reservation] = [
-        *ledger.clusters.values(),
-        *ledger.reservations.values(),
-    ]
-    for record in records:
+    records: list[Cluster | Reservation] = [*ledger.clusters.values()]
+    for record in (*records, *ledger.reservations.values()):
         if record.revision > ledger.revision:
             yield f"{record.id}: revision {record.revision} is ahead of the ledger's {ledger.revision}"
 
 
 MAX_CLOCK_SKEW = timedelta(hours=1)
-"""Tolerance for the clocks of different leaders: a record that is not younger than the truncation
-by this may be older.
-"""
+"""Tolerance for the clocks of leaders: a record may be older than the truncation by this."""
 
 _REPLAYED_KINDS = frozenset({"reservation", "member", "token"})
 _CREATED_ACTION = events.Requested.__name__
@@ -196,8 +186,7 @@ class AuditLogReplay:
         """The last line whose change the ledger is certain to contain."""
         self._states: dict[str, _ReplayedState] = {}
         self._changed_during_load: set[str] = set()
-        """Subjects changed while the store was loaded: their records may be from before or after.
-        """
+        """Changed while the store was loaded: their records may be from before or after."""
         self._undecodable: list[int] = []
         self._start: _ReplayStart | None = None
         self._last_number = 0
@@ -213,15 +202,13 @@ class AuditLogReplay:
             self._states.clear()
             self._start = _ReplayStart(line.number, header.at)
         self._last_number = line.number
-        if not header.code and header.kind in _REPLAYED_KINDS:
+        if not header.code and header.subject.partition("/")[0] in _REPLAYED_KINDS:
             self._apply_line(line.number, header)
 
     def missing(self) -> dict[ReservationId, str]:
         """Reservations that are not final but missing in the store, with a sentence each."""
         return {
-            ReservationId(
-                _subject_id(subject)
-            ): f"{_subject_display(subject)}: {_missing_message(state)}"
+            ReservationId(_subject_display(subject)): _missing_message(subject, state)
             for subject, state in self._comparable_states()
             if subject.startswith("reservation/") and self._stored_state(subject) is None
         }
@@ -234,7 +221,8 @@ class AuditLogReplay:
         subject = header.subject
         if number > self._complete_until:
             self._changed_during_load.add(subject)
-        state = header.replayed_state
+        after, is_removed = header.after, header.action in _REMOVED_ACTIONS
+        state = _ReplayedState(after.phase or after.standing, after.target, is_removed)
         if header.action != _CREATED_ACTION and subject in self._states:
             state = state.merged_onto(self._states[subject])
         if state.is_final and self._stored_state(subject) is None:
@@ -256,7 +244,7 @@ class AuditLogReplay:
         for subject, logged in self._comparable_states():
             stored = self._stored_state(subject)
             if stored is None and not subject.startswith("reservation/"):
-                yield f"{_subject_display(subject)}: {_missing_message(logged)}"
+                yield _missing_message(subject, logged)
             elif stored is not None and not logged.matches(stored):
                 yield f"{_subject_display(subject)}: it {logged} in the audit log, but {stored} in the store"
 
@@ -337,17 +325,6 @@ class _LineHeader(msgspec.Struct, frozen=True, gc=False):
     after: _LineFields = _LineFields()
     code: str = ""
 
-    @property
-    def kind(self) -> str:
-        return self.subject.partition("/")[0]
-
-    @property
-    def replayed_state(self) -> _ReplayedState:
-        facts = self.after
-        return _ReplayedState(
-            facts.phase or facts.standing, facts.target, self.action in _REMOVED_ACTIONS
-        )
-
 
 _decode_line_header = msgspec.json.Decoder(_LineHeader).decode
 
@@ -356,14 +333,10 @@ def _reservation_state(found: Reservation) -> _ReplayedState:
     return _ReplayedState(found.phase, found.target or "")
 
 
-def _subject_id(subject: str) -> str:
-    return subject.partition("/")[2]
-
-
 def _subject_display(subject: str) -> str:
     """Reservations are displayed by name, without their kind."""
     return subject.removeprefix("reservation/")
 
 
-def _missing_message(state: _ReplayedState) -> str:
-    return f"it {state} in the audit log, but is missing in the store"
+def _missing_message(subject: str, state: _ReplayedState) -> str:
+    return f"{_subject_display(subject)}: it {state} in the audit log, but is missing in the store"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -181,65 +182,26 @@ def _difference(before: AuditedFields, after: AuditedFields) -> tuple[AuditedFie
 
 def audited_fields(record: AuditedRecord) -> AuditedFields:
     """The audited fields of a record: decisions, not measurements that change all the time."""
-    return {
-        name: value for name, value in _all_fields(record).items() if value not in (None, "", {})
-    }
+    values = ((name, get(record)) for name, get in _AUDITED_FIELDS[type(record)])
+    return {name: value for name, value in values if value not in (None, "", {})}
 
 
-def _all_fields(record: AuditedRecord) -> AuditedFields:
-    match record:
-        case Reservation():
-            return _reservation_fields(record)
-        case Cluster():
-            return _cluster_fields(record)
-        case Member():
-            return _member_fields(record)
-        case Token():
-            return _token_fields(record)
-        case Limits():
-            return {"policy": record.policy, "quota": record.quota}
+_AUDITED_ATTRIBUTES: dict[type[AuditedRecord], str] = {
+    Reservation: "phase reason requester request.resources target expires_at acknowledged_at",
+    Cluster: "cordon advertisement.labels advertisement.prices advertisement.endpoint"
+    " advertisement.policy",
+    Member: "standing key asks reason certificate revoked_at forget_at token",
+    Token: "role name uses_left expires_at",
+    Limits: "policy quota",
+}
 
 
-def _reservation_fields(record: Reservation) -> AuditedFields:
-    return {
-        "phase": record.phase,
-        "reason": record.reason,
-        "requester": record.requester,
-        "resources": record.request.resources,
-        "target": record.target,
-        "expiresAt": record.expires_at,
-        "acknowledgedAt": record.acknowledged_at,
-    }
+def _field_name(attribute: str) -> str:
+    first, *others = attribute.rpartition(".")[2].split("_")
+    return first + "".join(map(str.title, others))
 
 
-def _cluster_fields(record: Cluster) -> AuditedFields:
-    advertisement = record.advertisement
-    return {
-        "cordon": record.cordon,
-        "labels": advertisement.labels,
-        "prices": advertisement.prices,
-        "endpoint": advertisement.endpoint,
-        "policy": advertisement.policy,
-    }
-
-
-def _member_fields(record: Member) -> AuditedFields:
-    return {
-        "standing": record.standing,
-        "key": record.key,
-        "asks": record.asks,
-        "reason": record.reason,
-        "certificate": record.certificate,
-        "revokedAt": record.revoked_at,
-        "forgetAt": record.forget_at,
-        "token": record.token,
-    }
-
-
-def _token_fields(record: Token) -> AuditedFields:
-    return {
-        "role": record.role,
-        "name": record.name,
-        "usesLeft": record.uses_left,
-        "expiresAt": record.expires_at,
-    }
+_AUDITED_FIELDS = {
+    kind: [(_field_name(attribute), attrgetter(attribute)) for attribute in attributes.split()]
+    for kind, attributes in _AUDITED_ATTRIBUTES.items()
+}

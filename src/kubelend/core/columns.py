@@ -8,7 +8,8 @@ are dictionary-encoded and evaluated once per distinct value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from datetime import datetime
 from typing import Generic, NamedTuple, TypeVar
 
@@ -30,7 +31,33 @@ INT64_MIN, INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 NEVER, FOREVER = INT64_MIN, INT64_MAX
 
 
-class ResourceColumn:
+def widen(array: npt.NDArray[Scalar], capacity: int) -> npt.NDArray[Scalar]:
+    """Copies the array into a longer one."""
+    wide = np.zeros((*array.shape[:-1], capacity), array.dtype)
+    wide[..., : array.shape[-1]] = array
+    return wide
+
+
+class ColumnGroup:
+    """All array attributes, and those of nested groups: one value per row; they grow and shift together."""
+
+    def nested(self) -> Iterable[ColumnGroup]:
+        return ()
+
+    def arrays(self) -> Iterator[npt.NDArray[np.generic]]:
+        yield from (value for value in vars(self).values() if isinstance(value, np.ndarray))
+        for group in self.nested():
+            yield from group.arrays()
+
+    def grow(self, capacity: int) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(self, name, widen(value, capacity))
+        for group in self.nested():
+            group.grow(capacity)
+
+
+class ResourceColumn(ColumnGroup):
     """One resource of all clusters."""
 
     def __init__(self, capacity: int) -> None:
@@ -42,28 +69,12 @@ class ResourceColumn:
         self.allocatable: Floats = np.ones(capacity, np.float64)
         """Free amount regardless of policies, and its divisor, as floats for scores."""
 
-    def arrays(self) -> tuple[Ints, Ints, Floats, Floats]:
-        return self.free, self.ceiling, self.free_float, self.allocatable
-
-    def grow(self, capacity: int) -> None:
-        self.free = widen(self.free, capacity)
-        self.ceiling = widen(self.ceiling, capacity)
-        self.free_float = widen(self.free_float, capacity)
-        self.allocatable = widen(self.allocatable, capacity)
-
-
-def widen(array: npt.NDArray[Scalar], capacity: int) -> npt.NDArray[Scalar]:
-    """Copies the array into a longer one."""
-    wide = np.zeros((*array.shape[:-1], capacity), array.dtype)
-    wide[..., : array.shape[-1]] = array
-    return wide
-
 
 MAX_REQUESTER_MASKS = 256
 """Cache size; the number of requesters is unbounded, so the cache is bounded."""
 
 
-class LimitColumn:
+class LimitColumn(ColumnGroup):
     """Policy limits of one resource. A row without a policy has values that do not limit."""
 
     def __init__(self, capacity: int) -> None:
@@ -74,9 +85,6 @@ class LimitColumn:
         """What may still be lent under the total cap."""
         self.requester_cap: Ints = np.full(capacity, FOREVER, np.int64)
         """The cap per requester."""
-
-    def arrays(self) -> tuple[Ints, Ints, Ints, Ints]:
-        return self.available, self.kept_back, self.cap_left, self.requester_cap
 
     def set_policy(self, row: int, name: str, lending: EffectivePolicy) -> None:
         """Writes the limits of a policy that do not depend on what is lent."""
@@ -92,12 +100,6 @@ class LimitColumn:
         self.available[row] = self.kept_back[row] = 0
         self.cap_left[row] = self.requester_cap[row] = FOREVER
 
-    def grow(self, capacity: int) -> None:
-        self.available = widen(self.available, capacity)
-        self.kept_back = widen(self.kept_back, capacity)
-        self.cap_left = widen(self.cap_left, capacity)
-        self.requester_cap = widen(self.requester_cap, capacity)
-
 
 class RequesterMask(NamedTuple):
     """Clusters whose allow and deny lists admit a requester."""
@@ -108,7 +110,7 @@ class RequesterMask(NamedTuple):
     """Both."""
 
 
-class PolicyColumns:
+class PolicyColumns(ColumnGroup):
     """The policies of all clusters, one row each."""
 
     def __init__(self, capacity: int) -> None:
@@ -122,7 +124,6 @@ class PolicyColumns:
         self.opening_hours = OpeningHoursColumn(capacity)
         self._columns: dict[str, LimitColumn] = {}
         self._requester_masks: dict[ClusterId, RequesterMask] = {}
-        self._capacity = capacity
 
     # -- written by the fleet
 
@@ -156,34 +157,15 @@ class PolicyColumns:
         """Drops the column of a resource that no cluster offers any more."""
         self._columns.pop(name, None)
 
-    def grow(self, capacity: int) -> None:
-        self._capacity = capacity
-        self.has_policy, self.has_requester_cap = (
-            widen(self.has_policy, capacity),
-            widen(self.has_requester_cap, capacity),
-        )
-        self.access.codes = widen(self.access.codes, capacity)
-        self.opening_hours.hours.codes = widen(self.opening_hours.hours.codes, capacity)
-        for column in self._columns.values():
-            column.grow(capacity)
-
-    def arrays(self) -> Iterator[npt.NDArray[np.generic]]:
-        """All arrays with a value per row, which insertions and removals shift."""
-        yield from (
-            self.has_policy,
-            self.has_requester_cap,
-            self.access.codes,
-            self.opening_hours.hours.codes,
-        )
-        for column in self._columns.values():
-            yield from column.arrays()
+    def nested(self) -> Iterable[ColumnGroup]:
+        return self.access, self.opening_hours.hours, *self._columns.values()
 
     # -- read by filters
 
     def column(self, name: str) -> LimitColumn:
         known = self._columns.get(name)
         if known is None:
-            known = self._columns[name] = LimitColumn(self._capacity)
+            known = self._columns[name] = LimitColumn(len(self.has_policy))
         return known
 
     def requester_mask(self, requester: ClusterId, size: int) -> RequesterMask:
@@ -192,25 +174,23 @@ class PolicyColumns:
         if known is None:
             if len(self._requester_masks) >= MAX_REQUESTER_MASKS:
                 self._requester_masks.clear()
-            known = self._requester_masks[requester] = self._compute_requester_mask(requester, size)
+            allowed = self.access.mask_where(lambda access: access.allows(requester), size)
+            not_denied = self.access.mask_where(lambda access: not access.denies(requester), size)
+            known = RequesterMask(allowed, not_denied, allowed & not_denied)
+            self._requester_masks[requester] = known
         return known
-
-    def _compute_requester_mask(self, requester: ClusterId, size: int) -> RequesterMask:
-        allowed = self.access.mask_where(lambda access: access.allows(requester), size)
-        not_denied = self.access.mask_where(lambda access: not access.denies(requester), size)
-        return RequesterMask(allowed, not_denied, allowed & not_denied)
 
 
 ColumnValue = TypeVar("ColumnValue", bound=Hashable)
 
 
-class DictionaryColumn(Generic[ColumnValue]):
+class DictionaryColumn(ColumnGroup, Generic[ColumnValue]):
     """The code of each row's value; 0 for a row without one."""
 
     def __init__(self, capacity: int) -> None:
         self.codes: Ints = np.zeros(capacity, np.int64)
         self._codes_by_value: dict[ColumnValue, int] = {}
-        self._use_counts: dict[ColumnValue, int] = {}
+        self._use_counts: Counter[ColumnValue] = Counter()
         self._unused_codes: list[int] = []
         self._values: list[ColumnValue | None] = [None]
 
@@ -243,16 +223,13 @@ class DictionaryColumn(Generic[ColumnValue]):
     def _acquire_code(self, value: ColumnValue) -> int:
         number = self._codes_by_value.get(value)
         if number is None:
-            number = self._codes_by_value[value] = self._new_code()
+            if not self._unused_codes:
+                self._unused_codes.append(len(self._values))
+                self._values.append(None)
+            number = self._codes_by_value[value] = self._unused_codes.pop()
             self._values[number] = value
-        self._use_counts[value] = self._use_counts.get(value, 0) + 1
+        self._use_counts[value] += 1
         return number
-
-    def _new_code(self) -> int:
-        if self._unused_codes:
-            return self._unused_codes.pop()
-        self._values.append(None)
-        return len(self._values) - 1
 
     def _release_code(self, value: ColumnValue) -> None:
         self._use_counts[value] -= 1

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from kubelend.core import decision, quotas, transitions, waiting
 from kubelend.core.audit_log import BROKER_ACTOR, Actor, AuditedRecord, AuditEntry, audited_fields
-from kubelend.core.decision import NoFit
+from kubelend.core.decision import NoFit, Placement
 from kubelend.core.errors import Conflict, Forbidden, KeyReused, NotFound, QueueFull, WrongPhase
 from kubelend.core.events import (
     Acknowledged,
@@ -42,7 +42,6 @@ from kubelend.core.events import (
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import NO_POLICY, LendingPolicy
 from kubelend.core.lifecycle import FINAL, Phase, Reason
-from kubelend.core.members import Member, Token
 from kubelend.core.models import (
     Advertisement,
     Cluster,
@@ -177,9 +176,7 @@ def refuse(
     found = _check_held_by(ledger, reservation, provider)
     if found.phase is Phase.ACTIVE:
         raise WrongPhase(f"{found.id} is in use", hint="drain the cluster instead")
-    answer = decision.decide_placement(
-        quotas.query_for_reservation(ledger, found, now), ledger.fleet
-    )
+    answer = _decide_again(ledger, found, now)
     if isinstance(answer, NoFit):
         message = f"Refused by {provider}: {reason or 'no reason given'}; then {answer.explanation}"
         yield Failed(now, reservation, Reason.REFUSED, message)
@@ -213,9 +210,7 @@ def drain(
     yield from cordon(ledger, cluster, reason, now)
     lent = ledger.lent_by(cluster)
     for found in lent:
-        answer = decision.decide_placement(
-            quotas.query_for_reservation(ledger, found, now), ledger.fleet
-        )
+        answer = _decide_again(ledger, found, now)
         if isinstance(answer, NoFit):
             message = f"Cluster {cluster} was drained: {reason}; then {answer.explanation}"
             yield Released(now, found.id, Reason.DRAINED, message)
@@ -268,6 +263,11 @@ def _drive(ledger: Ledger, command: Command[Result], changes: list[Change], acto
             return answer
 
 
+def _decide_again(ledger: Ledger, found: Reservation, now: datetime) -> Placement | NoFit:
+    query = quotas.query_for_reservation(ledger, found, now)
+    return decision.decide_placement(query, ledger.fleet)
+
+
 def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) -> None:
     before = record_before(ledger, event)
     change = ledger.apply(event)
@@ -295,12 +295,10 @@ def _same_request(known: Reservation, request: Request) -> Reservation:
 
 
 def _release_message(found: Reservation, reason: Reason) -> str:
-    match reason:
-        case Reason.DELETED:
-            return "Released because its object was deleted"
-        case Reason.BY_ADMIN:
-            return "Released by an administrator"
-    return f"Released by requester {found.requester}"
+    if reason is Reason.DELETED:
+        return "Released because its object was deleted"
+    by = "an administrator" if reason is Reason.BY_ADMIN else f"requester {found.requester}"
+    return f"Released by {by}"
 
 
 def _enqueue(
@@ -336,9 +334,7 @@ def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[Non
     """Serves the queue once more before failing the request: the same run may just have freed capacity."""
     yield from waiting.serve_queue(ledger, now)
     if ledger.reservation(waiter.id).phase is Phase.PENDING:
-        answer = decision.decide_placement(
-            quotas.query_for_reservation(ledger, waiter, now), ledger.fleet
-        )
+        answer = _decide_again(ledger, waiter, now)
         reason = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
         yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"No cluster fitted in time{reason}")
 
@@ -406,30 +402,15 @@ def audit_entry(
     if isinstance(event, _NOT_AUDITED) or _is_unchanged_offer(event, before, change):
         return None
     after = change if isinstance(change, AuditedRecord) else None
-    subject = subject_name(after or before)
+    record = after or before
+    if record is None:
+        raise TypeError(f"no record to audit: {event!r}")
+    subject = f"{type(record).__name__.lower()}/{record.id}"
     return AuditEntry(event.at, actor, type(event).__name__, subject, before, after)
 
 
-def subject_name(record: AuditedRecord | None) -> str:
-    """The audit subject of a record: `kind/name`."""
-    match record:
-        case Reservation():
-            return f"reservation/{record.id}"
-        case Cluster():
-            return f"cluster/{record.id}"
-        case Member():
-            return f"member/{record.id}"
-        case Token():
-            return f"token/{record.id}"
-        case Limits():
-            return f"limits/{record.id}"
-    raise TypeError(f"not an audited record: {record!r}")
-
-
 def _is_unchanged_offer(event: Event, before: AuditedRecord | None, change: Change) -> bool:
-    """Whether an advertisement only updates measurements: these arrive every few seconds and are
-    not audited.
-    """
+    """Whether an advertisement only updates measurements, which are not audited."""
     if not (isinstance(event, Advertised) and isinstance(before, Cluster)):
         return False
     old, new = before.advertisement, event.advertisement

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import hmac
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from kubelend.core import commands
+from kubelend.core import commands, lending
 from kubelend.core.commands import Command
 from kubelend.core.errors import Conflict, Forbidden, NotFound, Revoked, TokenRefused
 from kubelend.core.events import (
@@ -44,12 +43,10 @@ from kubelend.core.members import (
     TokenId,
     member_id,
 )
-from kubelend.core.models import ClusterId, Record, Reservation, ReservationId
+from kubelend.core.models import ClusterId, Record, ReservationId
 
 JOINABLE_ROLES = (Role.CLUSTER, Role.VIEWER, Role.ADMIN)
-"""Roles that can join with a token. A proxy acts for everyone, so its certificate is issued at the
-CA only.
-"""
+"""Roles that can join with a token. A proxy acts for everyone: only the CA issues its certificate."""
 
 MAX_TOKENS = 1000
 MIN_TOKEN_TTL, MAX_TOKEN_TTL = timedelta(seconds=1), timedelta(days=30)
@@ -62,9 +59,7 @@ _NO_DIGEST = "0" * 64
 
 
 class JoinPolicy(Record, frozen=True):
-    """Which clusters may join, by patterns such as `edge-*`. Users join with tokens bound to their
-    names.
-    """
+    """Which clusters may join, by patterns such as `edge-*`. Users need tokens bound to their names."""
 
     allow: tuple[str, ...] = ("*",)
     """Names that may join."""
@@ -132,7 +127,7 @@ def check_token(ledger: Ledger, token: TokenId, digest: str) -> Token:
 
 def check_join_allowed(role: Role, name: str, join_policy: JoinPolicy) -> None:
     """Raises `Forbidden` for a cluster whose name may not join."""
-    if role is Role.CLUSTER and not _matches_patterns(name, join_policy.allow):
+    if role is Role.CLUSTER and not lending.matches_any(name, join_policy.allow):
         raise Forbidden(
             f"cluster {name!r} is not allowed to join", hint="see --allow-join of the broker"
         )
@@ -145,16 +140,21 @@ def decide_join(
     _check_token_scope(token, applicant)
     check_join_allowed(applicant.role, applicant.name, join_policy)
     known = ledger.member_index.members.get(member_id(applicant.role, applicant.name))
-    if known is not None and known.token == token.id and _has_applied(known, applicant.key):
-        return JoinDecision(known, None, known.is_accepted_with_key(applicant.key))
+    is_accepted = known is not None and known.is_accepted_with_key(applicant.key)
+    if (
+        known is not None
+        and known.token == token.id
+        and (is_accepted or known.asks == applicant.key)
+    ):
+        return JoinDecision(known, None, is_accepted)
     _check_token_usable(token, now)
     used = replace(token, uses_left=token.uses_left - 1)
     if known is not None:
         return _decide_known_member(known, applicant, used, now)
-    is_new = applicant.role is not Role.CLUSTER or _is_unknown_cluster(
-        ledger, ClusterId(applicant.name)
-    )
-    at_once = is_new and (bool(token.name) or _is_auto_accepted(applicant, join_policy))
+    is_cluster = applicant.role is Role.CLUSTER
+    is_new = not is_cluster or not _is_known_cluster(ledger, applicant.name)
+    is_expected = is_cluster and lending.matches_any(applicant.name, join_policy.auto_accept)
+    at_once = is_new and (bool(token.name) or is_expected)
     return JoinDecision(_new_member(applicant, token, now, at_once=at_once), used, at_once)
 
 
@@ -196,7 +196,8 @@ def accept_member(
             f"another key has requested to join as {role} {name}",
             hint="compare the keys with `kubelend get members`",
         )
-    if _replaces_key(found) and not keep_old:
+    is_in = found.standing is MembershipStatus.ACCEPTED
+    if is_in and found.asks not in {"", found.key} and not keep_old:
         gone = found.as_revoked("another key was accepted", by, now)
         yield MemberRevoked(now, gone)
         found = replace(gone, asks=found.asks)
@@ -280,10 +281,6 @@ def _check_token_usable(token: Token, now: datetime) -> None:
         )
 
 
-def _has_applied(known: Member, key: str) -> bool:
-    return known.asks == key or known.is_accepted_with_key(key)
-
-
 def _decide_known_member(
     known: Member, applicant: Applicant, used: Token, now: datetime
 ) -> JoinDecision:
@@ -298,46 +295,16 @@ def _decide_known_member(
     return JoinDecision(asking, used, False)
 
 
-def _is_unknown_cluster(ledger: Ledger, cluster: ClusterId) -> bool:
-    """False also for a cluster that never joined but uses a certificate from another CA."""
-    return cluster not in ledger.clusters and next(ledger.by_cluster(cluster), None) is None
-
-
-def _is_auto_accepted(applicant: Applicant, join_policy: JoinPolicy) -> bool:
-    return applicant.role is Role.CLUSTER and _matches_patterns(
-        applicant.name, join_policy.auto_accept
-    )
-
-
-def _matches_patterns(name: str, patterns: tuple[str, ...]) -> bool:
-    # Exact names first: a name may contain brackets.
-    return name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+def _is_known_cluster(ledger: Ledger, name: str) -> bool:
+    """True also for a cluster that never joined but uses a certificate from another CA."""
+    cluster = ClusterId(name)
+    return cluster in ledger.clusters or next(ledger.by_cluster(cluster), None) is not None
 
 
 def _new_member(applicant: Applicant, token: Token, now: datetime, *, at_once: bool) -> Member:
-    if not at_once:
-        return Member(
-            applicant.role,
-            applicant.name,
-            MembershipStatus.PENDING,
-            now,
-            asks=applicant.key,
-            token=token.id,
-        )
-    return Member(
-        applicant.role,
-        applicant.name,
-        MembershipStatus.ACCEPTED,
-        now,
-        key=applicant.key,
-        token=token.id,
-        decided_at=now,
-        decided_by=token.created_by,
-    )
-
-
-def _replaces_key(found: Member) -> bool:
-    return found.standing is MembershipStatus.ACCEPTED and found.asks not in {"", found.key}
+    role, name, key = applicant.role, applicant.name, applicant.key
+    member = Member(role, name, MembershipStatus.PENDING, now, asks=key, token=token.id)
+    return _accepted_member(member, token.created_by, now) if at_once else member
 
 
 def _advertised_until(ledger: Ledger, member: Member) -> datetime | None:
@@ -419,7 +386,9 @@ def revoke_member(
     """
     known = ledger.member_index.members.get(member_id(role, name))
     was_known = known is not None or (role is Role.CLUSTER and _is_known_cluster(ledger, name))
-    if known is None or not _is_revoked_permanently(known) or known.asks:
+    # A removed member is revoked only until `forget_at`.
+    is_revoked = known is not None and known.standing is MembershipStatus.REVOKED
+    if known is None or not is_revoked or known.forget_at is not None or known.asks:
         before = known or Member(role, name, MembershipStatus.REVOKED, now)
         yield MemberRevoked(now, before.as_revoked(reason, by, now))
     left_behind = yield from _delete_tokens_of(ledger, role, name, now)
@@ -448,7 +417,9 @@ def remove_member(
     cluster = ledger.clusters.get(ClusterId(name)) if role is Role.CLUSTER else None
     if member is None and cluster is None:
         raise NotFound(f"no {role} {name!r} exists", hint="see `kubelend get members`")
-    end = _last_certificate_end(member, None if cluster is None else cluster.certificate_until)
+    known = () if member is None else (member.certified_until, member.forget_at)
+    ends = (*known, None if cluster is None else cluster.certificate_until)
+    end = max((end for end in ends if end is not None), default=None)
     if cluster is not None:
         yield from commands.remove_cluster(ledger, cluster.id, now)
     left_behind = yield from _delete_tokens_of(ledger, role, name, now)
@@ -477,11 +448,6 @@ def collect_expired(ledger: Ledger, now: datetime) -> Command[None]:
             yield MemberRemoved(now, member.id)
 
 
-def _is_revoked_permanently(member: Member) -> bool:
-    """Revoked by an administrator; a removed member is deleted at `forget_at`."""
-    return member.standing is MembershipStatus.REVOKED and member.forget_at is None
-
-
 def _delete_tokens_of(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[LeftBehind]:
     """Deletes the tokens of an administrator, who could otherwise join again with them."""
     if role is not Role.ADMIN:
@@ -490,13 +456,10 @@ def _delete_tokens_of(ledger: Ledger, role: Role, name: str, now: datetime) -> C
     tokens = tuple(one.id for one in members.tokens.values() if one.created_by == name)
     for token in tokens:
         yield TokenRemoved(now, token)
-    admitted = sorted(one.id for one in members.members.values() if one.was_admitted_by(name))
+    admitted = sorted(
+        one.id for one in members.members.values() if one.was_admitted and one.decided_by == name
+    )
     return LeftBehind(tokens, tuple(admitted))
-
-
-def _is_known_cluster(ledger: Ledger, name: str) -> bool:
-    cluster = ClusterId(name)
-    return cluster in ledger.clusters or next(ledger.by_cluster(cluster), None) is not None
 
 
 def _release_borrowed(
@@ -505,15 +468,12 @@ def _release_borrowed(
     found = [
         one
         for one in ledger.by_cluster(cluster)
-        if one.requester == cluster and _is_releasable(one, waiting_only=waiting_only)
+        if one.requester == cluster
+        and (one.phase is Phase.PENDING if waiting_only else one.phase not in FINAL)
     ]
     for one in found:
         yield Released(now, one.id, Reason.BY_ADMIN, f"Requester {cluster} was revoked")
     return [one.id for one in found]
-
-
-def _is_releasable(found: Reservation, *, waiting_only: bool) -> bool:
-    return found.phase is Phase.PENDING if waiting_only else found.phase not in FINAL
 
 
 def _cordon_revoked(
@@ -523,16 +483,9 @@ def _cordon_revoked(
     found = ledger.clusters.get(cluster)
     if found is None:
         return []
-    text = found.cordon or (
-        f"{REVOKED_CORDON_PREFIX}: {reason}" if reason else REVOKED_CORDON_PREFIX
-    )
+    text = found.cordon or REVOKED_CORDON_PREFIX + (f": {reason}" if reason else "")
     if drain:
         return (yield from commands.drain(ledger, cluster, text, now))
     if found.cordon is None:
         yield Cordoned(now, cluster, text)
     return []
-
-
-def _last_certificate_end(member: Member | None, advertised: datetime | None) -> datetime | None:
-    known = () if member is None else (member.certified_until, member.forget_at)
-    return max((end for end in (*known, advertised) if end is not None), default=None)

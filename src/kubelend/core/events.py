@@ -78,9 +78,7 @@ class Placed(ReservationEvent, frozen=True):
     hourly: int = 0
     currency: str = ""
     detail: str = ""
-    """Why it left the previous provider, appended to the message; empty if the audit entry has an
-    actor who caused it.
-    """
+    """Why it left the previous provider; empty if an actor in the audit log caused it."""
 
 
 class FailoverBlocked(ReservationEvent, frozen=True):
@@ -227,9 +225,7 @@ Change = (
 
 
 class WorkingSet(NamedTuple):
-    """All live records of a store, from which a ledger is restored; without archived reservations
-    and the audit log.
-    """
+    """All live records of a store, from which a ledger is restored."""
 
     clusters: Sequence[Cluster]
     reservations: Sequence[Reservation]

@@ -30,9 +30,7 @@ RETRY_INTERVAL = timedelta(seconds=10)
 
 CHECK_INTERVAL = timedelta(seconds=0.5)
 MAX_CHECK_GAP = timedelta(seconds=10)
-"""Longest gap between two checks. After a longer one the process was suspended or its clock jumped,
-and observation starts again.
-"""
+"""After a longer gap the process was suspended or its clock jumped: observation starts again."""
 
 
 class ProviderMonitor:
@@ -63,14 +61,11 @@ class ProviderMonitor:
         return True
 
     def find_unreachable(self, ledger: Ledger, now: datetime) -> set[ClusterId]:
-        """Detects unreachable providers and enqueues their reservations; returns the newly
-        unreachable ones.
-        """
+        """Enqueues the reservations of unreachable providers; returns the newly unreachable ones."""
         before, self._unreachable = self._unreachable, self._detect_unreachable(ledger, now)
         newly_unreachable = self._unreachable - before
-        due = (
-            self._unreachable if not self._pending and now >= self._retry_at else newly_unreachable
-        )
+        is_retry = not self._pending and now >= self._retry_at
+        due = self._unreachable if is_retry else newly_unreachable
         for cluster in sorted(due):
             self._pending.extend(found.id for found in ledger.lent_by(cluster))
         if self._pending:
@@ -88,9 +83,7 @@ class ProviderMonitor:
         return None
 
     def _detect_unreachable(self, ledger: Ledger, now: datetime) -> set[ClusterId]:
-        """Providers with live reservations that have been stale for too long while this broker was
-        observing.
-        """
+        """Providers with reservations that were stale for too long while this broker observed."""
         fleet = ledger.fleet
         if not len(fleet) or int(fleet.valid_until.max()) <= to_micros(now):
             self._observing_since = now  # if all clusters are stale, this broker may be partitioned

@@ -15,16 +15,22 @@ import msgspec
 import numpy as np
 
 from kubelend.core import prices
-from kubelend.core.columns import INT64_MAX, Floats, Ints, Mask, PolicyColumns, RequesterMask
+from kubelend.core.columns import (
+    INT64_MAX,
+    Floats,
+    Ints,
+    LimitColumn,
+    Mask,
+    PolicyColumns,
+    RequesterMask,
+)
 from kubelend.core.fleet import UNPRICED, Fleet, FleetSubset, currency_code
 from kubelend.core.lifecycle import INSUFFICIENT_BY_RESOURCE, Rejection
 from kubelend.core.models import UNCONSTRAINED, ClusterId, Request
 from kubelend.core.timestamps import to_micros
 
 NEW_REQUEST_TICKET = INT64_MAX
-"""The ticket of a request that is not queued: every waiting request of the same priority ranks
-above it.
-"""
+"""The ticket of a request that is not queued: waiting ones of the same priority rank above it."""
 
 
 class BudgetLimit(NamedTuple):
@@ -35,9 +41,7 @@ class BudgetLimit(NamedTuple):
 
 
 class PlacementQuery(msgspec.Struct, frozen=True):
-    """A request to be placed, with its rank. `excluded_before` are previous providers, never tried
-    again.
-    """
+    """A request to be placed, with its rank and its previous providers, which are never tried again."""
 
     request: Request
     now: datetime
@@ -182,26 +186,17 @@ def has_enough_extended(query: PlacementQuery, fleet: Fleet) -> Mask | None:
 
 
 def not_kept_back(query: PlacementQuery, fleet: Fleet) -> Mask | None:
-    def left(name: str, there: Ints) -> Ints | None:
-        bound = fleet.limit_column(name)
-        return None if bound is None else there - bound.kept_back[: len(fleet)]
-
-    return _not_withheld(query, fleet, left)
+    return _not_withheld(
+        query, fleet, lambda there, bound, _: there - bound.kept_back[: len(there)]
+    )
 
 
 def within_lending_cap(query: PlacementQuery, fleet: Fleet) -> Mask | None:
-    def left(name: str, _: Ints) -> Ints | None:
-        bound = fleet.limit_column(name)
-        return None if bound is None else bound.cap_left[: len(fleet)]
-
-    return _not_withheld(query, fleet, left)
+    return _not_withheld(query, fleet, lambda there, bound, _: bound.cap_left[: len(there)])
 
 
 def within_requester_cap(query: PlacementQuery, fleet: Fleet) -> Mask | None:
-    def left(name: str, _: Ints) -> Ints | None:
-        return fleet.requester_cap_left(name, query.request.requester)
-
-    return _not_withheld(query, fleet, left)
+    return _not_withheld(query, fleet, lambda _, __, requester_cap_left: requester_cap_left)
 
 
 def not_nominated_for_other(query: PlacementQuery, fleet: Fleet) -> Mask | None:
@@ -245,8 +240,7 @@ _FILTERS_OF_CONSTRAINED_REQUESTS = (
     within_max_price,
     within_budget,
 )
-"""Filters that `feasible_clusters` evaluates for requests without and with constraints or a budget.
-"""
+"""What `feasible_clusters` evaluates for requests without and with constraints or a budget."""
 
 _FLOAT_TOLERANCE = 1e-12
 """Relative tolerance below which floats do not decide about a price."""
@@ -262,6 +256,15 @@ def hourly_costs(request: Request, fleet: Fleet | FleetSubset) -> Floats:
     return costs
 
 
+def missing_shares(request: Request, fleet: Fleet) -> Floats:
+    """Sum of the missing shares of the requested amounts on each cluster: 1 of 4 cores is 1/4."""
+    missing = np.zeros(len(fleet), np.float64)
+    for name, wanted in request.resources.items():
+        has = fleet.lendable(name, request.requester)
+        missing += 1 if has is None else np.clip(wanted - has, 0, wanted) / wanted
+    return missing
+
+
 def in_request_currency(request: Request, fleet: Fleet) -> Mask:
     """Clusters with prices in the currency of the request's maximum price."""
     currency = request.constraints.currency or prices.DEFAULT_CURRENCY
@@ -272,9 +275,7 @@ def in_request_currency(request: Request, fleet: Fleet) -> Mask:
 def _apply_policies(
     feasible: Mask, query: PlacementQuery, fleet: Fleet, bounds: PolicyColumns
 ) -> None:
-    """Removes clusters whose policy rejects the requester. Withheld amounts are already out of the
-    free column.
-    """
+    """Removes clusters whose policy rejects the requester. The free column is without withheld amounts."""
     request = query.request
     if bounds.access:
         feasible &= bounds.requester_mask(request.requester, len(fleet)).admitted
@@ -291,17 +292,17 @@ def _requester_mask(query: PlacementQuery, fleet: Fleet) -> RequesterMask | None
 
 
 def _not_withheld(
-    query: PlacementQuery, fleet: Fleet, left_of: Callable[[str, Ints], Ints | None]
+    query: PlacementQuery, fleet: Fleet, left_of: Callable[[Ints, LimitColumn, Ints], Ints]
 ) -> Mask | None:
     """Clusters where the policy leaves enough. A resource that is not available at all is not withheld."""
     if fleet.policy_columns is None:
         return None
     mask = np.ones(len(fleet), np.bool_)
     for name, wanted in query.request.resources.items():
-        there = fleet.available(name)
-        left = None if there is None else left_of(name, there)
-        if there is not None and left is not None:
-            mask &= (left >= wanted) | (there < wanted)
+        there, bound = fleet.available(name), fleet.limit_column(name)
+        cap_left = fleet.requester_cap_left(name, query.request.requester)
+        if there is not None and bound is not None and cap_left is not None:
+            mask &= (left_of(there, bound, cap_left) >= wanted) | (there < wanted)
     return mask
 
 

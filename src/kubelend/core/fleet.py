@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from kubelend.core.columns import (
     FOREVER,
     INT64_MIN,
     NEVER,
+    ColumnGroup,
     Floats,
     Ints,
     LimitColumn,
     Mask,
+    OpeningHoursColumn,
     PolicyColumns,
     ResourceColumn,
-    widen,
 )
 from kubelend.core.lending import EffectivePolicy
 from kubelend.core.models import Cluster, ClusterId, Reservation
@@ -48,7 +48,11 @@ def currency_code(currency: str) -> int:
     return int.from_bytes(currency.encode("ascii"))
 
 
-class Fleet:
+def _scratch_buffers(capacity: int) -> list[Floats]:
+    return [np.empty(capacity, np.float64) for _ in range(4)]
+
+
+class Fleet(ColumnGroup):
     """All clusters, one row each."""
 
     def __init__(self, capacity: int = 64) -> None:
@@ -73,7 +77,7 @@ class Fleet:
         self._nomination_priority = np.full(capacity, NO_NOMINATION, np.int64)
         self._nomination_ticket = np.zeros(capacity, np.int64)
         self._label_masks: dict[tuple[str, str], Mask] = {}
-        self._scratch = np.empty((4, capacity), np.float64)
+        self._scratch = _scratch_buffers(capacity)
         self._rows = slice(0)
         """The part of every array that is in use."""
 
@@ -84,12 +88,16 @@ class Fleet:
 
     def put(self, cluster: Cluster, free: Resources) -> None:
         """Adds or rewrites the row of a cluster; its nomination stays."""
-        row = self._row_for(cluster.id)
+        row = bisect_left(self.ids, cluster.id)
+        if row == len(self.ids) or self.ids[row] != cluster.id:
+            self._insert(row, cluster.id)
         advertisement = cluster.advertisement
         self._valid_until[row] = to_micros(cluster.valid_until)
         self._uncordoned[row] = cluster.cordon is None
         self._set_usable(row)
-        self._set_labels(row, advertisement.labels)
+        if self.labels[row] != advertisement.labels:
+            self.labels[row] = advertisement.labels
+            self._label_masks.clear()
         self._set_prices(row, cluster)
         self._set_extended(row, frozenset(advertisement.allocatable.extended))
         ceiling = cluster.ceiling.clamped()
@@ -100,16 +108,13 @@ class Fleet:
 
     def renew_validity(self, cluster: Cluster) -> None:
         """Hot path of an advertisement that only extends the validity."""
-        row = self.find_row(cluster.id)
-        if row is not None:
-            self._valid_until[row] = to_micros(cluster.valid_until)
-            self._set_usable(row)
+        row = self._row(cluster.id)
+        self._valid_until[row] = to_micros(cluster.valid_until)
+        self._set_usable(row)
 
     def set_free(self, cluster: ClusterId, free: Resources, changed: Resources) -> None:
         """Hot path of a reservation: updates the free amounts of the requested resources."""
-        row = self.find_row(cluster)
-        if row is None:
-            return
+        row = self._row(cluster)
         for name, _ in changed.items():  # noqa: PERF102 - not a dict
             column = self._columns.get(name)
             if column is not None:
@@ -119,9 +124,7 @@ class Fleet:
         """Writes or clears the policy of a cluster. Call it after each `put`."""
         if lending is None and self.policy_columns is None:
             return
-        row = self.find_row(cluster.id)
-        if row is None:
-            return
+        row = self._row(cluster.id)
         if self.policy_columns is None:
             self.policy_columns = PolicyColumns(len(self._uncordoned))
         if self.policy_columns.set_policy(row, lending):
@@ -144,11 +147,9 @@ class Fleet:
         available: Resources,
         reserved: Resources,
     ) -> None:
-        """Subtracts what a policy withholds from the free amounts. Call it after each `put` and
-        `set_free`.
-        """
-        row, bounds = self.find_row(cluster), self.policy_columns
-        if row is None or bounds is None:
+        """Subtracts what a policy withholds. Call it after each `put` and `set_free`."""
+        row, bounds = self._row(cluster), self.policy_columns
+        if bounds is None:
             return
         for name, column in self._columns.items():
             most = lending.max_lent.get(name)
@@ -166,14 +167,12 @@ class Fleet:
         self._nomination_priority[row], self._nomination_ticket[row] = rank or (NO_NOMINATION, 0)
 
     def remove(self, cluster: ClusterId) -> None:
-        row = self.find_row(cluster)
-        if row is None:
-            return
+        row = self._row(cluster)
         self.set_nomination(cluster, None)
         if self.policy_columns is not None:
             self.policy_columns.set_policy(row, None)
             self.policy_columns = self.policy_columns if self.policy_columns.policy_count else None
-        for array in self._arrays():
+        for array in self.arrays():
             array[..., row : len(self) - 1] = array[..., row + 1 : len(self)]
         self._set_extended(row, frozenset())
         del self.ids[row], self.labels[row], self.prices[row], self._extended[row]
@@ -220,18 +219,20 @@ class Fleet:
         bound = self.limit_column(name)
         if bound is None:
             return None
-        left, lent_by_provider = (
-            bound.requester_cap[self._rows],
-            self.lent_by_requester.for_requester(requester),
-        )
-        if not lent_by_provider:
-            return left
-        left = left.copy()
+        left = bound.requester_cap[self._rows]
+        lent_by_provider = self.lent_by_requester.for_requester(requester)
+        if lent_by_provider:
+            left = left.copy()
         for provider, lent in lent_by_provider.items():
             row = self.find_row(provider)
             if row is not None:
                 left[row] -= lent.amount(name)
         return left
+
+    def lendable(self, name: str, requester: ClusterId) -> Ints | None:
+        """Free amounts within the cap per requester; None if no cluster offers the resource."""
+        free, left = self.free(name), self.requester_cap_left(name, requester)
+        return free if free is None or left is None else np.minimum(free, left)
 
     def ceiling(self, name: str) -> Ints | None:
         column = self._columns.get(name)
@@ -254,18 +255,23 @@ class Fleet:
             self._refresh_usable(now)
         return self._usable[self._rows].copy()
 
+    @property
+    def _opening_hours(self) -> OpeningHoursColumn | None:
+        """None if no cluster has opening hours."""
+        columns = self.policy_columns
+        return columns.opening_hours if columns and columns.opening_hours.hours else None
+
     def within_hours(self, now: int) -> Mask | None:
         """Clusters within their opening hours; None if none has any."""
-        if self.policy_columns is None or not self.policy_columns.opening_hours.hours:
+        column = self._opening_hours
+        if column is None:
             return None
-        self.policy_columns.opening_hours.refresh(now)
-        return self.policy_columns.opening_hours.open_mask(len(self))
+        column.refresh(now)
+        return column.open_mask(len(self))
 
     def is_within_hours(self, row: int, now: int) -> bool:
-        if self.policy_columns is None or not self.policy_columns.opening_hours.hours:
-            return True
-        self.policy_columns.opening_hours.refresh(now)
-        return self.policy_columns.opening_hours.is_open(row)
+        mask = self.within_hours(now)
+        return mask is None or bool(mask[row])
 
     def newly_opened(self, now: int) -> list[ClusterId]:
         """Clusters that have opened since the last call."""
@@ -308,21 +314,20 @@ class Fleet:
 
     def scratch(self, number: int) -> Floats:
         """A reused buffer with one value per cluster."""
-        return self._scratch[number, self._rows]
+        return self._scratch[number][self._rows]
 
     # -- helpers
 
-    def _row_for(self, cluster: ClusterId) -> int:
-        row = bisect_left(self.ids, cluster)
-        if row == len(self.ids) or self.ids[row] != cluster:
-            self._insert(row, cluster)
-        return row
+    def _row(self, cluster: ClusterId) -> int:
+        """The row of a cluster that has one."""
+        return bisect_left(self.ids, cluster)
 
     def _insert(self, row: int, cluster: ClusterId) -> None:
         size = len(self.ids)
         if size == len(self._uncordoned):
-            self._grow(2 * size)
-        for array in self._arrays():
+            self.grow(2 * size)
+            self._scratch = _scratch_buffers(2 * size)
+        for array in self.arrays():
             array[..., row + 1 : size + 1] = array[..., row:size]
         self._nomination_priority[row] = NO_NOMINATION
         self.ids.insert(row, cluster)
@@ -334,28 +339,8 @@ class Fleet:
             self.policy_columns.on_row_inserted(row)
         self._label_masks.clear()
 
-    def _grow(self, capacity: int) -> None:
-        if self.policy_columns is not None:
-            self.policy_columns.grow(capacity)
-        for column in self._columns.values():
-            column.grow(capacity)
-        self._valid_until = widen(self._valid_until, capacity)
-        self._uncordoned = widen(self._uncordoned, capacity)
-        self._usable = widen(self._usable, capacity)
-        self._currency = widen(self._currency, capacity)
-        self._rates = widen(self._rates, capacity)
-        self._nomination_priority = widen(self._nomination_priority, capacity)
-        self._nomination_ticket = widen(self._nomination_ticket, capacity)
-        self._scratch = np.empty((4, capacity), np.float64)
-
-    def _arrays(self) -> Iterator[npt.NDArray[np.generic]]:
-        """All arrays with a value per row, which insertions and removals shift."""
-        for column in self._columns.values():
-            yield from column.arrays()
-        yield from (self._valid_until, self._uncordoned, self._usable, self._currency, self._rates)
-        yield from (self._nomination_priority, self._nomination_ticket)
-        if self.policy_columns is not None:
-            yield from self.policy_columns.arrays()
+    def nested(self) -> Iterable[ColumnGroup]:
+        return filter(None, (*self._columns.values(), self.policy_columns))
 
     def _set_extended(self, row: int, names: frozenset[str]) -> None:
         """Adds columns for new extended resources and drops those no cluster offers any more."""
@@ -375,12 +360,10 @@ class Fleet:
     def _set_usable(self, row: int) -> None:
         """Marks a usable row immediately; any other change invalidates the cache."""
         if self._uncordoned[row] and self._usable_until <= self._valid_until[row]:
-            self._usable[row] = self._usable_until == NEVER or self._was_within_hours(row)
+            hours = None if self.policy_columns is None else self.policy_columns.opening_hours
+            self._usable[row] = self._usable_until == NEVER or hours is None or hours.is_open(row)
         else:
             self._usable_until = NEVER
-
-    def _was_within_hours(self, row: int) -> bool:
-        return self.policy_columns is None or self.policy_columns.opening_hours.is_open(row)
 
     def _refresh_usable(self, now: int) -> None:
         usable = self._usable[self._rows]
@@ -389,16 +372,10 @@ class Fleet:
         ends = self.valid_until[usable]
         self._usable_from = now
         self._usable_until = int(ends.min()) if len(ends) else FOREVER
-        if self.policy_columns is not None and self.policy_columns.opening_hours.hours:
-            self._usable_until = min(
-                self._usable_until, self.policy_columns.opening_hours.refresh(now)
-            )
-            usable &= self.policy_columns.opening_hours.open_mask(len(self))
-
-    def _set_labels(self, row: int, labels: dict[str, str]) -> None:
-        if self.labels[row] != labels:
-            self.labels[row] = labels
-            self._label_masks.clear()
+        column = self._opening_hours
+        if column is not None:
+            self._usable_until = min(self._usable_until, column.refresh(now))
+            usable &= column.open_mask(len(self))
 
     def _set_prices(self, row: int, cluster: Cluster) -> None:
         prices = self.prices[row] = cluster.advertisement.prices
@@ -438,22 +415,22 @@ class LentByRequester:
             if not lent_by_provider:
                 del self._by_requester[requester]
 
-    def add(self, provider: ClusterId, reservation: Reservation) -> None:
-        if provider in self.tracked:
-            lent_by_provider = self._by_requester.setdefault(reservation.requester, {})
-            lent_by_provider[provider] = (
-                lent_by_provider.get(provider, NOTHING) + reservation.request.resources
-            )
+    def add(self, provider: ClusterId, reservation: Reservation, sign: int = 1) -> bool:
+        """True if the provider is tracked."""
+        if provider not in self.tracked:
+            return False
+        requester, amounts = reservation.requester, reservation.request.resources
+        lent_by_provider = self._by_requester.setdefault(requester, {})
+        before = lent_by_provider.pop(provider, NOTHING)
+        total = before + amounts if sign > 0 else before - amounts
+        if total:
+            lent_by_provider[provider] = total
+        elif not lent_by_provider:
+            del self._by_requester[requester]
+        return True
 
     def remove(self, provider: ClusterId, reservation: Reservation) -> None:
-        if provider not in self.tracked:
-            return
-        lent_by_provider = self._by_requester[reservation.requester]
-        lent_by_provider[provider] -= reservation.request.resources
-        if not lent_by_provider[provider]:
-            del lent_by_provider[provider]
-        if not lent_by_provider:
-            del self._by_requester[reservation.requester]
+        self.add(provider, reservation, -1)
 
 
 class FleetSubset:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from heapq import heapify, heappop, heappush, heapreplace
-from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -52,24 +51,12 @@ class DeadlineHeap:
         if after.phase in FINAL and after.finished_at is not None:
             heappush(self._finished, (after.finished_at, after.id))
 
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """Adds many new reservations."""
-        for found in reservations:
-            if found.finished_at is not None and found.phase in FINAL:
-                self._finished.append((found.finished_at, found.id))
-            elif (deadline := found.deadline) is not None:
-                self._deadlines.append((deadline, found.id))
-        heapify(self._finished)
-        heapify(self._deadlines)
-
     def next_deadline(self) -> datetime | None:
         """The earliest deadline, which may be outdated."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def overdue(self, now: datetime) -> Iterator[Reservation]:
-        """Reservations whose deadline has passed, earliest first. End each before advancing the
-        iterator.
-        """
+        """Overdue reservations, earliest first. End each before advancing the iterator."""
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, found = self._deadlines[0]
             reservation = self._reservations.get(found)
@@ -85,9 +72,8 @@ class DeadlineHeap:
             reservation = self._reservations.get(found)
             finished_at = None if reservation is None else reservation.finished_at
             if reservation is None or finished_at is None or finished_at > at:
-                heappop(
-                    self._finished
-                )  # already evicted; another reservation may have the same name
+                # Already evicted; another reservation may have the same name.
+                heappop(self._finished)
                 continue
             # A reservation that counts against a day's budget is retained until the day ends.
             until = self._quota_usages.retained_until(reservation)
@@ -128,19 +114,11 @@ class ReservationIndex:
     def put(self, before: Reservation | None, after: Reservation) -> None:
         self.by_id[after.id] = after
         self.phase_counts[after.phase, after.reason] += 1
+        self._index(after)
         if before is not None:
             self.phase_counts[before.phase, before.reason] -= 1
-        self._index(after)
-        if before is None:
-            self._set_key(after)
-
-    def load(self, reservations: Sequence[Reservation]) -> None:
-        """Adds many new reservations."""
-        self.by_id.update(zip(map(attrgetter("id"), reservations), reservations, strict=True))
-        self.phase_counts.update(map(attrgetter("phase", "reason"), reservations))
-        for reservation in reservations:
-            self._index(reservation)
-            self._set_key(reservation)
+        elif after.request.key is not None:
+            self._by_key[after.requester, after.request.key] = after.id
 
     def remove(self, reservation: ReservationId) -> Reservation:
         gone = self.by_id.pop(reservation)
@@ -149,19 +127,11 @@ class ReservationIndex:
             self._by_cluster[cluster].pop(gone.id, None)
             if not self._by_cluster[cluster]:
                 del self._by_cluster[cluster]
-        self._remove_key(gone)
+        if gone.request.key is not None:
+            key = gone.requester, gone.request.key
+            if self._by_key.get(key) == gone.id:  # otherwise the key belongs to a newer reservation
+                del self._by_key[key]
         return gone
-
-    def _set_key(self, born: Reservation) -> None:
-        if born.request.key is not None:
-            self._by_key[born.requester, born.request.key] = born.id
-
-    def _remove_key(self, gone: Reservation) -> None:
-        if gone.request.key is None:
-            return
-        key = gone.requester, gone.request.key
-        if self._by_key.get(key) == gone.id:  # otherwise the key belongs to a newer reservation
-            del self._by_key[key]
 
     def _index(self, reservation: Reservation) -> None:
         found = reservation.id
@@ -188,17 +158,11 @@ class HeldResources:
 
     def add(self, cluster: ClusterId, found: Reservation) -> None:
         self._lent.setdefault(cluster, {})[found.id] = None
-        self._set_total(cluster, self.total(cluster) + found.request.resources)
+        self._sums[cluster] = self.total(cluster) + found.request.resources
 
     def remove(self, cluster: ClusterId, found: Reservation) -> None:
         del self._lent[cluster][found.id]
-        self._set_total(cluster, self.total(cluster) - found.request.resources)
-
-    def _set_total(self, cluster: ClusterId, total: Resources) -> None:
-        if total:
-            self._sums[cluster] = total
-        else:
-            self._sums.pop(cluster, None)
+        self._sums[cluster] -= found.request.resources
 
 
 class WaitQueue:
@@ -214,8 +178,7 @@ class WaitQueue:
 
     def in_order(self) -> list[Reservation]:
         """In serving order: by priority, then by age."""
-        waiters = [self._reservations[found] for found in self._waiting]
-        return sorted(waiters, key=lambda waiter: (-waiter.request.priority, waiter.ticket))
+        return sorted((self._reservations[found] for found in self._waiting), key=_rank)
 
     def nominated_waiter(self, cluster: ClusterId) -> Reservation | None:
         """The waiting request for which a cluster is nominated."""
@@ -237,13 +200,34 @@ class WaitQueue:
         else:
             old_nomination = None  # a request of higher rank has taken over the nomination
         if after.nominated_cluster is not None:
-            self._nominated[after.nominated_cluster] = after.id
-            fleet.set_nomination(after.nominated_cluster, (after.request.priority, after.ticket))
+            self._nominate(after.nominated_cluster, after, fleet)
         return old_nomination
+
+    def restore_nominations(self, changes: Iterable[Change], fleet: Fleet) -> None:
+        """Nominates the clusters of replicated waiters again.
+
+        A commit has only the last state of each record, so the waiter that displaced another one
+        may have been applied after it, or not at all.
+        """
+        for waiter in changes:
+            if not isinstance(waiter, Reservation) or waiter.nominated_cluster is None:
+                continue
+            other = self.nominated_waiter(waiter.nominated_cluster)
+            is_last = self._reservations.get(waiter.id) is waiter
+            if is_last and (other is None or _rank(waiter) < _rank(other)):
+                self._nominate(waiter.nominated_cluster, waiter, fleet)
 
     def remove_cluster(self, cluster: ClusterId) -> None:
         """Removes the nomination of a deleted cluster."""
         self._nominated.pop(cluster, None)
+
+    def _nominate(self, cluster: ClusterId, waiter: Reservation, fleet: Fleet) -> None:
+        self._nominated[cluster] = waiter.id
+        fleet.set_nomination(cluster, (waiter.request.priority, waiter.ticket))
+
+
+def _rank(waiter: Reservation) -> tuple[int, int]:
+    return -waiter.request.priority, waiter.ticket
 
 
 class LimitIndex:
@@ -319,23 +303,19 @@ class MemberIndex:
     def apply(self, event: MembershipEvent, revision: int) -> Change:
         match event:
             case MemberChanged():
-                member = replace(event.member, revision=revision)
-                self._members[member.id] = member
-                return member
+                change: Member | Token | RecordDeleted = replace(event.member, revision=revision)
             case MemberRemoved():
-                del self._members[event.member]
-                return RecordDeleted("member", event.member)
+                change = RecordDeleted("member", event.member)
             case TokenChanged():
-                token = replace(event.token, revision=revision)
-                self._tokens[token.id] = token
-                return token
+                change = replace(event.token, revision=revision)
             case TokenRemoved():
-                del self._tokens[event.token]
-                return RecordDeleted("token", event.token)
-        raise TypeError(f"not a membership event: {type(event).__name__}")
+                change = RecordDeleted("token", event.token)
+            case _:
+                raise TypeError(f"not a membership event: {type(event).__name__}")
+        self.apply_change(change)
+        return change
 
     def apply_change(self, change: Member | Token | RecordDeleted) -> None:
-        """Applies a replicated change."""
         match change:
             case Member():
                 self._members[change.id] = change

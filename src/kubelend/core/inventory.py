@@ -149,11 +149,7 @@ class Inventory:
         if hold is None:
             return NOTHING
         offloaded = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
-        return (
-            hold.resources
-            if offloaded is None
-            else hold.resources.elementwise_max(offloaded.amounts)
-        )
+        return hold.resources.elementwise_max(NOTHING if offloaded is None else offloaded.amounts)
 
     def _allocatable(self) -> Resources:
         return sum((node.allocatable for node in self._nodes.values()), NOTHING)
@@ -175,14 +171,11 @@ class Inventory:
             else:
                 yield hold.resources, offloaded.amounts
         for source, offloaded in self._total_use.offloaded.items():
-            if not self._has_hold(source):
+            hold_there = self._holds.get(source.virtual_node)
+            if hold_there is None or hold_there.requester != source.origin:
                 used[source.origin] = used.get(source.origin, NOTHING) + offloaded.amounts
         for origin in held.keys() | used.keys():
             yield held.get(origin, NOTHING), used.get(origin, NOTHING)
-
-    def _has_hold(self, source: OffloadedFrom) -> bool:
-        hold = self._holds.get(source.virtual_node)
-        return hold is not None and hold.requester == source.origin
 
     def _free_per_node(self) -> Iterator[Resources]:
         for name, node in self._nodes.items():

@@ -8,7 +8,7 @@ ledger does no I/O and reads no clock: replaying the same events yields the same
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Self
@@ -64,13 +64,9 @@ class Ledger:
         self.capacity_freed: set[ClusterId] = set()
         """Clusters on which a waiting request may fit now; cleared by `waiting.serve_queue`."""
         self.quota_changed: set[ClusterId] = set()
-        """Requesters with a changed quota usage, whose waiting requests must be retried; cleared by
-        `waiting.serve_queue`.
-        """
+        """Requesters whose waiting requests must be retried; cleared by `waiting.serve_queue`."""
         self.compacted_revision = 0
-        """The highest revision among evicted records, as etcd's compacted revision: a watcher that
-        has seen it has missed nothing.
-        """
+        """The highest revision among evicted records: a watcher that has seen it has missed nothing."""
         self._clusters: dict[ClusterId, Cluster] = {}
         self._reservation_index = ReservationIndex()
         self._held = HeldResources()
@@ -84,14 +80,15 @@ class Ledger:
         ledger = cls()
         ledger.member_index = MemberIndex(records.members, records.tokens)
         reservations = records.reservations_by_age()
-        ledger._load_reservations(reservations)
+        for reservation in reservations:
+            # Before the clusters, so that each row is written with its reserved amount.
+            ledger._put_reservation(None, reservation)
         for limits in records.limits:
             ledger._put_limits(limits)
         for cluster in sorted(records.clusters, key=attrgetter("id")):
             ledger._put_cluster(cluster)
         for reservation in reservations:
-            if reservation.phase is Phase.PENDING:
-                ledger._wait_queue.put(None, reservation, ledger.fleet)
+            ledger._wait_queue.put(None, reservation, ledger.fleet)
         ledger.revision = ledger.compacted_revision = records.revision
         ledger.capacity_freed.clear()
         ledger.quota_changed.clear()
@@ -125,7 +122,7 @@ class Ledger:
                 raise TypeError(f"unknown event: {type(event).__name__}")
         return change
 
-    def apply_changes(self, changes: Iterable[Change], revision: int) -> None:
+    def apply_changes(self, changes: Sequence[Change], revision: int) -> None:
         """Applies changes that the leader's `apply` returned.
 
         A deleted record may be unknown here: its object may have been deleted before it was replicated.
@@ -146,6 +143,7 @@ class Ledger:
                     self._put_limits(Limits(ClusterId(change.id)))
                 case Member() | Token() | RecordDeleted():
                     self.member_index.apply_change(change)
+        self._wait_queue.restore_nominations(changes, self.fleet)
         self.revision = revision
         self.capacity_freed.clear()
         self.quota_changed.clear()
@@ -170,12 +168,10 @@ class Ledger:
         return self.limit_index.limits.get(cluster) or Limits(cluster)
 
     def cluster(self, cluster: ClusterId) -> Cluster:
-        try:
-            return self._clusters[cluster]
-        except KeyError:
-            raise NotFound(
-                f"no cluster {cluster!r}", hint="the cluster has not advertised yet"
-            ) from None
+        found = self._clusters.get(cluster)
+        if found is None:
+            raise NotFound(f"no cluster {cluster!r}", hint="the cluster has not advertised yet")
+        return found
 
     def reservation(self, reservation: ReservationId) -> Reservation:
         try:
@@ -219,9 +215,7 @@ class Ledger:
         return len(self._wait_queue)
 
     def overdue(self, now: datetime) -> Iterator[Reservation]:
-        """Reservations whose deadline has passed, earliest first. End each before advancing the
-        iterator.
-        """
+        """Overdue reservations, earliest first. End each before advancing the iterator."""
         return self._deadlines.overdue(now)
 
     def finished_before(self, moment: datetime) -> Iterator[Reservation]:
@@ -230,20 +224,13 @@ class Ledger:
 
     def next_deadline(self) -> datetime | None:
         """The earliest time at which a reservation ends or a cluster opens for a waiting request."""
-        due = self._deadlines.next_deadline()
         bounds = self.fleet.policy_columns
-        if bounds is None or not self._wait_queue or bounds.opening_hours.opens_at is None:
-            return due
-        return (
-            bounds.opening_hours.opens_at
-            if due is None
-            else min(due, bounds.opening_hours.opens_at)
-        )
+        opens = bounds.opening_hours.opens_at if bounds is not None and self._wait_queue else None
+        times = (self._deadlines.next_deadline(), opens)
+        return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: datetime) -> None:
-        """Updates `capacity_freed` and `quota_changed` for time-based changes: opening hours and
-        daily budgets.
-        """
+        """Updates `capacity_freed` and `quota_changed` for opening hours and daily budgets."""
         if not self._wait_queue:
             return
         self.capacity_freed.update(self.fleet.newly_opened(to_micros(now)))
@@ -349,14 +336,6 @@ class Ledger:
             available, reserved = self.available(cluster).clamped(), self.reserved(cluster)
             self.fleet.apply_policy(cluster, holds, available, reserved)
 
-    def _load_reservations(self, reservations: Sequence[Reservation]) -> None:
-        """Runs before clusters are loaded, so that each row is written with its reserved amount."""
-        self._reservation_index.load(reservations)
-        self._deadlines.load(reservations)
-        for reservation in reservations:
-            if reservation.is_live:
-                self._move_hold(None, reservation)
-
     def _put_reservation(self, before: Reservation | None, after: Reservation) -> Reservation:
         self._reservation_index.put(before, after)
         self._deadlines.put(before, after)
@@ -373,27 +352,17 @@ class Ledger:
         new_provider = after.target if after.is_live else None
         if old_provider == new_provider:
             return
-        if self.fleet.lent_by_requester.tracked:
-            self._move_lent(after, old_provider, new_provider)
+        lent = self.fleet.lent_by_requester
         if old_provider is not None:
+            lent.remove(old_provider, after)
             self._held.remove(old_provider, after)
             self._update_free(old_provider, after.request.resources)
             self.capacity_freed.add(old_provider)
         if new_provider is not None:
+            if lent.add(new_provider, after):
+                self.quota_changed.add(after.requester)  # its remaining cap there changed
             self._held.add(new_provider, after)
             self._update_free(new_provider, after.request.resources)
-
-    def _move_lent(
-        self, found: Reservation, old_provider: ClusterId | None, new_provider: ClusterId | None
-    ) -> None:
-        if old_provider is not None:
-            self.fleet.lent_by_requester.remove(old_provider, found)
-        if new_provider is not None:
-            self.fleet.lent_by_requester.add(new_provider, found)
-            if new_provider in self.fleet.lent_by_requester.tracked:
-                self.quota_changed.add(
-                    found.requester
-                )  # its remaining cap on that provider changed
 
     def _update_free(self, cluster: ClusterId, changed: Resources) -> None:
         if cluster in self._clusters:

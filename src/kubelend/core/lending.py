@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from itertools import chain
@@ -104,7 +104,7 @@ def effective_policy(
 
 def matches_any(name: str, names: NamePatterns) -> bool:
     """Whether a name matches one of the names and patterns."""
-    return _matcher(names).matches(name)
+    return _matcher(names)(name)
 
 
 def check_name_patterns(names: NamePatterns, where: str) -> None:
@@ -121,21 +121,16 @@ def check_name_patterns(names: NamePatterns, where: str) -> None:
             raise InvalidInput(f"{where}: {name[:40]!r} is not a pattern: {error}") from None
 
 
-class _Matcher:
-    """Matches exact names by lookup, and only patterns one by one: lists may be long."""
-
-    def __init__(self, names: NamePatterns) -> None:
-        patterns = [name for name in names if not _WILDCARDS.isdisjoint(name)]
-        self._exact = frozenset(names)
-        """Patterns too: a cluster may be named `edge[1]`."""
-        self._patterns = [re.compile(fnmatch.translate(pattern)).match for pattern in patterns]
-
-    def matches(self, name: str) -> bool:
-        return name in self._exact or any(match(name) for match in self._patterns)
-
-
 _WILDCARDS = frozenset("*?[")
-_matcher = lru_cache(maxsize=4096)(_Matcher)
+
+
+@lru_cache(maxsize=4096)
+def _matcher(names: NamePatterns) -> Callable[[str], bool]:
+    """Matches exact names by lookup, and only patterns one by one: lists may be long."""
+    exact = frozenset(names)  # patterns too: a cluster may be named `edge[1]`
+    wild = [name for name in names if not _WILDCARDS.isdisjoint(name)]
+    patterns = [re.compile(fnmatch.translate(pattern)).match for pattern in wild]
+    return lambda name: name in exact or any(match(name) for match in patterns)
 
 
 def _both_lists(one: NamePatterns, other: NamePatterns) -> tuple[NamePatterns, ...]:
@@ -188,9 +183,8 @@ class OpeningWindow(NamedTuple):
         for minute in {self.start, self.end % _WHOLE_DAY}:
             wall = datetime.combine(day, time(*divmod(minute, 60)), self.zone)
             yield wall.astimezone(UTC)
-            yield wall.replace(fold=1).astimezone(
-                UTC
-            )  # the second occurrence, if clocks are set back
+            # The second occurrence, if clocks are set back.
+            yield wall.replace(fold=1).astimezone(UTC)
         turned = _utc_offset_change(day, self.zone)
         if turned is not None:
             yield turned

@@ -30,9 +30,7 @@ class Reason(_FastStrEnum):
     LOCKED = "Locked"  # Reserved: placed on its first provider
     MOVED = "Moved"  # Reserved: moved; the previous provider refused, was drained or unreachable
     IN_USE = "InUse"  # Active: activated by the requester
-    PROVIDER_SILENT = (
-        "ProviderSilent"  # Reserved, Active: provider unreachable, no other cluster fits
-    )
+    PROVIDER_SILENT = "ProviderSilent"  # Reserved, Active: unreachable, no other cluster fits
     BY_REQUESTER = "ReleasedByRequester"  # Released: released by the requester
     BY_ADMIN = "ReleasedByAdmin"  # Released: released by an administrator
     DELETED = "Deleted"  # Released: its Kubernetes object was deleted
@@ -52,13 +50,7 @@ ALLOWED_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.RELEASED: frozenset(),
     Phase.FAILED: frozenset(),
 }
-"""Active returns to Reserved when the reservation moves: the requester has to connect to the new
-provider.
-"""
-
-
-def is_allowed_transition(phase: Phase, next_phase: Phase) -> bool:
-    return next_phase in ALLOWED_TRANSITIONS[phase]
+"""Active returns to Reserved when it moves: the requester has to connect to the new provider."""
 
 
 class Role(StrEnum):
@@ -83,9 +75,7 @@ class Rejection(StrEnum):
     CORDONED = "Cordoned"  # cordoned by an administrator
     OUTSIDE_OPENING_HOURS = "OutsideOpeningHours"  # outside its opening hours
     LABEL_MISMATCH = "LabelMismatch"  # lacks a label that the request requires
-    CURRENCY_MISMATCH = (
-        "CurrencyMismatch"  # priced in another currency than the maximum price or the budget
-    )
+    CURRENCY_MISMATCH = "CurrencyMismatch"  # another currency than the maximum price or budget
     TOO_EXPENSIVE = "TooExpensive"  # costs more than the maximum price
     OVER_BUDGET = "OverBudget"  # costs more than the requester's remaining budget
     INSUFFICIENT_CPU = "InsufficientCPU"
@@ -105,3 +95,14 @@ INSUFFICIENT_BY_RESOURCE = {
     "gpu": Rejection.INSUFFICIENT_GPU,
     "storage": Rejection.INSUFFICIENT_STORAGE,
 }
+
+INSUFFICIENT_AMOUNT = frozenset(
+    {
+        *INSUFFICIENT_BY_RESOURCE.values(),
+        Rejection.INSUFFICIENT_EXTENDED,
+        Rejection.KEPT_BACK,
+        Rejection.LENDING_CAP_REACHED,
+        Rejection.REQUESTER_CAP_REACHED,
+    }
+)
+"""A smaller request would avoid these."""

@@ -19,8 +19,7 @@ MemberId = NewType("MemberId", str)
 TokenId = NewType("TokenId", str)
 
 BY_CERTIFICATE = "its older certificate"
-"""`decided_by` of a member that no administrator approved: it renewed a certificate from another CA.
-"""
+"""`decided_by` of a member that renewed a certificate from another CA: nobody approved it."""
 
 
 class MembershipStatus(StrEnum):
@@ -60,14 +59,11 @@ class Member(Record, frozen=True):
     certified_until: datetime | None = None
     """Expiry of its longest-lived certificate, which may not be the latest."""
     revoked_at: datetime | None = None
-    """Certificates issued before this time stay rejected, even after the member is accepted again.
-    """
+    """Certificates issued before this time stay rejected, even if it is accepted again."""
     reason: str = ""
     """Reason of the revocation."""
     forget_at: datetime | None = None
-    """When the record of a removed member is deleted: it stays revoked until its last certificate
-    expires.
-    """
+    """When a removed member is deleted: it stays revoked until its last certificate expires."""
     revision: int = 0
 
     @property
@@ -79,9 +75,6 @@ class Member(Record, frozen=True):
         """Whether an administrator approved it, by a token or by name."""
         return self.standing is MembershipStatus.ACCEPTED and self.decided_by != BY_CERTIFICATE
 
-    def was_admitted_by(self, admin: str) -> bool:
-        return self.was_admitted and self.decided_by == admin
-
     def with_certificate(
         self, certificate: Certificate, shown_until: datetime | None = None
     ) -> Self:
@@ -92,11 +85,15 @@ class Member(Record, frozen=True):
 
     def as_revoked(self, reason: str, by: str, now: datetime) -> Self:
         """Returns the record with all its certificates revoked."""
+        revoked_at = now
+        if self.certificate is not None and self.revoked_at is not None:
+            # After a re-acceptance certificates start at the next whole second.
+            revoked_at = max(now, self.certificate.issued_at + timedelta(seconds=1))
         return replace(
             self,
             standing=MembershipStatus.REVOKED,
             asks="",
-            revoked_at=self._after_all_certificates(now),
+            revoked_at=revoked_at,
             decided_at=now,
             decided_by=by,
             reason=reason,
@@ -106,14 +103,6 @@ class Member(Record, frozen=True):
     def is_accepted_with_key(self, key: str) -> bool:
         """Whether the holder of this key may obtain certificates under its name."""
         return self.standing is MembershipStatus.ACCEPTED and self.key == key
-
-    def _after_all_certificates(self, now: datetime) -> datetime:
-        """The current time; or later, because after a re-acceptance certificates start at the next
-        whole second.
-        """
-        if self.certificate is None or self.revoked_at is None:
-            return now
-        return max(now, self.certificate.issued_at + timedelta(seconds=1))
 
 
 class Token(Record, frozen=True):

@@ -33,9 +33,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Advertisement(Record, frozen=True):
-    """The resources a cluster reports. The broker computes reserved and available, so they are not
-    here.
-    """
+    """The resources a cluster reports. The broker computes what is reserved and available."""
 
     cluster: ClusterId
     capacity: Resources
@@ -167,10 +165,7 @@ class Reservation(Record, frozen=True):
     @property
     def involved_clusters(self) -> set[ClusterId]:
         """The requester and all current and previous providers."""
-        touched = {self.requester, *self.left}
-        if self.target is not None:
-            touched.add(self.target)
-        return touched
+        return {self.requester, *self.left, *(() if self.target is None else (self.target,))}
 
     @property
     def is_live(self) -> bool:
@@ -180,13 +175,9 @@ class Reservation(Record, frozen=True):
     @property
     def deadline(self) -> datetime | None:
         """When the broker ends it: wait timeout or expiry; None once it is finished."""
-        return (
-            self.wait_until
-            if self.phase is Phase.PENDING
-            else self.expires_at
-            if self.is_live
-            else None
-        )
+        if self.phase is Phase.PENDING:
+            return self.wait_until
+        return self.expires_at if self.is_live else None
 
 
 class Quota(Record, frozen=True):

@@ -96,8 +96,7 @@ class PodStatus(PartialObject, frozen=True, gc=False):
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     resources: Requirements = Requirements()
-    """As in `ContainerStatus`, for the pod as a whole including overhead; likewise the next field.
-    """
+    """As in `ContainerStatus`, for the whole pod with overhead; likewise the next field."""
     allocated_resources: QuantityTexts = {}
 
 
@@ -270,9 +269,7 @@ def _offloaded_from(labels: QuantityTexts) -> OffloadedFrom | None:
     return _cached_offloaded_from(labels[_ORIGIN], labels.get(_VIRTUAL_NODE, ""))
 
 
-@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
-def _cached_offloaded_from(origin: str, virtual_node: str) -> OffloadedFrom:
-    return OffloadedFrom(origin, virtual_node)
+_cached_offloaded_from = functools.lru_cache(maxsize=PARSE_CACHE_SIZE)(OffloadedFrom)
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
@@ -331,17 +328,14 @@ def project_node(found: KubernetesNode) -> Node:
 
 
 def counts_as_capacity(node: Node) -> bool:
-    """Whether the node counts as capacity: ready, schedulable and not virtual."""
-    return node.is_ready and node.is_schedulable and not is_virtual_node(node)
+    """Whether the node counts as capacity: ready, schedulable and not virtual.
 
-
-def is_virtual_node(node: Node) -> bool:
-    """Whether it represents another cluster: borrowed capacity must not be lent again."""
-    return (
-        _LIQO_TYPE_LABEL in node.labels
-        or _VIRTUAL_KUBELET_LABEL in node.labels
-        or node.labels.get(_TYPE_LABEL) == "virtual-kubelet"
-    )
+    A virtual node represents another cluster: borrowed capacity must not be lent again.
+    """
+    labels = node.labels
+    is_virtual = _LIQO_TYPE_LABEL in labels or _VIRTUAL_KUBELET_LABEL in labels
+    is_virtual = is_virtual or labels.get(_TYPE_LABEL) == "virtual-kubelet"
+    return node.is_ready and node.is_schedulable and not is_virtual
 
 
 _LIQO_TYPE_LABEL: Final = "liqo.io/type"
@@ -351,16 +345,6 @@ _VIRTUAL_NODE_LABELS: Final = (_LIQO_TYPE_LABEL, _TYPE_LABEL, _VIRTUAL_KUBELET_L
 
 
 def _node_amounts(texts: dict[str, str], where: str) -> Resources:
-    ours = {
-        _resource_name(name): text for name, text in texts.items() if not _is_unrequestable(name)
-    }
-    return resources.parse_offered(ours, where)
-
-
-def _resource_name(name: str) -> str:
-    return "storage" if name == "ephemeral-storage" else name
-
-
-def _is_unrequestable(name: str) -> bool:
-    """Pods consume these without requests, so the free amount is unknown and cannot be lent."""
-    return name == "pods" or name.startswith("attachable-volumes-")
+    # Pods consume these without requests, so the free amount is unknown and cannot be lent.
+    names = (n for n in texts if n != "pods" and not n.startswith("attachable-volumes-"))
+    return resources.parse_offered({_RESOURCE_NAMES.get(n, n): texts[n] for n in names}, where)

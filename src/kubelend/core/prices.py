@@ -21,8 +21,7 @@ BILLIONTHS = 10**9
 DEFAULT_CURRENCY = "USD"
 """Currency of a price or maximum price that names none."""
 MAX_UNIT_PRICE = 10**9
-"""Highest price per unit and hour. Anything above is a typing error; floats are exact enough below it.
-"""
+"""Highest price per unit and hour: above is a typing error, below floats are exact enough."""
 
 _TOLERANCE = 1 + 1e-12
 _MAX_LENGTH = 20

@@ -62,9 +62,23 @@ class Quantity(msgspec.Struct, frozen=True):
     format: Format
 
     @staticmethod
+    @functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
     def parse(text: str) -> Quantity:
         """Parses a text; raises `InvalidQuantity`. Cached."""
-        return _parse(text)
+        if len(text) > MAX_QUANTITY_TEXT_LENGTH:
+            raise _invalid(
+                text, f"has {len(text)} characters, more than {MAX_QUANTITY_TEXT_LENGTH}"
+            )
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise _invalid(text, "is not a quantity")
+        suffix = _suffix(text, match)
+        sign, whole, fraction = match.group("sign", "whole", "fraction")
+        coefficient = int(f"{sign}{whole}{fraction}") * suffix.factor
+        exponent = suffix.exponent - len(fraction)
+        if _ceiling(abs(coefficient), exponent) > MAX_AMOUNT:
+            raise _invalid(text, f"is out of range: its magnitude is over {MAX_AMOUNT} (2^63-1)")
+        return Quantity(*_without_trailing_zeros(coefficient, exponent), suffix.format)
 
     @classmethod
     def of(cls, amount: int, places: int, format: Format) -> Quantity:
@@ -83,9 +97,7 @@ class Quantity(msgspec.Struct, frozen=True):
         return _floor(self.coefficient, self.exponent + places)
 
     def __str__(self) -> str:
-        """The canonical form of Kubernetes: no fraction, and the largest suffix that loses no
-        precision.
-        """
+        """The canonical form of Kubernetes: no fraction, the largest suffix without a loss."""
         coefficient, exponent = _at_least_nano(self.coefficient, self.exponent)
         if self.format is Format.BINARY_SI and exponent >= 0:
             whole = coefficient * 10**exponent
@@ -175,22 +187,6 @@ _KNOWN_SUFFIXES: Final = " ".join(filter(None, (*_DECIMAL_SUFFIXES, *_BINARY_SUF
 _HINT: Final = (
     f"write a number, alone or with one of {_KNOWN_SUFFIXES}, for example 1.5, 500m or 256Mi"
 )
-
-
-@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
-def _parse(text: str) -> Quantity:
-    if len(text) > MAX_QUANTITY_TEXT_LENGTH:
-        raise _invalid(text, f"has {len(text)} characters, more than {MAX_QUANTITY_TEXT_LENGTH}")
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise _invalid(text, "is not a quantity")
-    suffix = _suffix(text, match)
-    sign, whole, fraction = match.group("sign", "whole", "fraction")
-    coefficient = int(f"{sign}{whole}{fraction}") * suffix.factor
-    exponent = suffix.exponent - len(fraction)
-    if _ceiling(abs(coefficient), exponent) > MAX_AMOUNT:
-        raise _invalid(text, f"is out of range: its magnitude is over {MAX_AMOUNT} (2^63-1)")
-    return Quantity(*_without_trailing_zeros(coefficient, exponent), suffix.format)
 
 
 def _suffix(text: str, match: re.Match[str]) -> _Suffix:

@@ -23,13 +23,8 @@ from kubelend.core.timestamps import to_micros
 
 
 def admit_request(ledger: Ledger, request: Request, now: datetime) -> PlacementQuery:
-    """The placement query of a new request; raises `QuotaExceeded` if its amounts or count exceed
-    the quota.
-    """
-    account = ledger.quota_usages.by_requester.get(request.requester)
-    if account is None:
-        return PlacementQuery(request, now)
-    for excess in _violations(account, request):
+    """The placement query of a new request; raises `QuotaExceeded` for its amounts or count."""
+    for excess in quota_violations(ledger, request):
         raise excess
     return query_for_request(ledger, request, now)
 
@@ -43,9 +38,7 @@ def query_for_request(ledger: Ledger, request: Request, now: datetime) -> Placem
 
 
 def query_for_reservation(ledger: Ledger, found: Reservation, now: datetime) -> PlacementQuery:
-    """The placement query of an existing reservation, with its rank in the queue and without its
-    previous providers.
-    """
+    """The placement query of a reservation, with its rank and without its previous providers."""
     left = found.left if found.target is None else (*found.left, found.target)
     asked = PlacementQuery(found.request, now, found.ticket, left)
     account = ledger.quota_usages.get(found.requester)
@@ -53,7 +46,9 @@ def query_for_reservation(ledger: Ledger, found: Reservation, now: datetime) -> 
         return asked
     until, costs = now + found.request.duration, None
     if found.is_live and found.expires_at is not None:
-        until, costs = found.expires_at, _remaining_interval(now, account.current_interval(found))
+        until, costs = found.expires_at, account.current_interval(found)
+        if costs is not None:  # the part after `now`
+            costs = costs._replace(since=max(costs.since, to_micros(now)))
     return replace(asked, budget=_budget_limit(account, now, until, costs))
 
 
@@ -115,11 +110,6 @@ def _budget_limit(
     return None if most is None else BudgetLimit(most, account.quota.currency)
 
 
-def _remaining_interval(now: datetime, span: CostInterval | None) -> CostInterval | None:
-    """The part of the interval after `now`."""
-    return None if span is None else span._replace(since=max(span.since, to_micros(now)))
-
-
 def _violations(account: QuotaUsage, request: Request) -> Iterator[QuotaExceeded]:
     """One error with a hint for each limit that the request would exceed."""
     requester, most = request.requester, account.quota.reservations
@@ -135,30 +125,18 @@ def _violations(account: QuotaUsage, request: Request) -> Iterator[QuotaExceeded
             continue
         has = account.held.amount(name) + account.pending.amount(name)
         if has + wanted > cap:
-            less = _reduction_hint(name, wanted, has + wanted - cap)
-            yield QuotaExceeded(_exceeded_message(account, requester, name, wanted), hint=less)
+            less = f"request {resources.format_amount(name, has + wanted - cap)} {name} less"
+            release = "release some of it, or wait until reservations end"
+            message = _exceeded_message(account, requester, name, wanted)
+            yield QuotaExceeded(message, hint=less if has < cap else release)
 
 
 def _exceeded_message(account: QuotaUsage, requester: str, name: str, wanted: int) -> str:
-    held, awaited, cap, more = (
-        resources.format_amount(name, amount)
-        for amount in (
-            account.held.amount(name),
-            account.pending.amount(name),
-            account.quota.amounts[name],
-            wanted,
-        )
-    )
+    amounts = (account.held, account.pending)
+    held, awaited = (resources.format_amount(name, one.amount(name)) for one in amounts)
+    cap = resources.format_amount(name, account.quota.amounts[name])
     waits = f" and waits for {awaited}" if account.pending.amount(name) else ""
+    more = resources.format_amount(name, wanted)
     return (
         f"{requester} holds {held}{waits} of {cap} {name}, and {more} more would exceed its quota"
-    )
-
-
-def _reduction_hint(name: str, wanted: int, excess: int) -> str:
-    release = "release some of it, or wait until reservations end"
-    return (
-        f"request {resources.format_amount(name, excess)} {name} less"
-        if excess < wanted
-        else release
     )

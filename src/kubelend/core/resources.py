@@ -43,9 +43,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     storage: int = 0
     """Bytes."""
     extended: dict[str, int] = {}
-    """Extended resources by their Kubernetes name, in whole units. Shared between vectors: do not
-    mutate.
-    """
+    """By their Kubernetes name, in whole units. Shared between vectors: do not mutate."""
 
     @classmethod
     def of(cls, amounts: Mapping[str, int]) -> Resources:
@@ -68,7 +66,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             self.memory + other.memory,
             self.gpu + other.gpu,
             self.storage + other.storage,
-            _added(self.extended, other.extended) if other.extended else self.extended,
+            _sum(self.extended, other.extended) if other.extended else self.extended,
         )
 
     def __sub__(self, other: Resources) -> Resources:
@@ -77,7 +75,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             self.memory - other.memory,
             self.gpu - other.gpu,
             self.storage - other.storage,
-            _subtracted(self.extended, other.extended) if other.extended else self.extended,
+            _sum(self.extended, other.extended, -1) if other.extended else self.extended,
         )
 
     def __bool__(self) -> bool:
@@ -158,22 +156,18 @@ NOTHING: Final = Resources()
 
 def parse_requested(texts: Mapping[str, str], where: str = "") -> Resources:
     """Parses requested quantities, rounding up. Errors name the field: `<where>.cpu: ...`."""
-    return _vector(_parse_amounts(texts, _requested_amount, where))
+    return _vector(_parse_amounts(texts, Quantity.rounded_up, where))
 
 
 def parse_offered(texts: Mapping[str, str], where: str = "") -> Resources:
     """Parses offered quantities, rounding down. Errors name the field: `<where>.cpu: ...`."""
-    return _vector(_parse_amounts(texts, _offered_amount, where))
+    return _vector(_parse_amounts(texts, Quantity.rounded_down, where))
 
 
 def parse_exact(cpu: str, memory: str, gpu: str, storage: str) -> Resources | None:
-    """Fast path for common texts that need no rounding; None for any other text. `gpu` and
-    `storage` may be empty.
-    """
-    cores, bytes_ = (
-        parse_plain_amount(cpu, _CORES.places),
-        parse_plain_amount(memory, _BYTES.places),
-    )
+    """Fast path for common texts without rounding; else None. `gpu` and `storage` may be empty."""
+    cores = parse_plain_amount(cpu, _CORES.places)
+    bytes_ = parse_plain_amount(memory, _BYTES.places)
     devices = parse_plain_amount(gpu, _DEVICES.places) if gpu else 0
     disk = parse_plain_amount(storage, _BYTES.places) if storage else 0
     if cores is None or bytes_ is None or devices is None or disk is None:
@@ -183,7 +177,7 @@ def parse_exact(cpu: str, memory: str, gpu: str, storage: str) -> Resources | No
 
 def parse_caps(texts: Mapping[str, str], where: str = "") -> dict[str, int]:
     """Parses caps by resource, rounding down. Zero is kept: it allows none."""
-    return _parse_amounts(texts, _offered_amount, where)
+    return _parse_amounts(texts, Quantity.rounded_down, where)
 
 
 def format_amount(name: str, amount: int) -> str:
@@ -221,7 +215,7 @@ _NAME: Final = re.compile(
 
 
 def _parse_amounts(
-    texts: Mapping[str, str], amount_of: Callable[[str, str], int], where: str
+    texts: Mapping[str, str], rounded: Callable[[Quantity, int], int], where: str
 ) -> dict[str, int]:
     amounts: dict[str, int] = {}
     name = ""
@@ -230,36 +224,19 @@ def _parse_amounts(
             field = _ALIASES.get(name, name)
             if field in amounts:
                 raise errors.InvalidInput("is given twice", hint=f"use only {field}")
-            amounts[field] = amount_of(field, quantity)
+            places = _unit(field).places
+            plain = parse_plain_amount(quantity, places)
+            amounts[field] = _parse_amount(quantity, places, rounded) if plain is None else plain
     except errors.InvalidInput as error:
         raise _with_field(error, where, name) from None
     return amounts
 
 
-def _requested_amount(name: str, quantity: str) -> int:
-    places = _unit(name).places
-    plain = parse_plain_amount(quantity, places)
-    if plain is not None:
-        return plain
-    return _in_range(_not_negative(quantity).rounded_up(places), quantity)
-
-
-def _offered_amount(name: str, quantity: str) -> int:
-    places = _unit(name).places
-    plain = parse_plain_amount(quantity, places)
-    if plain is not None:
-        return plain
-    return _in_range(_not_negative(quantity).rounded_down(places), quantity)
-
-
-def _not_negative(quantity: str) -> Quantity:
+def _parse_amount(quantity: str, places: int, rounded: Callable[[Quantity, int], int]) -> int:
     parsed = Quantity.parse(quantity)
+    amount = rounded(parsed, places)
     if parsed.coefficient < 0:
         raise errors.InvalidQuantity(f"{quantity!r} is negative", hint="write zero or more")
-    return parsed
-
-
-def _in_range(amount: int, quantity: str) -> int:
     if amount > MAX_AMOUNT:
         raise errors.InvalidQuantity(f"{quantity!r} is out of range", hint="write a smaller amount")
     return amount
@@ -287,18 +264,11 @@ def _vector(parts: dict[str, int]) -> Resources:
     return Resources(pop("cpu", 0), pop("memory", 0), pop("gpu", 0), pop("storage", 0), parts)
 
 
-def _added(mine: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+def _sum(mine: dict[str, int], others: dict[str, int], sign: int = 1) -> dict[str, int]:
     total = mine.copy()
     for name, amount in others.items():
-        total[name] = total.get(name, 0) + amount
+        total[name] = total.get(name, 0) + sign * amount
     return total
-
-
-def _subtracted(mine: dict[str, int], others: dict[str, int]) -> dict[str, int]:
-    rest = mine.copy()
-    for name, amount in others.items():
-        rest[name] = rest.get(name, 0) - amount
-    return rest
 
 
 def _missing(wanted: dict[str, int], free: dict[str, int]) -> dict[str, int]:

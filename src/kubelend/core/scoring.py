@@ -46,12 +46,13 @@ def check_policy(policy: str, weights: Mapping[str, float]) -> None:
     if policy not in SCORING_POLICIES:
         raise InvalidInput(
             f"policy: {policy[:40]!r} is unknown",
-            hint=f"choose one of {_join_names(SCORING_POLICIES)}",
+            hint=f"choose one of {', '.join(sorted(SCORING_POLICIES))}",
         )
     for name, weight in weights.items():
         if name not in SCORES:
             raise InvalidInput(
-                f"weights: {name[:40]!r} is unknown", hint=f"choose from {_join_names(SCORES)}"
+                f"weights: {name[:40]!r} is unknown",
+                hint=f"choose from {', '.join(sorted(SCORES))}",
             )
         if not 0 <= weight <= 1000:
             raise InvalidInput(f"weights.{name}: {weight} is not between 0 and 1000")
@@ -92,11 +93,13 @@ def balance(request: Request, fleet: ScoredClusters, _: Mask) -> Floats:
 
 
 def price(request: Request, fleet: ScoredClusters, feasible: Mask) -> Floats:
-    """1 for the cheapest feasible cluster, 0 for the most expensive; in between without a
-    comparable price.
+    """1 for the cheapest feasible cluster, 0 for the most expensive; in between without a price in
+    the currency of the request, or else in the most common one among feasible clusters.
     """
     costs = hourly_costs(request, fleet)
-    comparable = _comparable_prices(request, fleet, feasible)
+    named = request.constraints.currency
+    code = currency_code(named) if named else _most_common_currency(fleet.currency[feasible])
+    comparable = fleet.currency == code
     requested = costs[feasible & comparable]
     if not len(requested) or requested.min() == requested.max():
         costs.fill(1.0)
@@ -106,16 +109,6 @@ def price(request: Request, fleet: ScoredClusters, feasible: Mask) -> Floats:
     np.subtract(highest, costs, out=costs)
     costs /= highest - lowest
     return costs
-
-
-def _comparable_prices(request: Request, fleet: ScoredClusters, feasible: Mask) -> Mask:
-    """Clusters priced in the currency of the request, or else in the most common one among feasible
-    clusters.
-    """
-    named = request.constraints.currency
-    code = currency_code(named) if named else _most_common_currency(fleet.currency[feasible])
-    same: Mask = fleet.currency == code
-    return same
 
 
 def _most_common_currency(currencies: Ints) -> int:
@@ -170,7 +163,10 @@ def _best_scored_row(request: Request, fleet: ScoredClusters, feasible: Mask) ->
         row = int(totals.argmax())
     score = float(totals[row])
     if policy.tie_break:
-        row = _break_tie(policy.tie_break, request, fleet, totals == score)
+        equals = totals == score
+        totals = weighted_score(policy.tie_break, request, fleet, equals)
+        np.putmask(totals, ~equals, -np.inf)
+        row = int(totals.argmax())
     return BestRow(row, score / SCORE_SCALE)
 
 
@@ -195,14 +191,6 @@ def weighted_score(
     return np.rint(total, out=total)
 
 
-def _break_tie(
-    weights: Mapping[str, float], request: Request, fleet: ScoredClusters, equals: Mask
-) -> int:
-    totals = weighted_score(weights, request, fleet, equals)
-    np.putmask(totals, ~equals, -np.inf)
-    return int(totals.argmax())
-
-
 def _free_share_after(name: str, wanted: int, fleet: ScoredClusters, out: Floats) -> Floats:
     shares = fleet.free_and_allocatable(name)
     if shares is None:
@@ -211,7 +199,3 @@ def _free_share_after(name: str, wanted: int, fleet: ScoredClusters, out: Floats
     free, allocatable = shares
     np.subtract(free, wanted, out=out)
     return np.divide(out, allocatable, out=out)
-
-
-def _join_names(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(names))

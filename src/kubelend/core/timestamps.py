@@ -26,8 +26,3 @@ def from_micros(at: int) -> datetime:
 def format_time(at: datetime, now: datetime) -> str:
     """Formats a timestamp for messages; the date is omitted if it is today."""
     return f"{at:%H:%M:%S} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def day_number(at: datetime) -> int:
-    """Number of the UTC day that contains the timestamp."""
-    return to_micros(at) // DAY_MICROS

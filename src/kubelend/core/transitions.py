@@ -24,7 +24,7 @@ from kubelend.core.events import (
     Renewed,
     ReservationEvent,
 )
-from kubelend.core.lifecycle import ALLOWED_TRANSITIONS, FINAL, Phase, Reason, is_allowed_transition
+from kubelend.core.lifecycle import ALLOWED_TRANSITIONS, FINAL, Phase, Reason
 from kubelend.core.models import Charge, ClusterId, Limits, Request, Reservation, ReservationId
 from kubelend.core.prices import Prices
 
@@ -74,7 +74,12 @@ def apply_reservation_event(
 ) -> Reservation:
     """Returns the reservation after the event; raises `WrongPhase` for a forbidden transition."""
     fields = _changed_fields(event, reservation)
-    check_transition(reservation, fields.get("phase", reservation.phase))
+    phase = fields.get("phase", reservation.phase)
+    if phase not in ALLOWED_TRANSITIONS[reservation.phase]:
+        raise WrongPhase(
+            f"{reservation.id} is {reservation.phase} and cannot become {phase}",
+            hint=next_phase_hint(reservation.phase),
+        )
     return replace(reservation, revision=revision, **fields)
 
 
@@ -86,15 +91,6 @@ def apply_limits_event(limits: Limits, event: LimitsEvent, revision: int) -> Lim
         case QuotaSet():
             return replace(limits, quota=event.quota, revision=revision)
     raise TypeError(f"not a limits event: {type(event).__name__}")
-
-
-def check_transition(reservation: Reservation, phase: Phase) -> None:
-    """Raises `WrongPhase` if the lifecycle does not allow the transition."""
-    if not is_allowed_transition(reservation.phase, phase):
-        raise WrongPhase(
-            f"{reservation.id} is {reservation.phase} and cannot become {phase}",
-            hint=next_phase_hint(reservation.phase),
-        )
 
 
 def next_phase_hint(phase: Phase) -> str:
@@ -116,15 +112,13 @@ def _(event: Nominated, _: Reservation) -> ChangedFields:
 
 @_changed_fields.register
 def _(event: Placed, reservation: Reservation) -> ChangedFields:
-    left = (
-        reservation.left if reservation.target is None else (*reservation.left, reservation.target)
-    )
+    before = () if reservation.target is None else (reservation.target,)
     return {
         "phase": Phase.RESERVED,
         "reason": event.reason,
         "message": _locked_message(event.target) + (f". {event.detail}" if event.detail else ""),
         "target": event.target,
-        "left": left,
+        "left": (*reservation.left, *before),
         "nominated_cluster": None,
         "reserved_at": event.at,
         "expires_at": event.expires_at,
@@ -146,7 +140,7 @@ def _(event: Activated, reservation: Reservation) -> ChangedFields:
     return {
         "phase": Phase.ACTIVE,
         "reason": Reason.IN_USE,
-        "message": _in_use_message(reservation),
+        "message": f"Resources in use in cluster {reservation.target}",
         "activated_at": event.at,
     }
 

@@ -16,18 +16,12 @@ from kubelend.core import decision, filters, quotas, transitions
 from kubelend.core.columns import Mask
 from kubelend.core.events import Event, Nominated
 from kubelend.core.ledger import Ledger
-from kubelend.core.lifecycle import INSUFFICIENT_BY_RESOURCE, Reason, Rejection
+from kubelend.core.lifecycle import INSUFFICIENT_AMOUNT, Reason, Rejection
 from kubelend.core.models import ClusterId, Reservation
 from kubelend.core.timestamps import to_micros
 
-_RESOLVED_BY_WAITING = {
-    *INSUFFICIENT_BY_RESOURCE.values(),
-    Rejection.INSUFFICIENT_EXTENDED,
-    Rejection.KEPT_BACK,
-    Rejection.LENDING_CAP_REACHED,
-}
-"""Without the cap per requester: a requester that reached its cap must not block a cluster for others.
-"""
+_RESOLVED_BY_WAITING = INSUFFICIENT_AMOUNT - {Rejection.REQUESTER_CAP_REACHED}
+"""A requester that reached its cap must not block a cluster for others."""
 
 
 def serve_queue(ledger: Ledger, now: datetime) -> Iterator[Event]:
@@ -45,9 +39,8 @@ def serve_queue(ledger: Ledger, now: datetime) -> Iterator[Event]:
                 yield from _retry_placement(ledger, ledger.reservation(waiter.id), now)
             elif freed:
                 yield from _serve_waiter(ledger, ledger.reservation(waiter.id), freed, now)
-            freed -= {
-                ledger.reservation(waiter.id).nominated_cluster
-            }  # not available to lower ranks
+            # A nominated cluster is not available to lower ranks.
+            freed -= {ledger.reservation(waiter.id).nominated_cluster}
             if not freed and not shifted:
                 break
     ledger.capacity_freed.clear()
@@ -109,9 +102,8 @@ def _nomination_holds(
     ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: datetime
 ) -> bool:
     """Whether the nominated cluster can still serve this request."""
-    cluster = (
-        None if waiter.nominated_cluster is None else ledger.clusters.get(waiter.nominated_cluster)
-    )
+    nominated = waiter.nominated_cluster
+    cluster = None if nominated is None else ledger.clusters.get(nominated)
     if cluster is None or cluster.is_stale(now):
         return False
     row = ledger.fleet.find_row(cluster.id)
@@ -127,10 +119,7 @@ def _nearest_cluster(ledger: Ledger, waiter: Reservation, now: datetime) -> Clus
     fleet, possible = ledger.fleet, _eligible_clusters(ledger, waiter, now)
     if not possible.any():
         return None
-    missing = np.zeros(len(fleet), np.float64)
-    for name, wanted in waiter.request.resources.items():
-        free = fleet.free(name)
-        missing += 1 if free is None else np.clip(wanted - free, 0, None) / wanted
+    missing = filters.missing_shares(waiter.request, fleet)
     return fleet.ids[int(np.where(possible, missing, np.inf).argmin())]
 
 

@@ -1,4 +1,7 @@
-"""The command `kubelend dev demo`: runs the steps in order and prints their results."""
+"""The command `kubelend dev demo`: runs the steps in order and prints their results.
+
+Each step acts, checks its effect and returns lines to print.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,13 +19,347 @@ import typer
 
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import Role
-from kubelend.demo import screen, steps
-from kubelend.demo.screen import ProgressDisplay
-from kubelend.demo.steps import DemoContext
-from kubelend.envtest.processes import BrokerProcess, TemporaryDeployment
-from kubelend.kits import logs, tasks
+from kubelend.demo import screen
+from kubelend.demo.screen import Display
+from kubelend.envtest import processes, waiting
+from kubelend.envtest.processes import AgentProcess, BrokerProcess, TemporaryDeployment
+from kubelend.kits import logs, tables, tasks
+from kubelend.sources import file_objects
+from kubelend.stores import audit
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import bodies
+from kubelend.wire.objects import Kind, ProviderInstruction, ReservationInstruction, ResourceRequest
 
+REQUEST_NAME, OVERSIZED_NAME = "training", "too-much"
+FAILED, WITHDRAWN = "Failed", "Withdrawn"
+ADMIN_NAME = "admin"
+STEP_TIMEOUT = 20.0
+"""Timeout of a step in seconds."""
+
+_POLL_SECONDS = 0.005
+_AGENT_FLAGS = (
+    "--advertisement-requeue-interval=1s",
+    "--advertisement-validity=3s",
+    "--advertisement-damping=200ms",
+)
+"""Short intervals, so that the demo detects a lost provider within seconds."""
 _REFRESH_SECONDS = 0.3
+
+BERLIN, TURIN, ZURICH, PARIS = "berlin", "turin", "zurich", "paris"
+
+CLUSTER_DESCRIPTIONS = {
+    # Busy, and without GPUs: the requester.
+    BERLIN: """
+region: eu-central
+seed: 1
+nodes:
+  - {count: 3, capacity: {cpu: 16, memory: 64Gi}}
+pods:
+  - {share: 90%, requests: {cpu: 500m, memory: 2Gi}}
+cost: {cpuCost: "0.03", memoryCost: "0.004", currency: EUR}
+""",
+    # With GPUs, cheap.
+    TURIN: """
+region: eu-south
+seed: 2
+nodes:
+  - {count: 2, capacity: {cpu: 24, memory: 96Gi, nvidia.com/gpu: 4}}
+pods:
+  - {count: 20, requests: {cpu: "1", memory: 3Gi}}
+  - {count: 4, requests: {cpu: 500m, memory: 2Gi, nvidia.com/gpu: 1}}
+cost: {cpuCost: "0.03", memoryCost: "0.004", gpuCost: "0.60", currency: EUR}
+""",
+    # With GPUs, above the price limit of the request.
+    ZURICH: """
+region: eu-central
+seed: 3
+nodes:
+  - {count: 2, capacity: {cpu: 32, memory: 128Gi, nvidia.com/gpu: 8}}
+pods:
+  - {count: 30, requests: {cpu: 200m, memory: 512Mi}}
+cost: {cpuCost: "0.20", memoryCost: "0.020", gpuCost: "4.50", currency: EUR}
+""",
+    # Idle and cheapest: the first provider, whose agent is killed.
+    PARIS: """
+region: eu-west
+seed: 4
+nodes:
+  - {count: 2, capacity: {cpu: 16, memory: 64Gi, nvidia.com/gpu: 2}}
+pods:
+  - {count: 6, requests: {cpu: 200m, memory: 512Mi}}
+cost: {cpuCost: "0.02", memoryCost: "0.003", gpuCost: "0.45", currency: EUR}
+""",
+}
+
+REQUEST_SPEC = """\
+requestedCPU: "4"
+requestedMemory: 16Gi
+requestedGPU: "1"
+duration: 2h
+constraints: {maxPricePerHour: "2", currency: EUR}
+"""
+
+RESERVATION_REQUEST = bodies.ReservationRequest(
+    bodies.Quantities("4", "16Gi", gpu="1"),
+    duration="2h",
+    constraints=bodies.Constraints(max_price_per_hour="2", currency="EUR"),
+)
+
+
+def request_manifest(name: str, spec: str) -> str:
+    """Returns the manifest of a ResourceRequest."""
+    lines = "".join(f"  {line}\n" for line in spec.splitlines())
+    head = "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\n"
+    return f"{head}metadata: {{name: {name}}}\nspec:\n{lines}"
+
+
+REQUEST_MANIFEST = request_manifest("training", REQUEST_SPEC)
+OVERSIZED_MANIFEST = request_manifest("too-much", 'requestedCPU: "60"\nrequestedMemory: 16Gi\n')
+
+
+class DemoContext:
+    """The processes of the demo and its state."""
+
+    def __init__(
+        self,
+        deployment: TemporaryDeployment,
+        broker: BrokerProcess,
+        agents: dict[str, AgentProcess],
+    ) -> None:
+        self.deployment = deployment
+        self.broker = broker
+        self.agents = agents
+        self.requested_at = 0.0
+        """When the ResourceRequest was written, by `time.time`, which file timestamps use too."""
+        self.reservation = ""
+        self.provider = ""
+        self.available_before: dict[str, bodies.Amounts] = {}
+        """Available resources of each cluster before the first reservation."""
+
+    def client(self, name: str) -> BrokerClient:
+        """Returns a client with the certificate of a cluster or of the administrator."""
+        role = Role.ADMIN if name == ADMIN_NAME else Role.CLUSTER
+        return BrokerClient(self.broker.url, self.deployment.certificate(name, role))
+
+    def manifest(self, cluster: str, name: str) -> Path:
+        """Returns the file in which a user requests resources."""
+        requests = self.agents[cluster].objects / file_objects.REQUESTS_DIRECTORY
+        return requests / f"default.{name}.yaml"
+
+    async def wait_request(
+        self, wanted: Callable[[ResourceRequest], bool], name: str = REQUEST_NAME
+    ) -> ResourceRequest:
+        return await self._wait_for(BERLIN, ResourceRequest, name, wanted)
+
+    async def wait_use(
+        self, wanted: Callable[[ReservationInstruction], bool]
+    ) -> ReservationInstruction:
+        return await self._wait_for(BERLIN, ReservationInstruction, self.reservation, wanted)
+
+    async def wait_hold(self, wanted: Callable[[ProviderInstruction], bool]) -> ProviderInstruction:
+        name = f"{self.reservation}-provider"
+        return await self._wait_for(self.provider, ProviderInstruction, name, wanted)
+
+    async def wait_deleted(self) -> None:
+        """Waits until the ResourceRequest has been deleted."""
+
+        async def look() -> bool:
+            return self._find(BERLIN, ResourceRequest, REQUEST_NAME) is None
+
+        otherwise = f"ResourceRequest {REQUEST_NAME} of {BERLIN} was not deleted"
+        await waiting.until(look, otherwise, STEP_TIMEOUT, poll=_POLL_SECONDS)
+
+    async def available(self, cluster: str) -> bodies.Amounts:
+        async with self.client(ADMIN_NAME) as admin:
+            found = (await admin.get_cluster(cluster)).advertisement.resources.available
+        return found or bodies.Quantities("0", "0")
+
+    async def _wait_for(
+        self, cluster: str, kind: type[Kind], name: str, wanted: Callable[[Kind], bool]
+    ) -> Kind:
+        async def look() -> Kind | None:
+            found = self._find(cluster, kind, name)
+            return found if found is not None and wanted(found) else None
+
+        otherwise = f"{kind.kind} {name} of {cluster} did not reach the expected state"
+        return await waiting.until(look, otherwise, STEP_TIMEOUT, poll=_POLL_SECONDS)
+
+    def _find(self, cluster: str, kind: type[Kind], name: str) -> Kind | None:
+        return file_objects.read_object(self.agents[cluster].objects, kind, f"default/{name}")
+
+
+@contextmanager
+def open_context(deployment: TemporaryDeployment, broker: BrokerProcess) -> Iterator[DemoContext]:
+    """Starts the agents; stops them at exit."""
+    with ExitStack() as stack:
+        agents = {
+            name: stack.enter_context(deployment.simulated_agent(name, broker, text, *_AGENT_FLAGS))
+            for name, text in CLUSTER_DESCRIPTIONS.items()
+        }
+        yield DemoContext(deployment, broker, agents)
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Raises unless the result of a step is as expected."""
+    if not holds:
+        raise KubelendError(otherwise)
+
+
+async def wait_for_agents(context: DemoContext) -> list[str]:
+    for agent in context.agents.values():
+        await asyncio.to_thread(agent.wait_until_ready)
+    async with context.client(ADMIN_NAME) as admin:
+        known = await admin.all_clusters()
+    active = sorted(one.advertisement.cluster_id for one in known if one.status.active)
+    expect(active == sorted(context.agents), f"only {', '.join(active)} are active")
+    for name in context.agents:
+        context.available_before[name] = await context.available(name)
+    headers = ("CLUSTER", "REGION", "CPU FREE", "MEMORY FREE", "GPU FREE", "EUR/CORE-HOUR")
+    return tables.align_columns(headers, map(_offer_row, known), right=(2, 3, 4, 5))
+
+
+async def dry_run(context: DemoContext) -> list[str]:
+    async with context.client(BERLIN) as client:
+        found = await client.explain(RESERVATION_REQUEST)
+    expect(found.fitting == 2, f"expected two clusters to fit, but {found.summary}")
+    headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "REASON")
+    rows = [_candidate_row(one) for one in found.candidates]
+    requested = f"{_amounts_text(RESERVATION_REQUEST.requested_resources)}: {found.summary}"
+    return [*screen.wrap_text(requested), *tables.align_columns(headers, rows, right=(2, 3))]
+
+
+async def create_request(context: DemoContext) -> list[str]:
+    path = context.manifest(BERLIN, REQUEST_NAME)
+    path.write_text(REQUEST_MANIFEST, "utf-8")
+    context.requested_at = time.time()
+    found = await context.wait_request(lambda one: bool(one.status.reservation_name))
+    context.reservation = found.status.reservation_name
+    context.provider = found.status.target_cluster_id
+    expect(context.provider == PARIS, f"expected provider {PARIS}, but got {context.provider}")
+    lines = [f"spec in {path.name}:", *(f"  {line}" for line in REQUEST_SPEC.splitlines())]
+    return [*lines, f"{context.reservation} is reserved in {context.provider}"]
+
+
+async def check_reserved(context: DemoContext) -> list[str]:
+    before = context.available_before[context.provider]
+    now = await context.available(context.provider)
+    expect(before != now, f"{context.provider} still has {_amounts_text(now)} available")
+    return [
+        f"available in {context.provider} before: {_amounts_text(before)}",
+        f"available in {context.provider} now:    {_amounts_text(now)}",
+    ]
+
+
+async def check_instructions(context: DemoContext) -> list[str]:
+    use = await context.wait_use(lambda one: one.status.delivered)
+    hold = await context.wait_hold(lambda one: one.status.enforced)
+    rows = [
+        (cluster, found.spec.message, _since_request(context, found.metadata.creation_timestamp))
+        for cluster, found in ((BERLIN, use), (context.provider, hold))
+    ]
+    return tables.align_columns(("CLUSTER", "INSTRUCTION", "AFTER"), rows, right=(2,))
+
+
+async def wait_active(context: DemoContext) -> list[str]:
+    found = await context.wait_request(lambda one: one.status.phase == "Active")
+    seconds = _since_request(context, found.status.last_update_time)
+    return [f"{found.status.reservation_name} is Active, {seconds} after the request"]
+
+
+async def kill_provider(context: DemoContext) -> list[str]:
+    lost, killed_at = context.provider, time.time()
+    await asyncio.to_thread(context.agents[lost].kill)
+    found = await context.wait_request(lambda one: one.status.target_cluster_id not in {"", lost})
+    context.provider = found.status.target_cluster_id
+    seconds = tables.format_seconds(time.time() - killed_at)
+    return [
+        *screen.wrap_text(
+            f"{context.reservation} failed over from {lost} to {context.provider} after {seconds}"
+        ),
+        *screen.wrap_text(f"{BERLIN}: {found.status.message}"),
+    ]
+
+
+async def check_new_provider(context: DemoContext) -> list[str]:
+    hold = await context.wait_hold(lambda one: one.status.enforced)
+    use = await context.wait_use(lambda one: one.spec.target_cluster_id == context.provider)
+    return [f"{context.provider}: {hold.spec.message}", f"{BERLIN}: {use.spec.message}"]
+
+
+async def reject_oversized_request(context: DemoContext) -> list[str]:
+    path = context.manifest(BERLIN, OVERSIZED_NAME)
+    path.write_text(OVERSIZED_MANIFEST, "utf-8")
+    found = await context.wait_request(lambda one: one.status.phase == FAILED, OVERSIZED_NAME)
+    path.unlink()
+    return screen.wrap_text(f"{FAILED}, {found.status.reason}: {found.status.message}")
+
+
+async def delete_request(context: DemoContext) -> list[str]:
+    deleted_at = time.time()
+    context.manifest(BERLIN, REQUEST_NAME).unlink()
+    over = await context.wait_hold(lambda one: one.status.phase == WITHDRAWN)
+    await context.wait_deleted()
+    seconds = tables.format_seconds(time.time() - deleted_at)
+    return screen.wrap_text(f"{context.provider}, after {seconds}: {over.status.message}")
+
+
+async def check_released(context: DemoContext) -> list[str]:
+    for name, before in context.available_before.items():
+        now = await context.available(name)
+        expect(
+            name == PARIS or now == before,
+            f"{name} has {_amounts_text(now)}, had {_amounts_text(before)}",
+        )
+    available = _amounts_text(context.available_before[context.provider])
+    return [f"available in {context.provider}: {available}, exactly as before"]
+
+
+async def run_audit(context: DemoContext) -> list[str]:
+    ledger, found, _ = audit.audit_store(str(context.deployment.store))
+    expect(not found, "; ".join(found))
+    return screen.wrap_text(
+        f"0 violations; clusters: {len(ledger.clusters)}, reservations:"
+        f" {len(ledger.reservations)}, revision: {ledger.revision}"
+    )
+
+
+async def stop_processes(context: DemoContext) -> list[str]:
+    living = [agent for name, agent in context.agents.items() if name != PARIS]
+    codes = await asyncio.gather(
+        *(asyncio.to_thread(process.stop) for process in (*living, context.broker))
+    )
+    expect(not any(codes), f"processes exited with codes {codes}")
+    return ["Calls in flight finished, store closed, all exit codes 0"]
+
+
+def _since_request(context: DemoContext, moment: datetime | None) -> str:
+    """Returns the time since the request was written."""
+    if moment is None:
+        return ""
+    return tables.format_seconds(max(moment.timestamp() - context.requested_at, 0))
+
+
+def _offer_row(one: bodies.Cluster) -> tuple[str, ...]:
+    offer = one.advertisement
+    free = offer.resources.available or bodies.Quantities("0", "0")
+    price = offer.cost.cpu_cost if offer.cost else ""
+    amounts = str(free.cpu), str(free.memory), str(free.gpu or 0)
+    return offer.cluster_id, offer.region, *amounts, price
+
+
+def _candidate_row(one: bodies.Candidate) -> tuple[str, ...]:
+    return (
+        one.cluster_id,
+        "yes" if one.fits else "no",
+        "" if one.score is None else f"{one.score:.3f}",
+        f"{float(one.price_per_hour):.3f} {one.currency}" if one.price_per_hour else "",
+        ", ".join(one.refusals),
+    )
+
+
+def _amounts_text(amounts: bodies.Amounts) -> str:
+    parts = [f"{amounts.cpu} CPU", f"{amounts.memory} memory"]
+    return ", ".join([*parts, f"{amounts.gpu} GPU"] if amounts.gpu else parts)
 
 
 class Step(NamedTuple):
@@ -32,21 +370,21 @@ class Step(NamedTuple):
 
 
 LIFECYCLE_STEPS = (
-    Step("Start four agents, which measure and advertise their clusters", steps.wait_for_agents),
-    Step("Dry run: which clusters fit a request?", steps.dry_run),
-    Step("A user creates a ResourceRequest in berlin", steps.create_request),
-    Step("The broker has reserved the resources", steps.check_reserved),
-    Step("Both clusters have received an instruction", steps.check_instructions),
-    Step("The reservation becomes Active", steps.wait_active),
-    Step("The agent of the provider paris is killed", steps.kill_provider),
-    Step("The new provider holds the resources", steps.check_new_provider),
-    Step("A request that fits nowhere fails with the reasons", steps.reject_oversized_request),
-    Step("The user deletes the ResourceRequest", steps.delete_request),
-    Step("All resources are available again", steps.check_released),
+    Step("Start four agents, which measure and advertise their clusters", wait_for_agents),
+    Step("Dry run: which clusters fit a request?", dry_run),
+    Step("A user creates a ResourceRequest in berlin", create_request),
+    Step("The broker has reserved the resources", check_reserved),
+    Step("Both clusters have received an instruction", check_instructions),
+    Step("The reservation becomes Active", wait_active),
+    Step("The agent of the provider paris is killed", kill_provider),
+    Step("The new provider holds the resources", check_new_provider),
+    Step("A request that fits nowhere fails with the reasons", reject_oversized_request),
+    Step("The user deletes the ResourceRequest", delete_request),
+    Step("All resources are available again", check_released),
 )
 FINAL_STEPS = (
-    Step("Audit of the store", steps.run_audit),
-    Step("Stop all processes", steps.stop_processes),
+    Step("Audit of the store", run_audit),
+    Step("Stop all processes", stop_processes),
 )
 
 
@@ -57,26 +395,20 @@ def run_demo(deployment: TemporaryDeployment, broker: BrokerProcess, *, stay: bo
     with screen.open_display() as display:
         display.heading("Kubelend demo: one broker, four clusters, the lifecycle of a reservation")
         seconds = broker.wait_until_ready()
-        display.step(
-            1,
-            "Start the broker",
-            seconds,
-            [f"{broker.url}, with a SQLite store and new certificates"],
-        )
-        with steps.open_context(deployment, broker) as context:
-            asyncio.run(_run_with_display(context, display, stay))
+        started = f"{broker.url}, with a SQLite store and new certificates"
+        display.step(1, "Start the broker", seconds, [started])
+        with open_context(deployment, broker) as context:
+            parts = {
+                "fleet": _refresh_clusters(context, display),
+                "story": _run_all(context, display, stay),
+            }
+            asyncio.run(tasks.run_all(parts))
         display.heading("\nDemo finished.")
 
 
-async def _run_with_display(context: DemoContext, display: ProgressDisplay, stay: bool) -> None:
-    await tasks.run_all(
-        {"fleet": _refresh_clusters(context, display), "story": _run_all(context, display, stay)}
-    )
-
-
-async def _refresh_clusters(context: DemoContext, display: ProgressDisplay) -> None:
+async def _refresh_clusters(context: DemoContext, display: Display) -> None:
     """Updates the table of clusters while the broker runs."""
-    async with context.client(steps.ADMIN_NAME) as admin:
+    async with context.client(ADMIN_NAME) as admin:
         while True:
             try:
                 display.show_clusters(await admin.all_clusters())
@@ -85,7 +417,7 @@ async def _refresh_clusters(context: DemoContext, display: ProgressDisplay) -> N
             await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _run_all(context: DemoContext, display: ProgressDisplay, stay: bool) -> None:
+async def _run_all(context: DemoContext, display: Display, stay: bool) -> None:
     number = await _run_steps(LIFECYCLE_STEPS, context, display, 2)
     if stay:
         await _wait_for_ctrl_c(context, display)
@@ -93,7 +425,7 @@ async def _run_all(context: DemoContext, display: ProgressDisplay, stay: bool) -
 
 
 async def _run_steps(
-    steps_to_run: tuple[Step, ...], context: DemoContext, display: ProgressDisplay, number: int
+    steps_to_run: tuple[Step, ...], context: DemoContext, display: Display, number: int
 ) -> int:
     for step in steps_to_run:
         began = time.perf_counter()
@@ -107,7 +439,7 @@ async def _run_steps(
     return number
 
 
-async def _wait_for_ctrl_c(context: DemoContext, display: ProgressDisplay) -> None:
+async def _wait_for_ctrl_c(context: DemoContext, display: Display) -> None:
     """Keeps everything running until Ctrl-C."""
     with _handle_ctrl_c() as pressed:
         display.show_commands(
@@ -134,18 +466,21 @@ def _handle_ctrl_c() -> Iterator[asyncio.Event]:
 
 def _example_commands(context: DemoContext) -> list[str]:
     called = sys.argv[0] if Path(sys.argv[0]).name == "kubelend" else "kubelend"
-    admin = context.deployment.certificate(steps.ADMIN_NAME, Role.ADMIN)
-    requests = context.agents[steps.BERLIN].objects / "resourcerequests"
+    admin = context.deployment.certificate(ADMIN_NAME, Role.ADMIN)
+    manifest = context.manifest(BERLIN, "mine")
+    stored = file_objects.object_path(
+        context.agents[BERLIN].objects, ResourceRequest, "default/mine"
+    )
     return [
         f"export KUBELEND_BROKER_URL={context.broker.url}",
-        f"export KUBELEND_CERT_PATH={context.deployment.certificate(steps.BERLIN)}",
-        f"cat > {requests}/default.mine.yaml <<'EOF'",
-        *steps.request_manifest("mine", steps.REQUEST_SPEC).splitlines(),
+        f"export KUBELEND_CERT_PATH={context.deployment.certificate(BERLIN)}",
+        f"cat > {manifest} <<'EOF'",
+        *request_manifest("mine", REQUEST_SPEC).splitlines(),
         "EOF",
-        f"cat {requests}/default.mine.yaml",
+        f"cat {stored}",
         f"{called} get reservations",
         f"{called} explain --cpu 4 --memory 16Gi --gpu 1",
-        f"rm {requests}/default.mine.yaml",
+        f"rm {manifest}",
         f"{called} get clusters --cert-path {admin}",
         f"{called} audit check --store {context.deployment.store}",
     ]
@@ -160,8 +495,6 @@ def command(
 
     Uses free ports and a temporary directory, which is removed at the end.
     """
-    from kubelend.envtest import processes
-
     with (
         processes.temporary_deployment() as deployment,
         deployment.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,

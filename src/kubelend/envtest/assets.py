@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from kubelend.core.errors import InvalidSettings
+from kubelend.envtest import waiting
 
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 """Variable with the directory of the programs, the same as envtest of controller-runtime uses."""
@@ -71,11 +72,8 @@ def asset_cache() -> Path:
 def _candidate_directories() -> list[Path]:
     if named := os.environ.get(ASSETS_VARIABLE, ""):
         return [Path(named)]
-    return sorted(asset_cache().glob("*.*.*"), key=_directory_version, reverse=True)
-
-
-def _directory_version(directory: Path) -> KubernetesVersion:
-    return _version_in(directory.name) or KubernetesVersion(0, 0)
+    found = asset_cache().glob("*.*.*")
+    return sorted(found, key=lambda path: _version_in(path.name) or (0, 0), reverse=True)
 
 
 def _program_version(program: Path) -> KubernetesVersion:
@@ -85,7 +83,7 @@ def _program_version(program: Path) -> KubernetesVersion:
             check=False,
             capture_output=True,
             text=True,
-            timeout=_VERSION_TIMEOUT,
+            timeout=_VERSION_TIMEOUT * waiting.FACTOR,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InvalidSettings(f"{program} cannot be executed: {error}") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,26 +48,23 @@ class TemporaryAuthority:
     def server_directory(self) -> Path:
         """Returns the directory with the server certificate, its key and the CA certificate."""
         names = (*map(x509.DNSName, _SERVER_NAMES), x509.IPAddress(_LOOPBACK))
-        subject = _subject("kube-apiserver", ())
-        return self._issue("server", Profile(subject, ExtendedKeyUsageOID.SERVER_AUTH, names))
-
-    def client_credentials(self, name: str, groups: Iterable[str] = ()) -> pki_files.Credentials:
-        """Returns client credentials to embed in a kubeconfig."""
-        profile = Profile(_subject(name, groups), ExtendedKeyUsageOID.CLIENT_AUTH)
-        return self._authority.issue(profile, _CERTIFICATE_LIFETIME, now=clock.utc_now())
+        profile = Profile(_subject("kube-apiserver", ()), ExtendedKeyUsageOID.SERVER_AUTH, names)
+        return self._save("server", self._issue(profile))
 
     def client_directory(self, name: str, groups: Iterable[str] = ()) -> Path:
         """Returns a directory with client credentials as three files."""
-        directory = self._directory / name
-        if not directory.exists():
-            pki_files.save_credentials(directory, self.client_credentials(name, groups))
-        return directory
+        return self._save(name, self.client_credentials(name, groups))
 
-    def _issue(self, name: str, profile: Profile) -> Path:
-        directory = self._directory / name
-        issued = self._authority.issue(profile, _CERTIFICATE_LIFETIME, now=clock.utc_now())
-        pki_files.save_credentials(directory, issued)
-        return directory
+    def client_credentials(self, name: str, groups: Iterable[str] = ()) -> Credentials:
+        """Returns client credentials to embed in a kubeconfig."""
+        return self._issue(Profile(_subject(name, groups), ExtendedKeyUsageOID.CLIENT_AUTH))
+
+    def _issue(self, profile: Profile) -> Credentials:
+        return self._authority.issue(profile, _CERTIFICATE_LIFETIME, now=clock.utc_now())
+
+    def _save(self, name: str, issued: Credentials) -> Path:
+        pki_files.save_credentials(self._directory / name, issued)
+        return self._directory / name
 
 
 def make_signing_key(directory: Path) -> tuple[Path, Path]:
@@ -87,7 +84,18 @@ def _subject(name: str, groups: Iterable[str]) -> x509.Name:
     return x509.Name([*organisations, x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def certificate_user(user: Credentials) -> dict[str, str]:
+Entry = dict[str, Any]
+
+
+class _Context(NamedTuple):
+    name: str
+    """Name of the context and of its cluster."""
+    cluster: Entry
+    user: str
+    credentials: Entry
+
+
+def certificate_user(user: Credentials) -> Entry:
     """Returns the `user` entry of a kubeconfig with a client certificate."""
     return {
         "client-certificate-data": _base64(user.certificate.public_bytes(Encoding.PEM)),
@@ -95,91 +103,56 @@ def certificate_user(user: Credentials) -> dict[str, str]:
     }
 
 
-def token_user(token: str) -> dict[str, str]:
-    """Returns the `user` entry of a kubeconfig with a bearer token."""
-    return {"token": token}
-
-
 def write_kubeconfig(
-    path: Path, cluster: str, url: str, authority: x509.Certificate, user: dict[str, str]
+    path: Path, cluster: str, url: str, authority: x509.Certificate, user: Entry
 ) -> Path:
-    """Writes the file, readable only by its owner because it contains a key."""
+    """Writes a kubeconfig with one context, named like its cluster."""
     trusted = _base64(authority.public_bytes(Encoding.PEM))
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {"name": cluster, "cluster": {"server": url, "certificate-authority-data": trusted}}
-        ],
-        "users": [{"name": path.stem, "user": user}],
-        "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": path.stem}}],
-        "current-context": cluster,
-    }
-    text = yaml.safe_dump(content, sort_keys=False).encode()
-    files.write_atomic(path, text, mode=files.PRIVATE_MODE, overwrite=True)
-    return path
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-ConfigDict = dict[str, Any]
-
-
-class _ContextEntry(NamedTuple):
-    name: str
-    cluster: ConfigDict
-    user: str
-    credentials: ConfigDict
+    entry = {"server": url, "certificate-authority-data": trusted}
+    return _write_contexts(path, [_Context(cluster, entry, path.stem, user)])
 
 
 def write_token_kubeconfig(administrator: Path, path: Path, user: str, token: str) -> Path:
     """Writes a kubeconfig for the same cluster with another user's token."""
-    name, cluster = _cluster_entry(administrator)
-    return _write_contexts(path, [_ContextEntry(name, cluster, user, {"token": token})])
+    cluster, _ = _read_entries(administrator)
+    return _write_contexts(
+        path, [_Context(cluster["name"], cluster["cluster"], user, {"token": token})]
+    )
 
 
 def merge_kubeconfigs(administrators: Mapping[str, Path], path: Path) -> Path:
     """Writes a kubeconfig with one context per cluster, named like it. The first is the current context."""
-    return _write_contexts(
-        path,
-        [
-            _ContextEntry(name, _cluster_entry(source)[1], f"{name}-admin", _user_entry(source))
-            for name, source in administrators.items()
-        ],
-    )
+    contexts = []
+    for name, source in administrators.items():
+        cluster, user = _read_entries(source)
+        contexts.append(_Context(name, cluster["cluster"], f"{name}-admin", user["user"]))
+    return _write_contexts(path, contexts)
 
 
-def _write_contexts(path: Path, parts: Iterable[_ContextEntry]) -> Path:
-    parts = tuple(parts)
+def _write_contexts(path: Path, contexts: Sequence[_Context]) -> Path:
+    """Writes the file, readable only by its owner because it contains keys."""
     content = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": part.name, "cluster": part.cluster} for part in parts],
-        "users": [{"name": part.user, "user": part.credentials} for part in parts],
+        "clusters": [{"name": one.name, "cluster": one.cluster} for one in contexts],
+        "users": [{"name": one.user, "user": one.credentials} for one in contexts],
         "contexts": [
-            {"name": part.name, "context": {"cluster": part.name, "user": part.user}}
-            for part in parts
+            {"name": one.name, "context": {"cluster": one.name, "user": one.user}}
+            for one in contexts
         ],
-        "current-context": parts[0].name,
+        "current-context": contexts[0].name,
     }
     text = yaml.safe_dump(content, sort_keys=False).encode()
     files.write_atomic(path, text, mode=files.PRIVATE_MODE, overwrite=True)
     return path
 
 
-def _cluster_entry(path: Path) -> tuple[str, ConfigDict]:
-    [found] = _read_kubeconfig(path)["clusters"]
-    return found["name"], found["cluster"]
+def _read_entries(path: Path) -> tuple[Entry, Entry]:
+    """Returns the cluster and the user of a kubeconfig with one of each."""
+    found = yaml.safe_load(path.read_text("utf-8"))
+    [cluster], [user] = found["clusters"], found["users"]
+    return cluster, user
 
 
-def _user_entry(path: Path) -> ConfigDict:
-    [found] = _read_kubeconfig(path)["users"]
-    user: ConfigDict = found["user"]
-    return user
-
-
-def _read_kubeconfig(path: Path) -> ConfigDict:
-    found: ConfigDict = yaml.safe_load(path.read_text("utf-8"))
-    return found
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -1,6 +1,6 @@
-"""Temporary deployments of brokers and agents as child processes, with their own CA, certificates and store.
+"""Processes for tests, benchmarks, the lab and the demo: servers of any kind, brokers and agents.
 
-The demo, the benchmarks, the lab and the tests use them. The processes are started with the `kubelend`
+A `TemporaryDeployment` has its own CA, certificates and store. Its processes are started with the `kubelend`
 command; only certificates and ports are specific to the deployment.
 """
 
@@ -9,108 +9,169 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
 from kubelend.apps import flags
 from kubelend.core.errors import Unavailable
 from kubelend.core.lifecycle import Role
+from kubelend.envtest import waiting
 from kubelend.kits import clock, tasks
 from kubelend.pki import files, identity
 from kubelend.pki.authority import Authority
 
-READY_TIMEOUT = 60.0
-_STOP_TIMEOUT = 30.0
+_READY_TIMEOUT = 60.0
 
 
-class SupervisedProcess:
-    """A running process whose stderr is written to a file."""
+class SupervisedProcess(ABC):
+    """A process whose stderr is written to a file. It can be started again after it has ended."""
 
     error_lines: ClassVar[int] = 5
     """Number of last log lines that an error message contains."""
+    poll_seconds: ClassVar[float] = 0.02
+    """Seconds between two readiness checks: the maximum error of a measured start time. Each check costs
+    the process CPU time while it is being measured."""
+    stop_timeout: ClassVar[float] = 30.0
+    """Seconds after which a process that does not stop is killed."""
+    process_group: ClassVar[int] = 0
+    """Process group of new processes; 0 for one of their own, so that Ctrl-C reaches only us, and we stop
+    them gracefully."""
 
-    def __init__(
-        self, name: str, log: Path, command: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
-        """`name` is used in error messages."""
-        self.name = name
+    def __init__(self, title: str, log: Path) -> None:
+        """`title` is used in error messages."""
+        self.title = title
         self.log = log
-        self.started_at = time.perf_counter()
-        with log.open("wb") as stream:
+        self.started_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    @abstractmethod
+    def _is_ready(self) -> bool: ...
+
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    def start(self) -> None:
+        """Starts the process without waiting, so that several can start in parallel."""
+        # A signal between start and assignment would leave the process running.
+        with tasks.defer_signals(), self.log.open("wb") as stream:
+            self.started_at = time.perf_counter()
             self._process = subprocess.Popen(
-                command,
+                self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
-                env=environment,
-                # Its own process group: Ctrl-C reaches only us, and we stop it gracefully.
-                process_group=0,
+                env=self._environment(),
+                process_group=self.process_group,
             )
+
+    def wait_until_ready(self) -> float:
+        """Returns the seconds since the process was started."""
+        while not self._is_ready():
+            waited = time.perf_counter() - self.started_at
+            if not self.is_running:
+                raise Unavailable(f"the {self.title} did not start", hint=self.log_tail())
+            if waited > _READY_TIMEOUT * waiting.FACTOR:
+                raise Unavailable(
+                    f"the {self.title} was not ready within {waited:.0f} s", hint=self.log_tail()
+                )
+            time.sleep(self.poll_seconds)
+        return time.perf_counter() - self.started_at
+
+    def restart(self) -> None:
+        """Stops and starts the process, with the same data and address."""
+        self.stop()
+        self.start()
+        self.wait_until_ready()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """PID of the process, or 0 if it was never started."""
+        return 0 if self._process is None else self._process.pid
 
     @property
     def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def wait_until(self, is_ready: Callable[[], bool], poll: float) -> float:
-        """Polls every `poll` seconds; returns the seconds since the process was started."""
-        while not is_ready():
-            waited = time.perf_counter() - self.started_at
-            if not self.is_running or waited > READY_TIMEOUT:
-                raise Unavailable(f"the {self.name} did not start", hint=self.log_tail())
-            time.sleep(poll)
-        return time.perf_counter() - self.started_at
+        return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
-        """Suspends the process: it keeps its connections and does not respond."""
-        self._process.send_signal(signal.SIGSTOP)
+        """Suspends the process: connections stay open, and calls block until `resume`."""
+        self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._send(signal.SIGCONT)
 
-    def terminate(self) -> None:
-        """Sends SIGTERM without waiting."""
-        if self.is_running:
-            self._process.terminate()
-            # A suspended process would not handle the signal.
-            self.resume()
-
-    def stop(self, timeout: float = _STOP_TIMEOUT) -> int:
-        """Terminates the process, by force after `timeout` seconds; returns its exit code. Idempotent."""
-        self.terminate()
+    def stop(self) -> int:
+        """Stops the process, by force after the timeout; returns its exit code. Idempotent."""
+        if self._process is None:
+            return 0
+        self._send(signal.SIGTERM)
+        # A suspended process would not handle the signal.
+        self.resume()
         try:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout)
+                self._process.wait(self.stop_timeout * waiting.FACTOR)
         finally:
-            if self.is_running:
-                self._process.kill()
-        return self._process.wait()
+            self.kill()
+        return self._process.returncode
 
     def kill(self) -> None:
-        """Ends the process with SIGKILL."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        """Ends the process with SIGKILL, if it runs."""
+        self._send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
 
     def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return "\n".join(lines[-self.error_lines :]) or "its log is empty"
 
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
 
-_READY_POLL = 0.02
-"""Seconds between two readiness probes: the maximum error of a measured start time. Each probe costs the
-process CPU time while it is being measured."""
+
+class HttpResponse(NamedTuple):
+    """Status and body of a response; status 0 if the connection failed."""
+
+    status: int
+    body: bytes
+
+
+def call_http(
+    port: int,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 10.0,
+) -> HttpResponse:
+    """Calls a server on localhost once, over TLS if a context is given."""
+    connection = (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+        if tls is None
+        else http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=tls)
+    )
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return HttpResponse(answer.status, answer.read())
+    except (OSError, http.client.HTTPException) as error:
+        return HttpResponse(0, str(error).encode())
+    finally:
+        connection.close()
 
 
 class _LogLine(msgspec.Struct, frozen=True):
@@ -123,35 +184,30 @@ class _LogLine(msgspec.Struct, frozen=True):
 
 
 class ChildProcess(SupervisedProcess):
-    """A running `kubelend` process."""
+    """A `kubelend` process."""
 
     error_lines = 1  # its last line contains the whole error
 
     def __init__(self, command: str, log: Path, arguments: list[str]) -> None:
-        program = [sys.executable, "-P", "-m", "kubelend", command, *arguments]
-        super().__init__(command, log, program, _without_settings())
-
-    def wait_until_ready(self) -> float:
-        """Waits until /readyz is ok; returns the seconds since the process was started."""
-        return self.wait_until(self._is_ready, _READY_POLL)
+        super().__init__(command, log)
+        self._arguments = arguments
 
     def port_of(self, component: str) -> int:
         """Returns the port of a listener, or 0 while it is not open."""
         listening = (line for line in self._log_lines() if line.event == "Listening")
         return next((line.port for line in listening if line.component == component), 0)
 
+    def _command(self) -> list[str]:
+        return [sys.executable, "-P", "-m", "kubelend", self.title, *self._arguments]
+
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment without the user's KUBELEND_ variables, which are for another broker."""
+        prefix = flags.VARIABLE_PREFIX
+        return {name: text for name, text in os.environ.items() if not name.startswith(prefix)}
+
     def _is_ready(self) -> bool:
         port = self.port_of("probes")
-        if not port:
-            return False
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-        try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        return port > 0 and call_http(port, "/readyz", timeout=1).status == http.HTTPStatus.OK
 
     def _log_lines(self) -> Iterator[_LogLine]:
         for line in self.log.read_bytes().splitlines():
@@ -161,7 +217,7 @@ class ChildProcess(SupervisedProcess):
 
 
 class BrokerProcess(ChildProcess):
-    """A running broker."""
+    """A broker."""
 
     def __init__(self, log: Path, arguments: list[str]) -> None:
         super().__init__("broker", log, arguments)
@@ -183,26 +239,18 @@ class BrokerProcess(ChildProcess):
 
 
 class AgentProcess(ChildProcess):
-    """A running agent."""
+    """An agent."""
 
     def __init__(self, log: Path, arguments: list[str], objects: Path) -> None:
         super().__init__("agent", log, arguments)
         self.objects = objects
-        """Directory with the objects of its cluster."""
-
-
-def _without_settings() -> dict[str, str]:
-    """Returns the environment without the user's KUBELEND_ variables, which are for another broker."""
-    return {
-        name: text
-        for name, text in os.environ.items()
-        if not name.startswith(flags.VARIABLE_PREFIX)
-    }
+        """Directory with the objects of its cluster, if it is a simulated one."""
 
 
 ChildT = TypeVar("ChildT", bound=ChildProcess)
 
-_CERTIFICATE_LIFETIME = timedelta(days=1)
+_CERTIFICATE_LIFETIME = timedelta(days=30)
+_LISTENERS = ("--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 
 
 class TemporaryDeployment:
@@ -211,60 +259,55 @@ class TemporaryDeployment:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.store = directory / "kubelend.db"
-        self.log = directory / "broker.log"
         self.authority = Authority.create(
             "kubelend-trial", _CERTIFICATE_LIFETIME, now=clock.utc_now()
         )
-        self._broker_certificate = directory / "broker"
-        issued = self.authority.issue(
-            identity.server_profile(), _CERTIFICATE_LIFETIME, now=clock.utc_now()
-        )
-        files.save_credentials(self._broker_certificate, issued)
+        self._broker_certificate = self._issue("broker", identity.server_profile())
 
     def certificate(self, name: str, role: Role = Role.CLUSTER) -> Path:
         """Issues a certificate unless it exists; returns its directory."""
-        directory = self.directory / "certs" / name
-        if directory.exists():
-            return directory
-        issued = self.authority.issue(
-            identity.client_profile(name, role), _CERTIFICATE_LIFETIME, now=clock.utc_now()
-        )
-        files.save_credentials(directory, issued)
-        return directory
+        return self._issue(f"certs/{name}", identity.client_profile(name, role))
 
     def broker(self, *arguments: str) -> AbstractContextManager[BrokerProcess]:
-        """Starts the broker with additional flags; stops it at exit."""
-        return _stopping_at_exit(
-            lambda: BrokerProcess(self.log, [*self._broker_flags(), *arguments])
-        )
-
-    def agent(
-        self, name: str, broker: BrokerProcess, simulation: Path, *arguments: str
-    ) -> AbstractContextManager[AgentProcess]:
-        """Starts the agent of a simulated cluster. Its objects stay for the next agent of this name."""
-        objects = self.directory / "objects" / name
-        objects.mkdir(parents=True, exist_ok=True)
+        """Starts the broker with additional flags, which take precedence; stops it at exit."""
         needed = [
-            f"--broker-url={broker.url}",
-            f"--broker-cert-path={self.certificate(name)}",
-            "--source=simulated",
-            f"--simulation={simulation}",
-            f"--objects-dir={objects}",
-            "--health-probe-bind-address=127.0.0.1:0",
-            "--metrics-bind-address=0",
-        ]
-        log = self.directory / f"agent-{name}.log"
-        return _stopping_at_exit(lambda: AgentProcess(log, [*needed, *arguments], objects))
-
-    def _broker_flags(self) -> list[str]:
-        return [
             "--http-host=127.0.0.1",
             "--http-port=0",
             f"--http-cert-path={self._broker_certificate}",
-            "--health-probe-bind-address=127.0.0.1:0",
-            "--metrics-bind-address=0",
             f"--store={self.store}",
+            *_LISTENERS,
         ]
+        return _run(BrokerProcess(self.directory / "broker.log", [*needed, *arguments]))
+
+    def agent(
+        self, name: str, broker: BrokerProcess, *arguments: str
+    ) -> AbstractContextManager[AgentProcess]:
+        """Starts the agent of a cluster. Its objects stay for the next agent of this name."""
+        objects = self.directory / "objects" / name
+        needed = [
+            f"--broker-url={broker.url}",
+            f"--broker-cert-path={self.certificate(name)}",
+            *_LISTENERS,
+        ]
+        log = self.directory / f"{name}.log"
+        return _run(AgentProcess(log, [*needed, *arguments], objects))
+
+    def simulated_agent(
+        self, name: str, broker: BrokerProcess, simulation: str, *arguments: str
+    ) -> AbstractContextManager[AgentProcess]:
+        """Starts the agent of a simulated cluster, described in YAML or JSON."""
+        objects, path = self.directory / "objects" / name, self.directory / f"{name}.yaml"
+        objects.mkdir(parents=True, exist_ok=True)
+        path.write_text(simulation, "utf-8")
+        source = ("--source=simulated", f"--simulation={path}", f"--objects-dir={objects}")
+        return self.agent(name, broker, *source, *arguments)
+
+    def _issue(self, name: str, profile: identity.Profile) -> Path:
+        directory = self.directory / name
+        if not directory.exists():
+            issued = self.authority.issue(profile, _CERTIFICATE_LIFETIME, now=clock.utc_now())
+            files.save_credentials(directory, issued)
+        return directory
 
 
 @contextmanager
@@ -278,13 +321,9 @@ def temporary_deployment() -> Iterator[TemporaryDeployment]:
 
 
 @contextmanager
-def _stopping_at_exit(start: Callable[[], ChildT]) -> Iterator[ChildT]:
-    process: ChildT | None = None
+def _run(process: ChildT) -> Iterator[ChildT]:
     try:
-        # Ctrl-C between start and assignment would leave the process running.
-        with tasks.defer_signals():
-            process = start()
+        process.start()
         yield process
     finally:
-        if process is not None:
-            process.stop()
+        process.stop()

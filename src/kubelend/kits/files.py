@@ -10,7 +10,7 @@ mounted secret in the same way.
     certs/.current -> .generation-k3v9x0q2
 
 Plain files are converted to such links, with their contents, before they are replaced for the first time.
-Certificate renewal (`kubelend.apps.renewal`) uses this. `file_state` and the functions below it are for
+Certificate renewal (`kubelend.apps.renewal`) uses this. `file_states` and the functions below it are for
 object directories (`kubelend.sources.file_objects`).
 """
 
@@ -24,13 +24,21 @@ import secrets
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubelend.core.errors import InvalidInput, InvalidSettings, StoreFailed
+from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError, StoreFailed
+
+# Keys of a Kubernetes TLS secret, and therefore file names where one is mounted.
+TLS_CERTIFICATE = "tls.crt"
+TLS_KEY = "tls.key"
+CA_CERTIFICATES = "ca.crt"
+CREDENTIAL_FILES = (TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES)
+
+PRIVATE_MODE = 0o600
+PUBLIC_MODE = 0o644
 
 CURRENT_LINK = ".current"
 GENERATION_PREFIX = ".generation-"
@@ -41,14 +49,14 @@ class AtomicDirectory:
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         self._directory = directory
-        self._names = names
+        self._paths = [directory / name for name in names]
 
     def write_problem(self) -> str:
         """Return why this process cannot replace the files, as one sentence; empty if it can."""
         if not os.access(self._directory, os.W_OK | os.X_OK, effective_ids=True):
             return f"{self._directory} is not writable"
-        for path in self._paths():
-            if path.is_symlink() and not self._is_managed_link(path):
+        for path in self._paths:
+            if path.is_symlink() and not _is_managed_link(path):
                 return f"{path} is a symbolic link managed by another program"
             if not path.exists():
                 return f"{path} is missing"
@@ -56,15 +64,15 @@ class AtomicDirectory:
                 return f"{path} belongs to another user"
         return ""
 
-    @contextlib.contextmanager
+    @contextmanager
     def try_lock(self) -> Iterator[bool]:
         """Try to lock the directory; yields False if another process holds the lock. Released when this
         process ends.
         """
         with self._mapped_errors():
-            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            yield _try_flock(descriptor)
+            yield _flock(descriptor)
         finally:
             os.close(descriptor)
 
@@ -72,8 +80,12 @@ class AtomicDirectory:
         """Write a new generation with the modes of the current files. It is not visible until `switch_to`."""
         with self._mapped_errors():
             generation = Path(tempfile.mkdtemp(prefix=GENERATION_PREFIX, dir=self._directory))
-            for path in self._paths():
-                _write_with_mode_of(path, generation / path.name, contents[path.name])
+            for path in self._paths:
+                # Mode and group stay, because other processes of the group may read the file.
+                old, new = path.stat(), generation / path.name
+                write_atomic(new, contents[path.name], mode=stat.S_IMODE(old.st_mode))
+                with contextlib.suppress(PermissionError):
+                    os.chown(new, -1, old.st_gid)
             generation.chmod(stat.S_IMODE(self._directory.stat().st_mode))
             sync_directory(self._directory)
             return generation
@@ -81,7 +93,7 @@ class AtomicDirectory:
     def switch_to(self, staged: Path) -> None:
         """Switch to the staged generation and remove older ones."""
         with self._mapped_errors():
-            if not all(map(self._is_managed_link, self._paths())):
+            if not all(map(_is_managed_link, self._paths)):
                 self._convert_to_links()
             self._replace_link(self._directory / CURRENT_LINK, staged.name)
             self.remove_unused()
@@ -98,9 +110,9 @@ class AtomicDirectory:
 
     def _convert_to_links(self) -> None:
         """Convert plain files to links, one by one, without changing the content behind any name."""
-        present = self.stage({path.name: read_file(path) for path in self._paths()})
+        present = self.stage({path.name: read_file(path) for path in self._paths})
         self._replace_link(self._directory / CURRENT_LINK, present.name)
-        for path in self._paths():
+        for path in self._paths:
             self._replace_link(path, f"{CURRENT_LINK}/{path.name}")
 
     def _replace_link(self, path: Path, target: str) -> None:
@@ -110,24 +122,113 @@ class AtomicDirectory:
         temporary.replace(path)
         sync_directory(self._directory)
 
-    def _paths(self) -> list[Path]:
-        return [self._directory / name for name in self._names]
+    def _mapped_errors(self) -> contextlib.AbstractContextManager[None]:
+        hint = "check the directory's owner and mode, and the free disk space"
+        return _mapped_errors(f"files in {self._directory} cannot be replaced", hint)
 
-    def _is_managed_link(self, path: Path) -> bool:
-        return _link_target(path) == f"{CURRENT_LINK}/{path.name}"
 
-    @contextlib.contextmanager
-    def _mapped_errors(self) -> Iterator[None]:
+def _is_managed_link(path: Path) -> bool:
+    return _link_target(path) == f"{CURRENT_LINK}/{path.name}"
+
+
+def _link_target(path: Path) -> str:
+    return str(path.readlink()) if path.is_symlink() else ""
+
+
+def read_file(path: Path, *, hint: str = "") -> bytes:
+    """Return the file's content. Missing, unreadable and empty files are errors; `hint` says what to do."""
+    with _mapped_errors(f"{path} cannot be read", "check its owner and mode"):
         try:
-            yield
-        except OSError as error:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise InvalidSettings(f"{path} is missing", hint=hint) from None
+    if not content.strip():
+        raise InvalidSettings(f"{path} is empty", hint=hint)
+    return content
+
+
+def write_atomic(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> None:
+    """Write a file atomically and durably. Without `overwrite`, only if the file does not exist."""
+    temporary = path.with_name(f"{_temporary_prefix(path)}{secrets.token_hex(8)}")
+    with _mapped_errors(
+        f"{path} cannot be written", "choose a directory that this user may write to"
+    ):
+        try:
+            _write_through(temporary, path, content, mode=mode, overwrite=overwrite)
+        except FileExistsError:
+            raise InvalidSettings(f"{path} already exists", hint="move it away first") from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file atomically and durably, with the mode of a new file. The caller must hold the lock."""
+    # A fixed name: an interrupted write leaves one temporary file at most.
+    temporary = path.with_name(f"{_temporary_prefix(path)}new")
+    with _mapped_errors(f"{path} cannot be written", failure=StoreFailed):
+        _write_through(temporary, path, content, mode=None, overwrite=True)
+
+
+def _write_through(
+    temporary: Path, path: Path, content: bytes, *, mode: int | None, overwrite: bool
+) -> None:
+    """Write a temporary file, in the same directory because a rename does not cross file systems."""
+    created = 0o666 if mode is None else PRIVATE_MODE
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(temporary, flags, created), "wb") as file:
+            file.write(content)
+            file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        # A hard link fails atomically if the file exists; a check before a rename would be a race.
+        temporary.replace(path) if overwrite else path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name}."
+
+
+def sync_directory(directory: Path) -> None:
+    """Fsync a directory, so that renames survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it exists, durably."""
+    with _mapped_errors(f"{path} cannot be removed", "check the directory's owner"):
+        path.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+
+def remove_temporary_files(path: Path) -> None:
+    """Remove temporary files of interrupted writes of `path`. The caller must hold the lock."""
+    for leftover in path.parent.glob(f"{_temporary_prefix(path)}*"):
+        remove_file(leftover)
+
+
+@contextmanager
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Lock a directory exclusively, for read-modify-write of its files."""
+    with _mapped_errors(f"{directory} cannot be opened", "check the path of the directory"):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if not _flock(descriptor):
             raise InvalidSettings(
-                f"files in {self._directory} cannot be replaced: {error.strerror}",
-                hint="check the directory's owner and mode, and the free disk space",
-            ) from error
+                f"{directory} is locked by another process", hint="retry when it is done"
+            )
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def _try_flock(descriptor: int) -> bool:
+def _flock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -135,42 +236,17 @@ def _try_flock(descriptor: int) -> bool:
     return True
 
 
-def _write_with_mode_of(old: Path, new: Path, content: bytes) -> None:
-    """Write a file with the mode and group of the old one, because other processes of the group may read
-    it.
-    """
-    found = old.stat()
-    write_atomic(new, content, mode=stat.S_IMODE(found.st_mode))
-    with contextlib.suppress(PermissionError):
-        os.chown(new, -1, found.st_gid)
-
-
-def _link_target(path: Path) -> str:
-    return str(path.readlink()) if path.is_symlink() else ""
-
-
-# Keys of a Kubernetes TLS secret, and therefore file names where one is mounted.
-TLS_CERTIFICATE = "tls.crt"
-TLS_KEY = "tls.key"
-CA_CERTIFICATES = "ca.crt"
-
-PRIVATE_MODE = 0o600
-PUBLIC_MODE = 0o644
-
-
-def read_file(path: Path, *, hint: str = "") -> bytes:
-    """Return the file's content. Missing, unreadable and empty files are errors; `hint` says what to do."""
+@contextmanager
+def _mapped_errors(
+    what: str, hint: str = "", failure: type[KubelendError] = InvalidSettings
+) -> Iterator[None]:
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise InvalidSettings(f"{path} is missing", hint=hint) from None
+        yield
     except OSError as error:
-        raise InvalidSettings(
-            f"{path} cannot be read: {error.strerror}", hint="check its owner and mode"
-        ) from error
-    if not content.strip():
-        raise InvalidSettings(f"{path} is empty", hint=hint)
-    return content
+        raise failure(f"{what}: {error.strerror}", hint=hint) from error
+
+
+# -- file modes
 
 
 def mode_problem(path: Path, *, content: str = "a private key") -> str:
@@ -190,107 +266,6 @@ def mode_problem(path: Path, *, content: str = "a private key") -> str:
     return f"{path} holds {content} and has mode {mode:04o}, so other users can access it"
 
 
-def write_atomic(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> None:
-    """Write a file atomically. Without `overwrite`, only if the file does not exist."""
-    try:
-        temporary = _write_temporary(path, content, mode)
-        try:
-            _move_into_place(temporary, path, overwrite)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(path.parent)
-    except FileExistsError:
-        raise InvalidSettings(f"{path} already exists", hint="move it away first") from None
-    except OSError as error:
-        raise InvalidSettings(
-            f"{path} cannot be written: {error.strerror}",
-            hint="choose a directory that this user may write to",
-        ) from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Fsync a directory, so that renames survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def remove_file(path: Path) -> None:
-    """Remove a file if it exists, durably."""
-    try:
-        path.unlink(missing_ok=True)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise InvalidSettings(
-            f"{path} cannot be removed: {error.strerror}", hint="check the directory's owner"
-        ) from error
-
-
-def remove_temporary_files(path: Path) -> None:
-    """Remove temporary files of interrupted writes of `path`. The caller must hold the lock."""
-    for leftover in path.parent.glob(f"{_temporary_prefix(path)}*"):
-        remove_file(leftover)
-
-
-@contextmanager
-def lock_directory(directory: Path) -> Iterator[None]:
-    """Lock a directory exclusively, for read-modify-write of its files."""
-    descriptor = _open_directory(directory)
-    try:
-        _flock_or_fail(descriptor, directory)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
-    # In the same directory, because a rename does not cross file systems; mkstemp creates it with mode 0600.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_temporary_prefix(path))
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-    except BaseException:
-        Path(name).unlink()
-        raise
-    return Path(name)
-
-
-def _temporary_prefix(path: Path) -> str:
-    return f".{path.name}."
-
-
-def _move_into_place(temporary: Path, path: Path, overwrite: bool) -> None:
-    # A hard link fails atomically if the file exists; a check before a rename would be a race.
-    if overwrite:
-        temporary.replace(path)
-    else:
-        path.hardlink_to(temporary)
-
-
-def _open_directory(directory: Path) -> int:
-    try:
-        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise InvalidSettings(
-            f"{directory} cannot be opened: {error.strerror}",
-            hint="check the path of the directory",
-        ) from error
-
-
-def _flock_or_fail(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InvalidSettings(
-            f"{directory} is locked by another process", hint="retry when it is done"
-        ) from None
-
-
 def directory_mode_problem(path: Path) -> str:
     """Return what is wrong with a directory's mode, as one sentence; empty if nothing is.
 
@@ -306,14 +281,9 @@ def directory_mode_problem(path: Path) -> str:
     return f"{path} has mode {mode:04o}, so other users can replace files in it; chmod o-w {path}"
 
 
-LOCK_TIMEOUT: Final = 5.0
-"""Seconds. A process holds the lock only for a few writes."""
+# -- object directories
 
-_NANOSECONDS: Final = 1_000_000_000
-_MISSING_ERRNOS: Final = (
-    errno.ENOENT,
-    errno.ELOOP,
-)  # deleted meanwhile, or a dangling link
+_MISSING_ERRNOS: Final = (errno.ENOENT, errno.ELOOP)  # deleted meanwhile, or a dangling link
 
 
 class FileState(NamedTuple):
@@ -325,128 +295,39 @@ class FileState(NamedTuple):
     changed: int
     is_file: bool
 
-    def age(self) -> float:
-        """Seconds since the last write, by ctime, which a copy cannot preserve."""
-        return (time.time_ns() - self.changed) / _NANOSECONDS
-
-
-def file_state(path: Path) -> FileState | None:
-    """State of a file; None if it does not exist."""
-    try:
-        return _state_from_stat(path.stat())
-    except OSError as error:
-        if error.errno in _MISSING_ERRNOS:
-            return None
-        raise _store_failed(path, "be read", error) from error
-
 
 def file_states(directory: Path, suffixes: tuple[str, ...]) -> dict[str, FileState]:
     """States of all files with these suffixes that are not hidden, by name."""
-    found: dict[str, FileState] = {}
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.name.endswith(suffixes) and not entry.name.startswith("."):
-                    _add_file_state(entry, found)
-    except OSError as error:
-        raise _store_failed(directory, "be listed", error) from error
-    return found
+    with (
+        _mapped_errors(f"{directory} cannot be listed", failure=StoreFailed),
+        os.scandir(directory) as entries,
+    ):
+        return {
+            entry.name: state
+            for entry in entries
+            if entry.name.endswith(suffixes) and not entry.name.startswith(".")
+            if (state := _file_state(entry))
+        }
 
 
 def read_limited(path: Path, limit: int) -> bytes:
     """Read at most one byte more than the limit. Check `is_file` before: opening a pipe would block."""
-    try:
-        with path.open("rb") as file:
-            return file.read(limit + 1)
-    except OSError as error:
-        raise InvalidInput(f"cannot be read: {error.strerror}") from error
-
-
-def replace_file(path: Path, text: bytes) -> FileState:
-    """Replace a file atomically and durably. The caller must hold the lock."""
-    # A fixed name: an interrupted write leaves one temporary file at most.
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _fsync_directory(path.parent)
-        return _state_from_stat(path.stat())
-    except OSError as error:
-        raise _store_failed(path, "be written", error) from error
-
-
-def move_file(path: Path, to: Path) -> None:
-    """Move a file durably; creates the target directory."""
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(to)
-        _fsync_directory(to.parent)
-        _fsync_directory(path.parent)
-    except OSError as error:
-        raise _store_failed(path, "be moved", error) from error
+    with _mapped_errors("cannot be read", failure=InvalidInput), path.open("rb") as file:
+        return file.read(limit + 1)
 
 
 def unlink_file(path: Path) -> None:
     """Remove a file if it exists, without fsync."""
-    try:
+    with _mapped_errors(f"{path} cannot be removed", failure=StoreFailed):
         path.unlink(missing_ok=True)
+
+
+def _file_state(entry: os.DirEntry[str]) -> FileState | None:
+    try:
+        found = entry.stat()
     except OSError as error:
-        raise _store_failed(path, "be removed", error) from error
-
-
-@contextmanager
-def lock_directory_waiting(directory: Path) -> Iterator[None]:
-    """Lock a directory exclusively; waits for up to `LOCK_TIMEOUT` seconds."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise _store_failed(directory, "be opened", error) from error
-    try:
-        _flock_until_timeout(descriptor, directory)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _add_file_state(entry: os.DirEntry[str], found: dict[str, FileState]) -> None:
-    try:
-        found[entry.name] = _state_from_stat(entry.stat())
-    except OSError as error:
-        if error.errno not in _MISSING_ERRNOS:
-            raise
-
-
-def _state_from_stat(found: os.stat_result) -> FileState:
-    return FileState(
-        found.st_ino,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-        stat.S_ISREG(found.st_mode),
-    )
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _flock_until_timeout(descriptor: int, directory: Path) -> None:
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise StoreFailed(f"{directory} is locked by another process") from None
-            time.sleep(0.002)
-
-
-def _store_failed(path: Path, verb: str, error: OSError) -> StoreFailed:
-    return StoreFailed(f"{path} cannot {verb}: {error.strerror}")
+        if error.errno in _MISSING_ERRNOS:
+            return None
+        raise
+    is_file = stat.S_ISREG(found.st_mode)
+    return FileState(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, is_file)

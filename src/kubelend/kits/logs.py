@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection
 from datetime import datetime
 from typing import ClassVar, Final, Literal, TextIO
 
@@ -21,7 +20,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import clock
+from kubelend.kits import clock, tables
 
 Format = Literal["json", "console"]
 
@@ -45,14 +44,19 @@ def setup(level: str = "info", format: Format = "json", stream: TextIO | None = 
         )
     if format not in FORMATS:
         raise InvalidSettings(f"unknown log format {format!r}", hint=f"use {' or '.join(FORMATS)}")
-    _LineLogger.stream = sys.stderr if stream is None else stream
+    stream = _LineLogger.stream = sys.stderr if stream is None else stream
+    # Not the default rich traceback, which prints local variables and thereby possibly secrets.
+    console = structlog.dev.ConsoleRenderer(
+        colors=stream.isatty() and "NO_COLOR" not in os.environ,
+        exception_formatter=structlog.dev.plain_traceback,
+    )
     _processors[:] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
         redact,
         _order_keys,
-        *(_console(_LineLogger.stream) if format == "console" else (_json,)),
+        *((_printable, console) if format == "console" else (_json,)),
     ]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
@@ -61,7 +65,11 @@ def setup(level: str = "info", format: Format = "json", stream: TextIO | None = 
         logger_factory=_LineLogger,
         cache_logger_on_first_use=True,
     )
-    _route_logging(threshold)
+    root = logging.getLogger()
+    root.handlers = [each for each in root.handlers if not isinstance(each, _StructlogHandler)]
+    root.addHandler(_StructlogHandler())
+    root.setLevel(threshold)
+    logging.captureWarnings(True)
 
 
 def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -84,12 +92,15 @@ _SECRET_NAME: Final = re.compile(
     r"|(?<!idempotency.)(?<!request.)keys?$",
     re.IGNORECASE,
 )
-# Without an end marker everything up to the end: a truncated key is secret too.
-_PEM: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
-_USER_IN_URL: Final = re.compile(r"(?<=://)[^/\s@]++(?=@)")
-_BEARER: Final = re.compile(r"(?<=bearer )\S++", re.IGNORECASE)
-# A join token: its ID is public and identifies it.
-_TOKEN: Final = re.compile(r"\b(kl1\.[\w-]++\.)[\w-]++", re.ASCII)
+# Secrets inside texts: a marker that is fast to find, the pattern and its replacement.
+_SECRET_TEXTS: Final = (
+    # Without an end marker everything up to the end: a truncated key is secret too.
+    ("-----BEGIN", re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL), REDACTED),
+    ("://", re.compile(r"(?<=://)[^/\s@]++(?=@)"), REDACTED),
+    *((each, re.compile(r"(?<=bearer )\S++", re.I), REDACTED) for each in ("earer ", "EARER ")),
+    # A join token: its ID is public and identifies it.
+    ("kl1.", re.compile(r"\b(kl1\.[\w-]++\.)[\w-]++", re.ASCII), rf"\1{REDACTED}"),
+)
 _MAX_DEPTH: Final = 4
 _MAX_INTEGER: Final = 2**63
 
@@ -101,40 +112,29 @@ def _is_secret(name: str) -> bool:
 
 def _is_plain(text: str) -> bool:
     """Whether `_cleaned_text` would leave it as it is: one check for the whole line is half of its cost."""
-    return (
-        text.isascii()
-        and "-----BEGIN" not in text
-        and "://" not in text
-        and "earer " not in text
-        and "EARER " not in text
-        and "kl1." not in text
-    )
+    return text.isascii() and not any(marker in text for marker, _, _ in _SECRET_TEXTS)
 
 
 def _cleaned(value: object, depth: int = 0) -> object:
     match value:
-        case str():
-            return _cleaned_text(str(value))
         case None | bool() | float():
             return value
-        case int():
-            return value if abs(value) < _MAX_INTEGER else str(value)
-        case dict() | list() | tuple() | set() | frozenset():
-            return _cleaned_inside(value, depth + 1) if depth < _MAX_DEPTH else "[too deep]"
+        case int() if abs(value) < _MAX_INTEGER:
+            return value
+        case dict() | list() | tuple() | set() | frozenset() if depth >= _MAX_DEPTH:
+            return "[too deep]"
+        case dict():
+            return {
+                str(name): REDACTED if _is_secret(str(name)) else _cleaned(part, depth + 1)
+                for name, part in value.items()
+            }
+        case list() | tuple() | set() | frozenset():
+            return [_cleaned(part, depth + 1) for part in value]
         case _:
-            return _cleaned_text(_described(value))
+            return _cleaned_text(_text(value))
 
 
-def _cleaned_inside(value: Collection[object], depth: int) -> object:
-    if not isinstance(value, dict):
-        return [_cleaned(part, depth) for part in value]
-    return {
-        str(name): REDACTED if _is_secret(str(name)) else _cleaned(part, depth)
-        for name, part in value.items()
-    }
-
-
-def _described(value: object) -> str:
+def _text(value: object) -> str:
     match value:
         case datetime():
             return value.isoformat()
@@ -147,14 +147,9 @@ def _described(value: object) -> str:
 
 
 def _cleaned_text(text: str) -> str:
-    if "-----BEGIN" in text:
-        text = _PEM.sub(REDACTED, text)
-    if "://" in text:
-        text = _USER_IN_URL.sub(REDACTED, text)
-    if "earer " in text or "EARER " in text:
-        text = _BEARER.sub(REDACTED, text)
-    if "kl1." in text:
-        text = _TOKEN.sub(rf"\1{REDACTED}", text)
+    for marker, pattern, replacement in _SECRET_TEXTS:
+        if marker in text:
+            text = pattern.sub(replacement, text)
     # A lone surrogate, as in a path that is not UTF-8, cannot be encoded as JSON.
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
@@ -179,30 +174,14 @@ def _json(_: WrappedLogger, __: str, event: EventDict) -> str:
     return _encode(event).decode()
 
 
-def _console(out: TextIO) -> tuple[Processor, ...]:
-    colors = out.isatty() and "NO_COLOR" not in os.environ
-    # Not the default rich traceback, which prints local variables and thereby possibly secrets.
-    plain = structlog.dev.plain_traceback
-    return _printable, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
-
-
 def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Escape control characters: texts from other clusters must not start a line or move the cursor."""
     event["timestamp"] = f"{event['timestamp']:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
     for name, value in event.items():
-        if isinstance(value, str) and not value.isprintable():
-            event[name] = "".join(
-                map(_escaped_but_newlines if name == "exception" else _escaped, value)
-            )
+        if isinstance(value, str):
+            escape = tables.sanitize_lines if name == "exception" else tables.sanitize_line
+            event[name] = escape(value)
     return event
-
-
-def _escaped_but_newlines(character: str) -> str:
-    return character if character == "\n" else _escaped(character)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 class _LineLogger:
@@ -236,13 +215,3 @@ class _StructlogHandler(logging.Handler):
         except (TypeError, ValueError, KeyError):
             text = f"{record.msg} {record.args}"
         structlog.get_logger(record.name).log(level, text, exc_info=record.exc_info)
-
-
-def _route_logging(threshold: int) -> None:
-    root = logging.getLogger()
-    for handler in root.handlers[:]:
-        if isinstance(handler, _StructlogHandler):
-            root.removeHandler(handler)
-    root.addHandler(_StructlogHandler())
-    root.setLevel(threshold)
-    logging.captureWarnings(True)

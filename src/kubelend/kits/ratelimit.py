@@ -29,23 +29,28 @@ class RateLimiter:
 
     def admit(self, key: str) -> None:
         """Takes a token, or raises `RateLimited` with the time until the next one."""
-        if not self._rate:
-            return
-        now = self._clock()
-        tokens = self._tokens(key, now)
-        if tokens < 1:
-            wait = (1 - tokens) / self._rate
+        if wait := self.take(key):
             raise RateLimited(
                 f"{key} exceeds {self._rate:g} requests per second",
                 hint=f"wait {wait:.2f}s",
                 retry_after=wait,
             )
+
+    def take(self, key: str) -> float:
+        """Takes a token and returns 0; if there is none, returns the seconds until the next one."""
+        if not self._rate:
+            return 0.0
+        now = self._clock()
+        tokens = self._tokens(key, now)
+        if tokens < 1:
+            return (1 - tokens) / self._rate
         self._buckets[key] = (tokens - 1, now)
         if len(self._buckets) > self._evict_above:
             self._evict_full(now)
+        return 0.0
 
     def refund(self, key: str) -> None:
-        """Returns a token taken by `admit`."""
+        """Returns a token."""
         if key in self._buckets:
             tokens, since = self._buckets[key]
             self._buckets[key] = (min(self._burst, tokens + 1), since)
@@ -90,32 +95,22 @@ class LogThrottle:
     ) -> None:
         self._interval = interval
         self._clock = clock
-        self._intervals: dict[Hashable, _LogInterval] = {}
+        self._intervals: dict[Hashable, tuple[float, int]] = {}
+        """End of the interval and number of suppressed lines, by key."""
 
     def suppressed(self, key: Hashable) -> int | None:
         """Return the number of lines suppressed since the last one; None if this line is suppressed too."""
         now = self._clock()
-        known = self._intervals.get(key)
-        if known is not None and now < known.until:
-            known.suppressed += 1
+        until, count = self._intervals.get(key, (now, 0))
+        if now < until:
+            self._intervals[key] = (until, count + 1)
             return None
-        self._start_interval(key, now)
-        return 0 if known is None else known.suppressed
-
-    def _start_interval(self, key: Hashable, now: float) -> None:
         # Removed first, so that the dictionary stays ordered by time and its first key is the oldest.
         self._intervals.pop(key, None)
-        self._intervals[key] = _LogInterval(now + self._interval)
+        self._intervals[key] = (now + self._interval, 0)
         if len(self._intervals) > MAX_LOG_KEYS:
             del self._intervals[next(iter(self._intervals))]
-
-
-class _LogInterval:
-    __slots__ = ("suppressed", "until")
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-        self.suppressed = 0
+        return count
 
 
 Action = Callable[[], None]
@@ -144,7 +139,7 @@ class CoalescingTimer:
     def _fire(self) -> None:
         waiting, self._pending = self._pending, []
         loop = asyncio.get_running_loop()
-        for action in waiting:
-            loop.call_soon(
-                action
-            )  # via the loop, so that one failing action does not affect the others
+        for (
+            action
+        ) in waiting:  # via the loop, so that one failing action does not affect the others
+            loop.call_soon(action)

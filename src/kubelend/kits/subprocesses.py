@@ -1,7 +1,7 @@
 """Child processes: no shell, a timeout, and the last line of stderr as the error.
 
 Each child leads its own process group, so that killing the group also kills its descendants.
-`peerings.liqoctl` and `kube.exec_plugins` run programs with it.
+`peerings.liqoctl` and `kube.auth` run programs with it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ async def run_program(
     program: str,
     *arguments: str,
     timeout: timedelta,
+    name: str = "",
     environment: Mapping[str, str] | None = None,
     timeout_hint: str = "",
     missing_hint: str = "install it, or give the path of the program",
@@ -42,9 +43,9 @@ async def run_program(
     succeed.
 
     A program that cannot be started is `InvalidSettings`. `timeout_hint` and `missing_hint` are for a
-    timeout and for a program that cannot be started.
+    timeout and for a program that cannot be started. `name` replaces its name in messages.
     """
-    what = " ".join((Path(program).name, *_subcommands(arguments)))
+    what = name or " ".join((Path(program).name, *_subcommands(arguments)))
     child = await _start_child(program, arguments, environment, missing_hint)
     try:
         async with asyncio.timeout(timeout.total_seconds()):

@@ -86,6 +86,20 @@ def format_time_left(end: datetime, now: datetime) -> str:
     return f"{days}d" if days else format_span(end - now)
 
 
+def title_line(title: str, seconds: float) -> str:
+    """One line of `DEFAULT_WIDTH` columns with the duration at its end."""
+    right = format_seconds(seconds)
+    return f"{title}{' ' * max(1, DEFAULT_WIDTH - len(title) - len(right))}{right}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Measured time with at most three digits: "0.8 ms", "12 ms", "1.2 s"."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    milliseconds = seconds * 1000
+    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
+
+
 def _wrapped_row(cells: list[str], widths: list[int], room: int | None) -> list[str]:
     if room is None or len(cells[-1]) <= room:
         return [format_row(cells, [*widths[:-1], 0])]

@@ -1,7 +1,7 @@
-"""A workqueue of object keys, as in client-go: deduplicated, one worker per key, delayed retries.
+"""The queue of all reconcilers, as the workqueue of client-go: keys are deduplicated, one worker per key.
 
-Reconcilers are level-triggered: an event only enqueues a key. A key added while it is being processed is
-processed once more afterwards, so no change is missed and no object is reconciled twice at the same time. A
+Reconcilers are level-triggered: an event only enqueues a key. A key added while it is being reconciled is
+reconciled once more afterwards, so no change is missed and no object is reconciled twice at the same time. A
 reconcile that hangs does not block other keys.
 """
 
@@ -11,17 +11,39 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Hashable
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from kubelend.core.errors import KubelendError
 
 Key = TypeVar("Key", bound=Hashable)
 
 FIRST_DELAY, MAX_DELAY = timedelta(milliseconds=500), timedelta(minutes=1)
 
 
-class Workqueue(Generic[Key]):
-    """Enqueue keys with `add`; run `run` as a task."""
+class ReconcileQueue(Generic[Key]):
+    """Enqueue keys with `add`; run `run` as a task.
 
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+    A `KubelendError` is retried with backoff, and not before its `retry_after`. It is logged once, not per
+    retry, and so is the recovery. An object that cannot be decoded is skipped until it changes. Any other
+    exception is a bug and ends `run`.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        reconcile: Callable[[Key], Awaitable[None]],
+        log: Any,
+        *,
+        on_failure: Callable[[Key, KubelendError], Awaitable[None]] | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`on_failure` is called with each failure, which then is not logged."""
+        self._kind = kind
+        self._reconcile = reconcile
+        self._log = log
+        self._on_failure = on_failure or self._log_failure
         self._chance = chance
         self._ready: dict[Key, None] = {}
         self._processing: set[Key] = set()
@@ -30,6 +52,7 @@ class Workqueue(Generic[Key]):
         self._failures: dict[Key, int] = {}
         self._in_backoff: set[Key] = set()
         """Keys in backoff after a failure, without a Retry-After of the server."""
+        self._logged_errors: dict[Key, str] = {}
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
@@ -37,7 +60,7 @@ class Workqueue(Generic[Key]):
         return len(self._ready)
 
     def add(self, key: Key) -> None:
-        """Enqueue a key. If it is being processed, it is processed again afterwards."""
+        """Enqueue a key. If it is being reconciled, it is reconciled again afterwards."""
         self._cancel_timer(key)
         self._in_backoff.discard(key)
         if key in self._processing:
@@ -58,9 +81,10 @@ class Workqueue(Generic[Key]):
             self._timers[key] = loop.call_at(due, self.add, key)
 
     def retry(self, key: Key, at_least: timedelta = timedelta()) -> timedelta:
-        """Enqueue a key with exponential backoff; return the delay.
+        """Enqueue a key with a backoff that doubles until a reconcile succeeds; return the delay.
 
-        `at_least` is a minimum, such as a server's Retry-After.
+        `at_least` is a minimum, such as a server's Retry-After. A reconcile that calls this itself has not
+        succeeded.
         """
         tried = self._failures.get(key, 0)
         self._failures[key] = tried + 1
@@ -81,18 +105,14 @@ class Workqueue(Generic[Key]):
         for key in list(self._in_backoff):
             self.add(key)
 
-    def forget(self, key: Key) -> None:
-        """Reset the failure count of a key."""
-        self._failures.pop(key, None)
-
-    async def run(self, handle: Callable[[Key], Awaitable[None]]) -> None:
-        """Process keys concurrently until cancelled. An exception of `handle` ends it."""
+    async def run(self) -> None:
+        """Reconcile keys concurrently until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
                     key = await self._next()
                     self._processing.add(key)
-                    group.create_task(self._handle(key, handle))
+                    group.create_task(self._process(key))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
@@ -104,14 +124,40 @@ class Workqueue(Generic[Key]):
         del self._ready[key]
         return key
 
-    async def _handle(self, key: Key, handle: Callable[[Key], Awaitable[None]]) -> None:
+    async def _process(self, key: Key) -> None:
         try:
-            await handle(key)
+            await self._attempt(key)
         finally:
             self._processing.discard(key)
             if key in self._dirty:
                 self._dirty.discard(key)
                 self.add(key)
+
+    async def _attempt(self, key: Key) -> None:
+        try:
+            await self._reconcile(key)
+        except KubelendError as error:
+            self.retry(key, timedelta(seconds=error.retry_after))
+            await self._on_failure(key, error)
+        except msgspec.MsgspecError as error:  # a retry would not help until the object is changed
+            self._failures.pop(key, None)
+            self._log_once("Skipping invalid object", key, str(error), error)
+        else:
+            if key not in self._in_backoff:
+                self._failures.pop(key, None)
+            if self._logged_errors.pop(key, None) is not None:
+                self._log.info("Reconcile recovered", kind=self._kind, name=str(key))
+
+    async def _log_failure(self, key: Key, error: KubelendError) -> None:
+        message = "Reconcile failed, will retry"
+        self._log_once(message, key, error.code, error, retry_after=error.retry_after)
+
+    def _log_once(
+        self, message: str, key: Key, cause: str, error: Exception, **keys: float
+    ) -> None:
+        if self._logged_errors.get(key) != cause:
+            self._logged_errors[key] = cause
+            self._log.warning(message, kind=self._kind, name=str(key), error=str(error), **keys)
 
     def _cancel_timer(self, key: Key) -> None:
         timer = self._timers.pop(key, None)

@@ -1,21 +1,42 @@
-"""Current credentials and TLS contexts of a client.
+"""Current credentials and TLS contexts of a client, also from exec plugins of a kubeconfig.
 
 Files are checked for changes before each request, which costs one stat per file. If a file is incomplete or
-missing for a moment, the last valid credentials stay in use.
+missing for a moment, the last valid credentials stay in use. Exec credential plugins
+(`client.authentication.k8s.io`, v1 and v1beta1) run non-interactively; their credentials are cached until
+they expire or an API server rejects them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import ssl
-from typing import NamedTuple
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
-from kubelend.core.errors import InvalidSettings
+import msgspec
+
+from kubelend.core.errors import InvalidSettings, Unavailable
+from kubelend.kits import clock, subprocesses
 from kubelend.kube import config as accesses
-from kubelend.kube import exec_plugins
-from kubelend.kube.config import KubeConfig
-from kubelend.kube.exec_plugins import ClientCredentials
+from kubelend.kube.config import ExecPlugin, KubeConfig
+
+PLUGIN_TIMEOUT: Final = timedelta(seconds=60)
+"""Timeout of a plugin run. A login takes a few seconds; one that waits for a person never ends."""
+
+
+class ClientCredentials(NamedTuple):
+    """Credentials: a token, a certificate with its key in PEM form, or both, or none."""
+
+    token: str = ""
+    certificate: bytes = b""
+    key: bytes = b""
+    expires_at: datetime | None = None
+
+    def __repr__(self) -> str:
+        return f"ClientCredentials(expires_at={self.expires_at})"
 
 
 class RequestCredentials(NamedTuple):
@@ -35,7 +56,7 @@ class CredentialSource:
 
     def __init__(self, config: KubeConfig) -> None:
         self._config = config
-        self._runner = exec_plugins.PluginRunner(config.plugin) if config.plugin else None
+        self._runner = PluginRunner(config.plugin) if config.plugin else None
         self._fingerprint: accesses.FileFingerprint | None = None
         self._has_read = False
         self._files = (b"", ClientCredentials())
@@ -48,16 +69,17 @@ class CredentialSource:
         given = obtained
         if self._runner is not None:
             obtained = await self._runner.credentials()
-            given = _with_file_certificate(obtained, given)
+            if obtained.certificate or not given.certificate:
+                given = obtained
+            else:  # the plugin returns a token, and the kubeconfig has the certificate
+                given = given._replace(token=obtained.token)
         headers = self._config.impersonation
         if given.token:
             headers = (("Authorization", f"Bearer {given.token}"), *headers)
         return RequestCredentials(headers, self._tls(authorities, given), obtained, self._config)
 
     def invalidate(self, rejected: RequestCredentials) -> None:
-        """Drop credentials that an API server rejected, and read the files again even if they look
-        unchanged.
-        """
+        """Drop rejected credentials, and read the files again even if they look unchanged."""
         self._fingerprint = None
         if self._runner is not None:
             self._runner.invalidate(rejected.credentials)
@@ -74,15 +96,13 @@ class CredentialSource:
             self._has_read = True
 
     def _reload_kubeconfig(self) -> None:
-        """Reload the kubeconfig, which may contain inline secrets. The context stays, even if
-        current-context has changed.
-        """
+        """It may contain inline secrets. The context stays, even if current-context has changed."""
         origin = self._config.origin
         if origin is None or not self._has_read:
             return
         found = accesses.config_from_kubeconfig(origin.path, origin.context)
         if found.plugin != self._config.plugin:
-            self._runner = exec_plugins.PluginRunner(found.plugin) if found.plugin else None
+            self._runner = PluginRunner(found.plugin) if found.plugin else None
         self._config = found
 
     def _tls(self, authorities: bytes, given: ClientCredentials) -> ssl.SSLContext | None:
@@ -104,15 +124,6 @@ class CredentialSource:
         return made
 
 
-def _with_file_certificate(
-    from_plugin: ClientCredentials, from_files: ClientCredentials
-) -> ClientCredentials:
-    """Complete a plugin's token with the client certificate of the kubeconfig."""
-    if from_plugin.certificate or not from_files.certificate:
-        return from_plugin
-    return from_plugin._replace(certificate=from_files.certificate, key=from_files.key)
-
-
 def _read_secret_files(config: KubeConfig) -> tuple[bytes, ClientCredentials]:
     token = config.token.read().decode("utf-8", "replace").strip()
     if not token.isascii() or not (token.isprintable() or not token):
@@ -126,9 +137,7 @@ def _read_secret_files(config: KubeConfig) -> tuple[bytes, ClientCredentials]:
 def client_tls_context(
     authorities: bytes, certificate: bytes, key: bytes, *, insecure: bool = False
 ) -> ssl.SSLContext:
-    """Return a client context that trusts these authorities (default: the system's) and presents the
-    certificate, if any.
-    """
+    """A client context that trusts these authorities, or the system's, and presents the certificate."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["http/1.1"])
@@ -170,3 +179,93 @@ def _load_client_certificate(made: ssl.SSLContext, certificate: bytes, key: byte
         ) from error
     finally:
         os.close(descriptor)
+
+
+class PluginRunner:
+    """Runs one plugin when its cached credentials have expired, one run at a time."""
+
+    def __init__(
+        self,
+        plugin: ExecPlugin,
+        *,
+        now: Callable[[], datetime] = clock.utc_now,
+        timeout: timedelta = PLUGIN_TIMEOUT,
+    ) -> None:
+        self._plugin = plugin
+        self._now = now
+        self._timeout = timeout
+        self._cached: ClientCredentials | None = None
+        self._lock = asyncio.Lock()
+
+    async def credentials(self) -> ClientCredentials:
+        async with self._lock:
+            expires_at = self._cached and self._cached.expires_at
+            if self._cached is None or (expires_at is not None and expires_at <= self._now()):
+                self._cached = None
+                self._cached = await run_plugin(self._plugin, self._timeout)
+            return self._cached
+
+    def invalidate(self, rejected: ClientCredentials) -> None:
+        """Drop rejected credentials. Of several concurrent requests only the first causes a new run."""
+        if self._cached is rejected:
+            self._cached = None
+
+
+async def run_plugin(plugin: ExecPlugin, timeout: timedelta = PLUGIN_TIMEOUT) -> ClientCredentials:
+    """Run the plugin. `InvalidSettings` if it can never work, `Unavailable` if a retry may succeed."""
+    spec = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster else {})
+    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
+    output = await subprocesses.run_program(
+        plugin.command,
+        *plugin.arguments,
+        timeout=timeout,
+        environment={
+            **os.environ,
+            **plugin.variables,
+            "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode(),
+        },
+        timeout_hint="log in manually once, in case it waits for input",
+        missing_hint=plugin.hint or "install it, or correct the kubeconfig's exec command",
+    )
+    return _parse_credential(plugin, output)
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
+
+
+class _ExecCredential(msgspec.Struct, rename="camel"):
+    api_version: str
+    kind: str
+    status: _Status | None = None
+
+
+def _parse_credential(plugin: ExecPlugin, output: bytes) -> ClientCredentials:
+    try:
+        found = msgspec.json.decode(output, type=_ExecCredential)
+    except msgspec.MsgspecError as error:
+        raise Unavailable(f"{plugin.command} returned no valid ExecCredential: {error}") from None
+    if (found.kind, found.api_version) != ("ExecCredential", plugin.api_version):
+        raise InvalidSettings(
+            f"{plugin.command} returned apiVersion {found.api_version}, not {plugin.api_version}",
+            hint="set the returned apiVersion in the kubeconfig's exec section",
+        )
+    status = found.status or _Status()
+    if bool(status.client_certificate_data) != bool(status.client_key_data):
+        raise Unavailable(
+            f"{plugin.command} returned a certificate without a key, or a key without a certificate"
+        )
+    if not status.token and not status.client_key_data:
+        raise Unavailable(f"{plugin.command} returned neither a token nor a certificate")
+    expires_at = status.expiration_timestamp
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise Unavailable(f"{plugin.command} returned an expirationTimestamp without a time zone")
+    return ClientCredentials(
+        status.token,
+        status.client_certificate_data.encode(),
+        status.client_key_data.encode(),
+        expires_at,
+    )

@@ -14,7 +14,7 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import timedelta
-from typing import Final, Generic, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -22,29 +22,19 @@ from kubelend.core.errors import Gone, NotFound, Unavailable
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import codec
 from kubelend.kube import transport as kube_transport
-from kubelend.kube.codec import Page, UndecodableObject, WatchEvent
+from kubelend.kube.codec import Listing, UndecodableObject, WatchEvent
 from kubelend.kube.config import KubeConfig
 from kubelend.kube.resources import Kind, Resource
 from kubelend.kube.transport import ApiRequest, Transport
 
 PAGE_SIZE: Final = 500
 WATCH_DURATION: Final = timedelta(minutes=5)
-"""Requested duration of a watch. Randomised up to twice as long, so that watches do not end at the same
-time.
-"""
+"""Requested duration of a watch. Randomised up to twice as long, so that not all end at the same time."""
 WATCH_GRACE: Final = timedelta(seconds=30)
 """How much later than requested the server may end a watch."""
 
 _LIST_ATTEMPTS: Final = 3
 """Attempts to list, if the continue token expires between pages."""
-
-
-class Listing(NamedTuple, Generic[Kind]):
-    """All objects at one resource version, and those that could not be decoded."""
-
-    objects: list[Kind]
-    resource_version: str
-    undecodable: list[UndecodableObject]
 
 
 class Client:
@@ -116,14 +106,10 @@ class Client:
         return codec.decoder_for(resource).decode_object(await self._transport.send(call))
 
     async def update(self, resource: Resource[Kind], found: Kind) -> Kind:
-        """Replace an object without its status; fields unknown to its type are lost. `Conflict` if it has
-        changed.
-        """
-        return await self._put(resource, found, "")
-
-    async def update_status(self, resource: Resource[Kind], found: Kind) -> Kind:
-        """Replace the status only. `Conflict` if the object has changed."""
-        return await self._put(resource, found, "status")
+        """Replace all but the status; fields unknown to the type are lost. `Conflict` if it has changed."""
+        path = resource.path(found.metadata.namespace, found.metadata.name)
+        call = ApiRequest("PUT", path, body=codec.encode_object(resource, found))
+        return codec.decoder_for(resource).decode_object(await self._transport.send(call))
 
     async def patch(
         self,
@@ -171,8 +157,7 @@ class Client:
         labels: str = "",
         fields: str = "",
     ) -> AsyncGenerator[WatchEvent[Kind], None]:
-        """Watch changes after the resource version `since` until the server ends the watch; see
-        `kube.informer`.
+        """Watch changes after the version `since` until the server ends the watch; see `kube.informer`.
 
         The first event is a bookmark with `since`, sent when the server responds. `Gone` if the version is
         compacted.
@@ -205,26 +190,18 @@ class Client:
         version: dict[str, str],
     ) -> Listing[Kind]:
         objects: builtins.list[Kind] = []
-        unreadable: builtins.list[UndecodableObject] = []
+        undecodable: builtins.list[UndecodableObject] = []
         selected = {**selected, "limit": str(resource.page_size or PAGE_SIZE)}
         query = selected | version
         while True:
             call = ApiRequest("GET", resource.path(namespace), query)
-            page: Page[Kind] = codec.decoder_for(resource).decode_page(
-                await self._transport.send(call)
-            )
+            page = codec.decoder_for(resource).decode_page(await self._transport.send(call))
             objects += page.objects
-            unreadable += page.undecodable
+            undecodable += page.undecodable
             if not page.continue_token:
-                return Listing(objects, page.resource_version, unreadable)
-            query = selected | {
-                "continue": page.continue_token
-            }  # the continue token includes the version
-
-    async def _put(self, resource: Resource[Kind], found: Kind, subresource: str) -> Kind:
-        path = resource.object_path(found, subresource)
-        call = ApiRequest("PUT", path, body=codec.encode_object(resource, found))
-        return codec.decoder_for(resource).decode_object(await self._transport.send(call))
+                return Listing(objects, undecodable, page.resource_version)
+            # The continue token includes the version.
+            query = selected | {"continue": page.continue_token}
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

@@ -1,5 +1,4 @@
-"""Codec for API server responses: typed decoding of objects, lists and watch events, and errors from
-Status.
+"""Codec for API server responses: objects, lists and watch events with types, and errors from Status.
 
 Objects are decoded directly into the type of their resource, with one decoder per resource. An object that
 does not fit its type is returned as `UndecodableObject`, so that one invalid object does not block all
@@ -29,13 +28,14 @@ class UndecodableObject(NamedTuple):
     is_deleted: bool = False
 
 
-class Page(NamedTuple, Generic[Kind]):
-    """One page of a list. `next` is the continue token, empty on the last page."""
+class Listing(NamedTuple, Generic[Kind]):
+    """Objects at one resource version, and those that cannot be decoded: all, or one page of them."""
 
     objects: list[Kind]
     undecodable: list[UndecodableObject]
     resource_version: str
-    continue_token: str
+    continue_token: str = ""
+    """Of the next page; empty on the last one."""
 
 
 class WatchEvent(NamedTuple, Generic[Kind]):
@@ -61,7 +61,7 @@ class Decoder(Generic[Kind]):
         except msgspec.MsgspecError as error:
             raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
 
-    def decode_page(self, content: bytes) -> Page[Kind]:
+    def decode_page(self, content: bytes) -> Listing[Kind]:
         try:
             found = self._page.decode(content)
         except msgspec.ValidationError:
@@ -69,7 +69,7 @@ class Decoder(Generic[Kind]):
         except msgspec.MsgspecError as error:
             raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
         meta = found.metadata
-        return Page(found.items or [], [], meta.resource_version, meta.continue_)
+        return Listing(found.items or [], [], meta.resource_version, meta.continue_)
 
     def decode_event(self, line: bytes) -> WatchEvent[Kind]:
         """Decode a watch event. An ERROR event, such as `Gone`, is raised."""
@@ -87,18 +87,16 @@ class Decoder(Generic[Kind]):
             return WatchEvent(event.type, None, meta.resource_version, found)
         return WatchEvent(event.type, found, meta.resource_version)
 
-    def _decode_page_by_item(self, content: bytes) -> Page[Kind]:
+    def _decode_page_by_item(self, content: bytes) -> Listing[Kind]:
         try:
             found = _RAW_PAGE_DECODER.decode(content)
         except msgspec.MsgspecError as error:
             raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
         read = [self._decode_item(item) for item in found.items or []]
-        return Page(
-            [one for one in read if not isinstance(one, UndecodableObject)],
-            [one for one in read if isinstance(one, UndecodableObject)],
-            found.metadata.resource_version,
-            found.metadata.continue_,
-        )
+        objects = [one for one in read if not isinstance(one, UndecodableObject)]
+        undecodable = [one for one in read if isinstance(one, UndecodableObject)]
+        meta = found.metadata
+        return Listing(objects, undecodable, meta.resource_version, meta.continue_)
 
     def _decode_item(
         self, item: msgspec.Raw, *, is_deleted: bool = False
@@ -112,10 +110,7 @@ class Decoder(Generic[Kind]):
 
 def decoder_for(resource: Resource[Kind]) -> Decoder[Kind]:
     """Return the cached decoder of a resource; creating one costs more than decoding a thousand objects."""
-    found = _DECODERS.get(resource)
-    if found is None:
-        found = _DECODERS[resource] = Decoder(resource)
-    return found
+    return _DECODERS.get(resource) or _DECODERS.setdefault(resource, Decoder(resource))
 
 
 def encode_object(resource: Resource[Kind], found: Kind, *, is_new: bool = False) -> bytes:
@@ -142,7 +137,10 @@ def error_from_response(
         found = Status(message=text)
     error = error_from_status(msgspec.structs.replace(found, code=status))
     if isinstance(error, errors.Unavailable | errors.LimitExceeded):
-        seconds = _retry_after_seconds(retry_after) or float(found.details.retry_after_seconds)
+        # HTTP also allows a date here, but API servers only send seconds.
+        is_number = retry_after and retry_after.isascii() and retry_after.isdigit()
+        seconds = float(retry_after or 0) if is_number else 0.0
+        seconds = seconds or float(found.details.retry_after_seconds)
         error.retry_after = seconds or error.retry_after
     return error
 
@@ -231,8 +229,3 @@ def error_from_status(status: Status) -> errors.KubelendError:
     if status.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return errors.Unavailable(f"API server responded with {status.code}: {message}")
     return _ERRORS_BY_STATUS.get(status.code, errors.UnexpectedAnswer)(message)
-
-
-def _retry_after_seconds(header: str | None) -> float:
-    # HTTP also allows a date here, but API servers only send seconds.
-    return float(header) if header and header.isascii() and header.isdigit() else 0.0

@@ -1,8 +1,10 @@
-"""Client configuration: API server, credentials and proxy, from a kubeconfig or from the pod's service
-account.
+"""Client configuration: API server, credentials and proxy, from a kubeconfig or the pod's service account.
 
 Composition roots load a `KubeConfig` and open a `kube.client.Client` with it. It names secret files instead
 of holding their contents, because these may be replaced while the client runs; `kube.auth` reads them.
+
+Kubeconfig files are merged as by kubectl: of several entries with one name the first wins, and so does the
+first `current-context`. Paths in a file are relative to that file.
 """
 
 from __future__ import annotations
@@ -10,17 +12,15 @@ from __future__ import annotations
 import base64
 import ipaddress
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import files
-from kubelend.kube import exec_plugins, kubeconfig
-from kubelend.kube.exec_plugins import ExecPlugin
 
 FileFingerprint = tuple[tuple[int, ...] | None, ...]
 """Fingerprint of some files, which changes when one of them does."""
@@ -54,20 +54,41 @@ NO_DATA = DataOrFile()
 
 def fingerprint_files(paths: Iterable[Path | None]) -> FileFingerprint:
     """Return a fingerprint that is equal as long as none of the files has changed."""
-    return tuple(None if path is None else _fingerprint(path) for path in paths)
 
+    def fingerprint(path: Path | None) -> tuple[int, ...] | None:
+        # Follows links, and so detects that Kubernetes replaced the ..data link of a mounted secret.
+        try:
+            found = path.stat() if path else None
+        except OSError:
+            return None
+        return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
-def _fingerprint(path: Path) -> tuple[int, ...] | None:
-    # Follows links, and so detects that Kubernetes replaced the ..data link of a mounted secret.
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return tuple(map(fingerprint, paths))
 
 
 SERVICE_ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+KUBECONFIG_VARIABLE: Final = "KUBECONFIG"
+
+
+EXEC_GROUP: Final = "client.authentication.k8s.io"
+EXEC_VERSIONS: Final = (f"{EXEC_GROUP}/v1", f"{EXEC_GROUP}/v1beta1")
+
+
+class ExecPlugin(msgspec.Struct, frozen=True):
+    """Configuration of a plugin. Arguments and variables may be secrets."""
+
+    command: str
+    api_version: str
+    arguments: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    cluster: dict[str, Any] | None = None
+    """Cluster information, if the plugin asks for it."""
+    hint: str = ""
+    """The kubeconfig's installHint."""
+
+    def __repr__(self) -> str:
+        return f"Plugin({self.command!r})"
 
 
 class KubeconfigSource(msgspec.Struct, frozen=True):
@@ -120,7 +141,7 @@ def load_config(
     """Load the configuration as kubectl does: the named kubeconfig, else $KUBECONFIG, else the pod's
     service account, else ~/.kube/config.
     """
-    is_named = bool(kubeconfig_path or context or os.environ.get(kubeconfig.KUBECONFIG_VARIABLE))
+    is_named = bool(kubeconfig_path or context or os.environ.get(KUBECONFIG_VARIABLE))
     if not is_named and os.environ.get(HOST_VARIABLE):
         return in_cluster_config(service_account)
     return config_from_kubeconfig(kubeconfig_path, context)
@@ -151,8 +172,8 @@ def in_cluster_config(
 
 def config_from_kubeconfig(path: str | Path | None = None, context: str = "") -> KubeConfig:
     """Load one context of a kubeconfig; without a path of $KUBECONFIG, or of ~/.kube/config."""
-    paths = kubeconfig.kubeconfig_files(str(path or ""))
-    choice = kubeconfig.select_context(paths, context)
+    paths = kubeconfig_files(str(path or ""))
+    choice = select_context(paths, context)
     cluster, user = choice.cluster, choice.user
     authorities = _data_or_file(
         cluster.certificate_authority_data, cluster.certificate_authority, choice.cluster_file
@@ -166,7 +187,9 @@ def config_from_kubeconfig(path: str | Path | None = None, context: str = "") ->
             user.client_certificate_data, user.client_certificate, choice.user_file
         ),
         key=_data_or_file(user.client_key_data, user.client_key, choice.user_file),
-        token=_user_token(user, choice.user_file),
+        token=_data_or_file(
+            b"" if user.token_file else user.token.encode(), user.token_file, choice.user_file
+        ),
         plugin=_exec_plugin(user.exec, choice, authorities),
         impersonation=_impersonation(user),
         tls_server_name=cluster.tls_server_name,
@@ -180,9 +203,171 @@ def config_from_kubeconfig(path: str | Path | None = None, context: str = "") ->
 def config_files(config: KubeConfig) -> list[Path | None]:
     """Return the files that the configuration depends on, for change detection."""
     own = [config.authorities.path, config.certificate.path, config.key.path, config.token.path]
-    return (
-        own if config.origin is None else [*own, *kubeconfig.kubeconfig_files(config.origin.path)]
-    )
+    return own if config.origin is None else [*own, *kubeconfig_files(config.origin.path)]
+
+
+# -- kubeconfig files
+
+
+class Extension(msgspec.Struct):
+    name: str = ""
+    extension: Any = None
+
+
+class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+    """Address of an API server and how to verify it."""
+
+    server: str = ""
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+    certificate_authority: str = ""
+    certificate_authority_data: bytes = b""
+    proxy_url: str = ""
+    extensions: list[Extension] | None = None
+
+
+class EnvVar(msgspec.Struct, frozen=True):
+    name: str
+    value: str = ""
+
+
+class ExecConfig(msgspec.Struct, frozen=True, rename="camel"):
+    """An exec credential plugin, run by `kube.auth`."""
+
+    command: str
+    api_version: str = ""
+    args: tuple[str, ...] | None = None
+    env: tuple[EnvVar, ...] | None = None
+    interactive_mode: str = ""
+    provide_cluster_info: bool = False
+    install_hint: str = ""
+
+
+class User(msgspec.Struct, frozen=True, rename="kebab"):
+    """Credentials of a user."""
+
+    client_certificate: str = ""
+    client_certificate_data: bytes = b""
+    client_key: str = ""
+    client_key_data: bytes = b""
+    token: str = ""
+    token_file: str = msgspec.field(default="", name="tokenFile")
+    username: str = ""
+    exec: ExecConfig | None = None
+    auth_provider: Any = None
+    as_: str = msgspec.field(default="", name="as")
+    as_uid: str = ""
+    as_groups: tuple[str, ...] | None = None
+    as_user_extra: dict[str, tuple[str, ...]] | None = None
+
+    def __repr__(self) -> str:
+        return "User(...)"
+
+
+class Context(msgspec.Struct, frozen=True):
+    """A user at a cluster, with a default namespace."""
+
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class SelectedContext(NamedTuple):
+    """The selected context, with the files that its cluster and user come from."""
+
+    name: str
+    cluster: Cluster
+    cluster_file: Path
+    user: User
+    user_file: Path
+    namespace: str
+
+    def __repr__(self) -> str:
+        return f"SelectedContext({self.name!r})"
+
+
+def kubeconfig_files(path: str = "", environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the kubeconfig files to use: the named one, else those of $KUBECONFIG, else ~/.kube/config."""
+    if path:
+        return [Path(path)]
+    listed = environment.get(KUBECONFIG_VARIABLE, "").split(os.pathsep)
+    return [Path(one) for one in listed if one] or [Path.home() / ".kube" / "config"]
+
+
+def select_context(paths: Sequence[Path], context: str = "") -> SelectedContext:
+    """Return the context of this name, or the current one. Missing files are skipped unless all are."""
+    found = [(path, _read_kubeconfig(path)) for path in paths if len(paths) == 1 or path.exists()]
+    where = os.pathsep.join(map(str, paths))
+    if not found:
+        raise InvalidSettings(f"no kubeconfig found: none of {where} exists", hint=_HINT)
+    name = context or next((each.current_context for _, each in found if each.current_context), "")
+    if not name:
+        raise InvalidSettings(
+            f"{where} has no current-context",
+            hint="use --context, or run `kubectl config use-context`",
+        )
+    _, chosen = _find_entry("context", name, where, found)
+    cluster_file, cluster = _find_entry("cluster", chosen.cluster, where, found)
+    user_file, user = paths[0], User()
+    if chosen.user:
+        user_file, user = _find_entry("user", chosen.user, where, found)
+    return SelectedContext(name, cluster, cluster_file, user, user_file, chosen.namespace)
+
+
+_HINT: Final = "use --kubeconfig, or set $KUBECONFIG"
+
+
+class _Entry(msgspec.Struct):
+    """A named entry of one of the three lists."""
+
+    name: str
+    cluster: Cluster | None = None
+    user: User | None = None
+    context: Context | None = None
+
+
+class _KubeconfigFile(msgspec.Struct, rename="kebab"):
+    clusters: list[_Entry] | None = None
+    users: list[_Entry] | None = None
+    contexts: list[_Entry] | None = None
+    current_context: str | None = None
+
+
+def _read_kubeconfig(path: Path) -> _KubeconfigFile:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidSettings(f"kubeconfig {path} is missing", hint=_HINT) from None
+    except OSError as error:
+        raise InvalidSettings(
+            f"kubeconfig {path} cannot be read: {error.strerror}", hint="check its owner and mode"
+        ) from error
+    try:
+        return msgspec.yaml.decode(content, type=_KubeconfigFile | None) or _KubeconfigFile()
+    except msgspec.ValidationError as problem:
+        raise InvalidSettings(f"kubeconfig {path}: {problem}", hint="correct it") from None
+    except msgspec.DecodeError as problem:
+        # Only the line number, because the parser's message quotes the content, which may be a secret.
+        mark = getattr(problem.__context__, "problem_mark", None)
+        position = f" (line {mark.line + 1})" if mark else ""
+        raise InvalidSettings(
+            f"kubeconfig {path} is not valid YAML{position}", hint="correct it"
+        ) from None
+
+
+def _find_entry(
+    what: str, name: str, where: str, found: Sequence[tuple[Path, _KubeconfigFile]]
+) -> tuple[Path, Any]:
+    """The entry and its file: the first one wins, as in kubectl."""
+    empty = {"context": Context, "cluster": Cluster, "user": User}[what]
+    names = []
+    for path, file in found:
+        for entry in getattr(file, f"{what}s") or ():
+            if entry.name == name:
+                return path, getattr(entry, what) or empty()
+            names.append(entry.name)
+    there = ", ".join(sorted(set(names))) or "none"
+    raise InvalidSettings(f"{where} has no {what} {name!r}", hint=f"use one of: {there}")
 
 
 def _data_or_file(data: bytes, path: str, relative_to: Path) -> DataOrFile:
@@ -191,13 +376,7 @@ def _data_or_file(data: bytes, path: str, relative_to: Path) -> DataOrFile:
     return DataOrFile(path=relative_to.absolute().parent / path)
 
 
-def _user_token(user: kubeconfig.User, file: Path) -> DataOrFile:
-    return _data_or_file(b"" if user.token_file else user.token.encode(), user.token_file, file)
-
-
-def _check_cluster(
-    cluster: kubeconfig.Cluster, choice: kubeconfig.SelectedContext, authorities: DataOrFile
-) -> None:
+def _check_cluster(cluster: Cluster, choice: SelectedContext, authorities: DataOrFile) -> None:
     what = f"{choice.cluster_file}, context {choice.name!r}"
     url = urlsplit(cluster.server)
     if url.scheme not in ("https", "http") or not url.hostname:
@@ -214,7 +393,7 @@ def _check_cluster(
     authorities.read(hint="correct certificate-authority")
 
 
-def _check_user(user: kubeconfig.User, choice: kubeconfig.SelectedContext) -> None:
+def _check_user(user: User, choice: SelectedContext) -> None:
     what = f"{choice.user_file}, context {choice.name!r}"
     if user.auth_provider is not None:
         raise InvalidSettings(
@@ -226,26 +405,23 @@ def _check_user(user: kubeconfig.User, choice: kubeconfig.SelectedContext) -> No
             f"{what}: user names and passwords are not supported, as in Kubernetes since 1.19",
             hint="use a certificate or a token",
         )
-    pair = (
-        bool(user.client_certificate or user.client_certificate_data),
-        bool(user.client_key or user.client_key_data),
-    )
-    if pair in ((True, False), (False, True)):
+    has_certificate = user.client_certificate or user.client_certificate_data
+    if bool(has_certificate) != bool(user.client_key or user.client_key_data):
         raise InvalidSettings(
             f"{what}: client certificate and key must both be set", hint="add the missing one"
         )
 
 
 def _exec_plugin(
-    found: kubeconfig.ExecConfig | None, choice: kubeconfig.SelectedContext, authorities: DataOrFile
+    found: ExecConfig | None, choice: SelectedContext, authorities: DataOrFile
 ) -> ExecPlugin | None:
     if found is None:
         return None
     what = f"{choice.user_file}, context {choice.name!r}: exec"
-    if found.api_version not in exec_plugins.VERSIONS:
+    if found.api_version not in EXEC_VERSIONS:
         raise InvalidSettings(
             f"{what}: apiVersion {found.api_version!r} is not supported",
-            hint=f"use {exec_plugins.VERSIONS[0]}, and a newer plugin",
+            hint=f"use {EXEC_VERSIONS[0]}, and a newer plugin",
         )
     if found.interactive_mode == "Always":
         raise InvalidSettings(
@@ -265,27 +441,21 @@ def _exec_plugin(
     )
 
 
-def _cluster_info(cluster: kubeconfig.Cluster, authorities: DataOrFile) -> dict[str, Any]:
-    """Cluster information for an exec plugin, with the field names of a kubeconfig."""
+def _cluster_info(cluster: Cluster, authorities: DataOrFile) -> dict[str, Any]:
+    """Cluster information for an exec plugin, with the field names of a"""
+    extensions = {one.name: one.extension for one in reversed(cluster.extensions or ())}
     info: dict[str, Any] = {
         "server": cluster.server,
         "tls-server-name": cluster.tls_server_name,
         "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
         "certificate-authority-data": base64.b64encode(authorities.read()).decode(),
         "proxy-url": cluster.proxy_url,
+        "config": extensions.get(f"{EXEC_GROUP}/exec"),
     }
-    info["config"] = next(
-        (
-            one.extension
-            for one in cluster.extensions or ()
-            if one.name == f"{exec_plugins.GROUP}/exec"
-        ),
-        None,
-    )
     return {name: value for name, value in info.items() if value}
 
 
-def _impersonation(user: kubeconfig.User) -> tuple[tuple[str, str], ...]:
+def _impersonation(user: User) -> tuple[tuple[str, str], ...]:
     headers = [("Impersonate-User", user.as_), ("Impersonate-Uid", user.as_uid)]
     headers += [("Impersonate-Group", group) for group in user.as_groups or ()]
     for name, values in (user.as_user_extra or {}).items():
@@ -295,25 +465,17 @@ def _impersonation(user: kubeconfig.User) -> tuple[tuple[str, str], ...]:
 
 def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the proxy URL for a server; empty if there is none."""
+
+    def variable(name: str) -> str:
+        return environment.get(name.upper()) or environment.get(name) or ""
+
     parts = urlsplit(url)
-    proxy = _variable_in_any_case(environment, f"{parts.scheme}_proxy")
-    if not proxy or _is_excluded(
-        parts.hostname or "", _variable_in_any_case(environment, "no_proxy")
-    ):
+    host, proxy = parts.hostname or "", variable(f"{parts.scheme}_proxy")
+    rules = [rule.strip().lower() for rule in variable("no_proxy").split(",")]
+    is_excluded = any(_no_proxy_matches(rule, host) for rule in rules if rule)
+    if not proxy or is_excluded or host == "localhost" or _is_loopback(host):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _variable_in_any_case(environment: Mapping[str, str], name: str) -> str:
-    return environment.get(name.upper()) or environment.get(name) or ""
-
-
-def _is_excluded(host: str, excepted: str) -> bool:
-    if host == "localhost" or _is_loopback(host):
-        return True
-    return any(
-        _no_proxy_matches(one.strip().lower(), host) for one in excepted.split(",") if one.strip()
-    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import structlog
 
-from kubelend.core.errors import Gone, KubelendError, LimitExceeded, Unavailable
+from kubelend.core.errors import Gone, KubelendError, Unavailable
 from kubelend.kits.backoff import Backoff
 from kubelend.kube.client import Client
-from kubelend.kube.codec import UndecodableObject, WatchEvent
+from kubelend.kube.codec import Listing, UndecodableObject, WatchEvent
 from kubelend.kube.resources import Kind, Resource
 from kubelend.wire.objects import Object
 
@@ -58,13 +59,17 @@ async def list_and_watch(
     report: WatchReport = lambda _: None,
     backoff: Backoff = WATCH_BACKOFF,
 ) -> AsyncGenerator[Change[Kind], None]:
-    """List and watch a resource until cancelled. Yields `Listed` first and after each relist, otherwise
-    single changes.
+    """List and watch until cancelled. Yields `Listed` first and after each relist, else single changes.
 
     All errors are retried with backoff, because all can be fixed from outside: permissions granted, CRDs
     applied, servers started. `report` is called when the watch fails or recovers.
     """
-    watcher = _ListWatcher(client, resource, namespace, labels, fields, report)
+    selected = {"labels": labels, "fields": fields}
+    watcher = _ListWatcher(
+        partial(client.list, resource, namespace, **selected),
+        partial(client.watch, resource, namespace, **selected),
+        report,
+    )
     delays = backoff.delays()
     while True:
         failure: KubelendError | None = None
@@ -82,7 +87,7 @@ async def list_and_watch(
             failure = Unavailable(f"watches of {resource} end immediately")
         if failure is not None:
             watcher.report_error(str(failure))
-            await asyncio.sleep(max(next(delays), _retry_after(failure)))
+            await asyncio.sleep(max(next(delays), failure.retry_after))
 
 
 class _ListWatcher(Generic[Kind]):
@@ -90,18 +95,12 @@ class _ListWatcher(Generic[Kind]):
 
     def __init__(
         self,
-        client: Client,
-        resource: Resource[Kind],
-        namespace: str,
-        labels: str,
-        fields: str,
+        list_objects: Callable[[], Awaitable[Listing[Kind]]],
+        watch: Callable[..., AsyncGenerator[WatchEvent[Kind], None]],
         report: WatchReport,
     ) -> None:
-        self._client = client
-        self._resource = resource
-        self._namespace = namespace
-        self._labels = labels
-        self._fields = fields
+        self._list = list_objects
+        self._watch = watch
         self._report = report
         self._reported = ""
         self.since = ""
@@ -113,29 +112,20 @@ class _ListWatcher(Generic[Kind]):
         """Run one watch, after a list if needed."""
         self.succeeded = False
         if not self.since:
-            listing = await self._client.list(
-                self._resource, self._namespace, labels=self._labels, fields=self._fields
-            )
+            listing = await self._list()
             self.since = listing.resource_version
             yield Listed(listing.objects, listing.undecodable)
-        watch = self._client.watch(
-            self._resource,
-            self._namespace,
-            since=self.since,
-            labels=self._labels,
-            fields=self._fields,
-        )
-        began = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
-            async with contextlib.aclosing(watch) as events:
+            async with contextlib.aclosing(self._watch(since=self.since)) as events:
                 async for event in events:
                     if (change := self._to_change(event)) is not None:
                         yield change
         finally:
-            self.succeeded |= asyncio.get_running_loop().time() - began > MIN_WATCH_SECONDS
+            self.succeeded |= clock() - began > MIN_WATCH_SECONDS
 
     def report_error(self, error: str) -> None:
-        """Report an error if it has changed."""
         if error != self._reported:
             self._reported = error
             self._report(error)
@@ -149,21 +139,9 @@ class _ListWatcher(Generic[Kind]):
         return Deleted(event.found) if event.type == "DELETED" else event.found
 
 
-def _retry_after(error: KubelendError) -> float:
-    """Retry-After of the server in seconds."""
-    return error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
-
-
 CachedKind = TypeVar("CachedKind", bound=Object)
 
 log = structlog.get_logger("kubelend.controllers")
-
-
-class Update(NamedTuple, Generic[CachedKind]):
-    """An object before and after a change."""
-
-    before: CachedKind
-    after: CachedKind
 
 
 class InformerCache(Generic[CachedKind]):
@@ -175,7 +153,7 @@ class InformerCache(Generic[CachedKind]):
     def __init__(
         self,
         enqueue: Callable[[str], None],
-        on_update: Callable[[Update[CachedKind]], None] = lambda _: None,
+        on_update: Callable[[CachedKind, CachedKind], None] = lambda *_: None,
     ) -> None:
         self.has_synced = False
         """Whether the first list has been received."""
@@ -245,7 +223,7 @@ class InformerCache(Generic[CachedKind]):
         self._objects[name] = found
         self._undecodable.pop(name, None)
         if before is not None and before != found:
-            self._on_update(Update(before, found))
+            self._on_update(before, found)
         self._enqueue(name)
 
     def _on_delete(self, gone: CachedKind) -> None:
@@ -267,9 +245,8 @@ class InformerCache(Generic[CachedKind]):
                 self._enqueue(found.name)
         elif self._undecodable.get(found.name) != found:  # not again at every list
             self._undecodable[found.name] = found
-            log.warning(
-                "Skipping object that cannot be decoded", name=found.name, error=found.error
-            )
+            error = found.error
+            log.warning("Skipping object that cannot be decoded", name=found.name, error=error)
             self._enqueue(found.name)
 
 

@@ -24,11 +24,6 @@ from kubelend.kube.client import Client
 from kubelend.wire.objects import Metadata, Object, ObjectStruct
 
 
-def micro_time(moment: datetime) -> str:
-    """Format a MicroTime: always six decimals, as the API server requires."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 class LeaseSpec(ObjectStruct, frozen=True):
     """Holder of the lease and its timestamps."""
 
@@ -135,7 +130,10 @@ class LeaderElection:
             started_at = self._monotonic()
             self._observe(await self._get_lease())
             if not self._is_held_by_other(started_at) and await self._try_write(self._own_spec()):
-                self._extend_leadership(started_at)
+                if not self.is_leader:
+                    self.term += 1
+                self._leader_until = started_at + self._timings.renew_deadline.total_seconds()
+                self._won.set()
 
     async def _try_with_timeout(self) -> None:
         """With a timeout that leaves time for another attempt before the renew deadline."""
@@ -169,12 +167,6 @@ class LeaderElection:
             self._observe(await self._get_lease())
         return self._observed is not None and self._observed.spec == spec
 
-    def _extend_leadership(self, started_at: float) -> None:
-        if not self.is_leader:
-            self.term += 1
-        self._leader_until = started_at + self._timings.renew_deadline.total_seconds()
-        self._won.set()
-
     def _observe(self, found: Lease | None) -> None:
         """Record the lease; steps down if this replica does not hold it, because another may lead."""
         before = None if self._observed is None else self._observed.metadata.resource_version
@@ -192,7 +184,8 @@ class LeaderElection:
         return now < self._observed_at + max(seconds, self._timings.lease_duration.total_seconds())
 
     def _own_spec(self) -> LeaseSpec:
-        now = micro_time(self._clock())
+        # A MicroTime has always six decimals.
+        now = self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = LeaseSpec() if self._observed is None else self._observed.spec
         own = replace(
             before,

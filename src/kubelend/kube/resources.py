@@ -1,8 +1,6 @@
-"""Resources: group, version and names of a kind with the type that its objects are decoded into; merge
-patches.
+"""Resources: group, version and names of a kind with the type that objects are decoded into; merge patches.
 
-A type may define only the fields that its users need: others are skipped while decoding, which saves
-memory.
+A type may define only the fields that its users need: others are skipped while decoding, to save memory.
 """
 
 from __future__ import annotations
@@ -57,9 +55,7 @@ class Resource(msgspec.Struct, Generic[Kind], frozen=True):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """URL path of an object, or of a collection if there is no name; of all namespaces if there is no
-        namespace.
-        """
+        """URL path of an object; without a name of the collection, without a namespace of all."""
         if self.namespaced and name and not namespace:
             raise InvalidInput(f"{self.plural} {name!r}: namespace is required")
         parts = ["apis" if self.group else "api", self.api_version]
@@ -71,9 +67,6 @@ class Resource(msgspec.Struct, Generic[Kind], frozen=True):
         if subresource:
             parts.append(subresource)
         return "/" + "/".join(parts)
-
-    def object_path(self, found: Kind, subresource: str = "") -> str:
-        return self.path(found.metadata.namespace, found.metadata.name, subresource)
 
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
@@ -88,9 +81,7 @@ Json = dict[str, Any]
 
 
 def merge_patch(before: Json, after: Json) -> Json:
-    """Return the merge patch from `before` to `after`; empty if they are equal. Lists are replaced as a
-    whole.
-    """
+    """Return the merge patch from `before` to `after`; empty if equal. Lists are replaced as a whole."""
     change: Json = dict.fromkeys(name for name in before if name not in after)
     for name, value in after.items():
         known = before.get(name)

@@ -24,7 +24,13 @@ from multidict import CIMultiDict
 
 import kubelend
 from kubelend.core import durations
-from kubelend.core.errors import LimitExceeded, Unauthenticated, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import (
+    KubelendError,
+    LimitExceeded,
+    Unauthenticated,
+    Unavailable,
+    UnexpectedAnswer,
+)
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import codec
 from kubelend.kube.auth import CredentialSource, RequestCredentials
@@ -39,8 +45,7 @@ REQUEST_BACKOFF: Final = Backoff(retries=5)
 MAX_CONCURRENT_REQUESTS: Final = 64
 """Maximum concurrent requests. Watches are not counted, as they never end."""
 MAX_EVENT_BYTES: Final = 1 << 23
-"""Maximum size of a watch event in bytes. Objects have at most 1.5 MB in etcd, and somewhat more as JSON.
-"""
+"""Maximum size of a watch event. Objects have at most 1.5 MB in etcd, and somewhat more as JSON."""
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
@@ -95,7 +100,12 @@ class Transport:
         async with await self._with_retries(call, self._open) as response:
             yield b""
             rest = bytearray()
-            while chunk := await self._chunk(response, deadline, limit):
+            while True:
+                with map_http_errors(str(response.url.origin()), limit):
+                    async with asyncio.timeout_at(deadline):
+                        chunk = await response.content.readany()
+                if not chunk:
+                    break
                 for line in _split_lines(rest, chunk):
                     yield line
         if rest:
@@ -131,7 +141,9 @@ class Transport:
                 self._request(call, credentials) as response,
             ):
                 content = await response.read()
-        return _checked_content(response, content)
+        if response.status < HTTPStatus.MULTIPLE_CHOICES:
+            return content
+        raise _error_of(response, content)
 
     async def _open(self, call: ApiRequest) -> aiohttp.ClientResponse:
         """Open a streaming response."""
@@ -145,9 +157,7 @@ class Transport:
                     content = await response.read()
         if response.status == HTTPStatus.UNAUTHORIZED:
             self._credentials.invalidate(credentials)
-        raise codec.error_from_response(
-            response.status, content, response.headers.get("Retry-After")
-        )
+        raise _error_of(response, content)
 
     def _request(self, call: ApiRequest, credentials: RequestCredentials) -> _RequestContextManager:
         config = credentials.config
@@ -169,19 +179,10 @@ class Transport:
             allow_redirects=False,
         )
 
-    async def _chunk(
-        self, response: aiohttp.ClientResponse, deadline: float, limit: timedelta
-    ) -> bytes:
-        with map_http_errors(str(response.url.origin()), limit):
-            async with asyncio.timeout_at(deadline):
-                return await response.content.readany()
-
     async def _wait_or_raise(
         self, call: ApiRequest, error: LimitExceeded | Unavailable, delay: float | None
     ) -> None:
-        """Sleep for the server's Retry-After, or raise the error if it sent none or the retries are used
-        up.
-        """
+        """Sleep for the server's Retry-After; raise the error if there is none, or no retry is left."""
         # A rate-limited request was not processed. After other errors only reads are safe to repeat.
         is_safe = isinstance(error, LimitExceeded) or call.method == "GET"
         retry_after, longest = error.retry_after, self._backoff.longest.total_seconds()
@@ -210,10 +211,9 @@ def _socket(address: AddrInfoType) -> socket.socket:
     return made
 
 
-def _checked_content(response: aiohttp.ClientResponse, content: bytes) -> bytes:
-    if response.status < HTTPStatus.MULTIPLE_CHOICES:
-        return content
-    raise codec.error_from_response(response.status, content, response.headers.get("Retry-After"))
+def _error_of(response: aiohttp.ClientResponse, content: bytes) -> KubelendError:
+    retry_after = response.headers.get("Retry-After")
+    return codec.error_from_response(response.status, content, retry_after)
 
 
 def _split_lines(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
@@ -231,9 +231,7 @@ def _split_lines(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def map_http_errors(server: str, timeout: timedelta) -> Iterator[None]:
-    """Map exceptions of the HTTP library. All become retryable, because networks and certificates can be
-    repaired.
-    """
+    """Map exceptions of the HTTP library to retryable errors: networks and certificates can be repaired."""
     try:
         yield
     except TimeoutError as error:
@@ -242,7 +240,12 @@ def map_http_errors(server: str, timeout: timedelta) -> Iterator[None]:
             hint="check its load and the network",
         ) from error
     except aiohttp.ClientConnectorCertificateError as error:
-        raise _untrusted_certificate(server, error.certificate_error) from error
+        reason = error.certificate_error
+        text = getattr(reason, "verify_message", "") or type(reason).__name__
+        raise Unavailable(
+            f"certificate of the API server at {server} is not trusted: {text}",
+            hint="check the kubeconfig's certificate-authority and tls-server-name",
+        ) from error
     except aiohttp.ClientConnectorError as error:
         raise Unavailable(
             f"cannot connect to the API server at {server}: {_os_error_reason(error.os_error)}",
@@ -258,14 +261,6 @@ def map_http_errors(server: str, timeout: timedelta) -> Iterator[None]:
             f"invalid response from the API server at {server} ({type(error).__name__})",
             hint="check the address and the proxy",
         ) from error
-
-
-def _untrusted_certificate(server: str, error: Exception) -> Unavailable:
-    text = getattr(error, "verify_message", "") or type(error).__name__
-    return Unavailable(
-        f"certificate of the API server at {server} is not trusted: {text}",
-        hint="check the kubeconfig's certificate-authority and tls-server-name",
-    )
 
 
 def _os_error_reason(error: OSError) -> str:

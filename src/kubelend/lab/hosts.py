@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from kubelend.core.errors import InvalidSettings, Unavailable
-from kubelend.envtest import assets, servers
+from kubelend.envtest import assets, servers, waiting
 from kubelend.kits import tasks
 from kubelend.lab import setup
 from kubelend.lab.state import LabDirectory
@@ -50,13 +50,18 @@ def run_kind_clusters(
     the state file always lists the clusters to delete.
     """
     check_kind()
-    check_kind_names(CLUSTER_NAMES)
+    existing = _kind("get", "clusters").split()
+    if taken := [name for name in CLUSTER_NAMES if name in existing]:
+        raise InvalidSettings(
+            f"kind already has a cluster {taken[0]}",
+            hint=f"if it is not needed, run: kind delete cluster --name {taken[0]}",
+        )
     kubeconfigs = {name: _kind_kubeconfig(home, name) for name in CLUSTER_NAMES}
     with tasks.signals_as_interrupt():
         try:
             record_names(CLUSTER_NAMES)
             for name, path in kubeconfigs.items():
-                create_kind_cluster(name, path)
+                _run_kind("create", name, path, f"--wait={_KIND_READY_TIMEOUT * waiting.FACTOR:g}s")
             yield LabClusters(kubeconfigs, "kubectl", has_real_nodes=True)
         finally:
             with tasks.defer_signals():
@@ -66,7 +71,7 @@ def run_kind_clusters(
 
 def delete_kind_clusters(home: LabDirectory, names: tuple[str, ...]) -> None:
     for name in names:
-        delete_kind_cluster(name, _kind_kubeconfig(home, name))
+        _run_kind("delete", name, _kind_kubeconfig(home, name))
 
 
 def _kind_kubeconfig(home: LabDirectory, name: str) -> Path:
@@ -78,7 +83,7 @@ def _kind_kubeconfig(home: LabDirectory, name: str) -> Path:
 CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl")
 """Container runtimes that kind supports."""
 
-_KIND_READY_TIMEOUT = "180s"
+_KIND_READY_TIMEOUT = 180.0
 _INSTALL_HINT = "install it, or omit --kind (KIND=1)"
 
 
@@ -93,42 +98,18 @@ def check_kind() -> None:
         )
 
 
-def check_kind_names(names: Iterable[str]) -> None:
-    """Raises `InvalidSettings` if kind already has a cluster with one of these names."""
-    there = set(_run_kind("get", "clusters").split())
-    if taken := [name for name in names if name in there]:
-        raise InvalidSettings(
-            f"kind already has a cluster {taken[0]}",
-            hint=f"if it is not needed, run: kind delete cluster --name {taken[0]}",
-        )
+def _run_kind(verb: str, name: str, kubeconfig: Path, *flags: str) -> None:
+    _kind(verb, "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}", *flags)
 
 
-def create_kind_cluster(name: str, kubeconfig: Path) -> None:
-    """Creates a cluster and waits until it is ready."""
-    _run_kind("create", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}", _wait_flag())
-
-
-def delete_kind_cluster(name: str, kubeconfig: Path) -> None:
-    """Deletes a cluster, if it exists."""
-    _run_kind("delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}")
-
-
-def _wait_flag() -> str:
-    return f"--wait={_KIND_READY_TIMEOUT}"
-
-
-def _run_kind(*arguments: str) -> str:
+def _kind(*arguments: str) -> str:
     try:
         done = subprocess.run(
-            ["kind", *arguments],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
+            ["kind", *arguments], check=False, capture_output=True, stdin=subprocess.DEVNULL
         )
     except OSError as error:
         raise Unavailable(f"kind cannot be executed: {error}") from error
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no output"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
         raise Unavailable(f"kind {' '.join(arguments[:2])} failed: {lines[-1]}")
-    return done.stdout
+    return done.stdout.decode(errors="replace")

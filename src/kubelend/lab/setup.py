@@ -5,82 +5,25 @@ Uses our own client as administrator, for clusters of `envtest` and of kind alik
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kubelend.core.errors import AlreadyExists, Unavailable
-from kubelend.envtest import credentials, servers
+from kubelend.core.errors import AlreadyExists
+from kubelend.envtest import credentials, servers, waiting
 from kubelend.envtest.assets import KubernetesVersion
 from kubelend.kube import config
 from kubelend.kube.client import Client
 from kubelend.wire import broker_objects, cluster_namespaces, crds, objects
 from kubelend.wire.objects import Object
 
-
-class NodeFixture(msgspec.Struct, frozen=True):
-    """A node in condition Ready."""
-
-    name: str
-    cpu: str
-    memory: str
-    gpu: str = ""
-
-
-class PodFixture(msgspec.Struct, frozen=True):
-    """A pod in phase Running."""
-
-    name: str
-    cpu: str
-    memory: str = "0"
-    namespace: str = "kube-system"
-
-
-class ClusterFixture(msgspec.Struct, frozen=True):
-    """Nodes and pods of one cluster. All pods are on the first node."""
-
-    nodes: tuple[NodeFixture, ...]
-    pods: tuple[PodFixture, ...]
-
-
-_SYSTEM_PODS = (
-    PodFixture("coredns-1", "100m", "70Mi"),
-    PodFixture("coredns-2", "100m", "70Mi"),
-    PodFixture("etcd", "100m", "100Mi"),
-    PodFixture("kindnet", "100m", "50Mi"),
-    PodFixture("kube-apiserver", "250m"),
-    PodFixture("kube-controller-manager", "200m"),
-    PodFixture("kube-scheduler", "100m"),
-)
-"""The system pods of an idle cluster."""
-
-CLUSTER_FIXTURES = {
-    "agent-cluster-1": ClusterFixture(
-        (
-            NodeFixture("agent-cluster-1-control-plane", "4", "4Gi"),
-            NodeFixture("agent-cluster-1-gpu", "2", "4Gi", gpu="1"),
-        ),
-        _SYSTEM_PODS,
-    ),
-    "agent-cluster-2": ClusterFixture(
-        (NodeFixture("agent-cluster-2-control-plane", "10", "8025424Ki"),),
-        (*_SYSTEM_PODS, PodFixture("web", "100m", "128Mi", "default")),
-    ),
-}
-
-
-def node_manifests(population: ClusterFixture) -> list[Manifest]:
-    return [_node_manifest(node) for node in population.nodes]
-
-
-def pod_manifests(population: ClusterFixture) -> list[Manifest]:
-    return [_pod_manifest(pod, population.nodes[0].name) for pod in population.pods]
-
+Manifest = dict[str, Any]
+Rule = dict[str, Any]
 
 _READY_CONDITION = {"type": "Ready", "status": "True"}
 
@@ -103,31 +46,55 @@ RUNNING_STATUS = {
 """The status that a kubelet reports for a running pod."""
 
 
-def _node_manifest(node: NodeFixture) -> Manifest:
-    amounts = {"cpu": node.cpu, "memory": node.memory, "pods": "110"}
-    if node.gpu:
-        amounts["nvidia.com/gpu"] = node.gpu
+def _node(name: str, cpu: str, memory: str, gpu: str = "") -> Manifest:
+    amounts = {"cpu": cpu, "memory": memory, "pods": "110"}
+    if gpu:
+        amounts["nvidia.com/gpu"] = gpu
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}},
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
         "status": {"capacity": amounts, "allocatable": amounts, "conditions": [_READY_CONDITION]},
     }
 
 
-def _pod_manifest(pod: PodFixture, node: str) -> Manifest:
-    requests = {"cpu": pod.cpu, "memory": pod.memory}
-    container = {"name": "main", "image": "none", "resources": {"requests": requests}}
+def _pod(node: str, name: str, cpu: str, memory: str, namespace: str = "kube-system") -> Manifest:
+    resources = {"requests": {"cpu": cpu, "memory": memory}}
+    containers = [{"name": "main", "image": "none", "resources": resources}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": pod.name, "namespace": pod.namespace},
-        "spec": {"nodeName": node, "containers": [container]},
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"nodeName": node, "containers": containers},
     }
 
 
-Manifest = dict[str, Any]
-Rule = dict[str, Any]
+def _system_pods(node: str) -> list[Manifest]:
+    """The system pods of an idle cluster."""
+    return [
+        _pod(node, "coredns-1", "100m", "70Mi"),
+        _pod(node, "coredns-2", "100m", "70Mi"),
+        _pod(node, "etcd", "100m", "100Mi"),
+        _pod(node, "kindnet", "100m", "50Mi"),
+        _pod(node, "kube-apiserver", "250m", "0"),
+        _pod(node, "kube-controller-manager", "200m", "0"),
+        _pod(node, "kube-scheduler", "100m", "0"),
+    ]
+
+
+CLUSTER_FIXTURES: Final = {
+    "agent-cluster-1": [
+        _node("agent-cluster-1-control-plane", "4", "4Gi"),
+        _node("agent-cluster-1-gpu", "2", "4Gi", gpu="1"),
+        *_system_pods("agent-cluster-1-control-plane"),
+    ],
+    "agent-cluster-2": [
+        _node("agent-cluster-2-control-plane", "10", "8025424Ki"),
+        *_system_pods("agent-cluster-2-control-plane"),
+        _pod("agent-cluster-2-control-plane", "web", "100m", "128Mi", "default"),
+    ],
+}
+"""Nodes in condition Ready and pods in phase Running, by cluster."""
 
 ACCOUNT_NAMESPACE: Final = "kubelend"
 """Namespace of the service accounts."""
@@ -225,7 +192,6 @@ def _rbac_object(kind: str, name: str, namespace: str) -> Manifest:
 
 _TOKEN_SECONDS = 30 * 24 * 3600
 _ESTABLISHED_TIMEOUT = 30.0
-_POLL = 0.05
 
 _COLLECTION_PATHS = {
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
@@ -240,7 +206,7 @@ _COLLECTION_PATHS = {
 }
 
 
-class InstalledCluster(msgspec.Struct, frozen=True):
+class InstalledCluster(NamedTuple):
     """A cluster that is ready for its broker or agent."""
 
     version: KubernetesVersion
@@ -248,30 +214,46 @@ class InstalledCluster(msgspec.Struct, frozen=True):
     """Kubeconfig of the service account of the broker or agent."""
 
 
-class InstallPlan(msgspec.Struct, frozen=True):
-    """What to install in a cluster."""
-
-    account: str
-    roles: dict[tuple[str, str], list[Manifest]]
-    kinds: tuple[type[Object], ...]
-    fixture: ClusterFixture | None = None
-    """Fixture nodes and pods; None for a cluster with real ones."""
+async def install_broker_cluster(administrator: Path) -> InstalledCluster:
+    """Installs what a broker with a Kubernetes store needs."""
+    return await _install(administrator, BROKER_ACCOUNT, BROKER_ROLES, crds.ALL_KINDS)
 
 
-async def install_cluster(administrator: Path, plan: InstallPlan) -> InstalledCluster:
+async def install_agent_cluster(
+    administrator: Path, fixture: Sequence[Manifest]
+) -> InstalledCluster:
+    """Installs what an agent needs, and creates fixture nodes and pods."""
+    found = await _install(administrator, AGENT_ACCOUNT, AGENT_ROLES, objects.KINDS)
+    async with _open_client(administrator) as client:
+        for manifest in fixture:
+            await _create_object(client, manifest)
+            if manifest["kind"] == "Pod":
+                where = f"{_collection_path(manifest)}/{manifest['metadata']['name']}/status"
+                await client.raw("PUT", where, manifest | RUNNING_STATUS)
+    return found
+
+
+async def _install(
+    administrator: Path,
+    account: str,
+    roles: dict[tuple[str, str], list[Rule]],
+    kinds: Sequence[type[Object]],
+) -> InstalledCluster:
     """Installs everything and waits until the CRDs are established."""
-    async with Client.open(config.config_from_kubeconfig(administrator)) as client:
+    async with _open_client(administrator) as client:
         version = await _server_version(client)
-        await _install_crds(client, plan.kinds, version)
-        for document in rbac_manifests(plan.account, plan.roles):
-            await _create_object(client, document)
-        if plan.fixture is not None:
-            await _create_fixtures(client, plan.fixture)
-        token = await _request_token(client, plan.account)
-    path = administrator.with_name(f"{plan.account}.kubeconfig")
+        await _install_crds(client, kinds, version)
+        for manifest in rbac_manifests(account, roles):
+            await _create_object(client, manifest)
+        token = await _request_token(client, account)
+    path = administrator.with_name(f"{account}.kubeconfig")
     return InstalledCluster(
-        version, credentials.write_token_kubeconfig(administrator, path, plan.account, token)
+        version, credentials.write_token_kubeconfig(administrator, path, account, token)
     )
+
+
+def _open_client(administrator: Path) -> AbstractAsyncContextManager[Client]:
+    return Client.open(config.config_from_kubeconfig(administrator))
 
 
 async def _server_version(client: Client) -> KubernetesVersion:
@@ -281,39 +263,24 @@ async def _server_version(client: Client) -> KubernetesVersion:
 
 
 async def _install_crds(
-    client: Client, kinds: Iterable[type[Object]], version: KubernetesVersion
+    client: Client, kinds: Sequence[type[Object]], version: KubernetesVersion
 ) -> None:
-    has_rules = version >= servers.CEL_SINCE
-    definitions = [crds.crd(kind, cel=has_rules) for kind in kinds]
-    for definition in definitions:
-        await _create_object(client, definition)
-    try:
-        async with asyncio.timeout(_ESTABLISHED_TIMEOUT):
-            for definition in definitions:
-                await _wait_established(client, definition["metadata"]["name"])
-    except TimeoutError:
-        raise Unavailable(
-            f"the CRDs were not established within {_ESTABLISHED_TIMEOUT:g} s"
-        ) from None
+    for kind in kinds:
+        await _create_object(client, crds.crd(kind, cel=version >= servers.CEL_SINCE))
+    for kind in kinds:
+        name = f"{kind.plural}.{kind.group}"
+        await waiting.until(
+            functools.partial(_is_established, client, name),
+            f"CRD {name} was not established",
+            _ESTABLISHED_TIMEOUT,
+        )
 
 
-async def _wait_established(client: Client, name: str) -> None:
-    while True:
-        content = await client.raw("GET", f"{_COLLECTION_PATHS['CustomResourceDefinition']}/{name}")
-        # A new CRD has null in place of the list.
-        conditions = msgspec.json.decode(content).get("status", {}).get("conditions") or []
-        if any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
-            return
-        await asyncio.sleep(_POLL)
-
-
-async def _create_fixtures(client: Client, population: ClusterFixture) -> None:
-    for node in node_manifests(population):
-        await _create_object(client, node)
-    for pod in pod_manifests(population):
-        await _create_object(client, pod)
-        where = f"{_collection_path(pod)}/{pod['metadata']['name']}/status"
-        await client.raw("PUT", where, pod | RUNNING_STATUS)
+async def _is_established(client: Client, name: str) -> bool:
+    content = await client.raw("GET", f"{_COLLECTION_PATHS['CustomResourceDefinition']}/{name}")
+    # A new CRD has null in place of the list.
+    conditions = msgspec.json.decode(content).get("status", {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 async def _request_token(client: Client, account: str) -> str:

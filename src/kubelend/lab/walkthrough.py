@@ -6,7 +6,7 @@ Each step is an object state seen in a watch; its time is when the event arrived
 from __future__ import annotations
 
 import asyncio
-import http.client
+import http
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kubelend.core import resources
-from kubelend.core.errors import KubelendError, NoCapacity, Unavailable
+from kubelend.core.errors import KubelendError, NoCapacity
+from kubelend.envtest import processes, waiting
 from kubelend.kube import config, informer
 from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
@@ -37,6 +38,7 @@ from kubelend.wire.objects import (
 
 CPU, MEMORY = "500m", "256Mi"
 REQUESTER, PROVIDER = hosts.AGENT_CLUSTERS
+_ADVERTISEMENT = f"{PROVIDER}-adv"
 
 ReportStep = Callable[[str, float], None]
 """Reports a step and the seconds since the creation or deletion of the request."""
@@ -48,164 +50,151 @@ _WATCH_TIMEOUT = 20.0
 
 async def run_walkthrough(record: LabState, report: ReportStep, timeout: timedelta) -> None:
     """Runs all steps; raises at the first that is not observed within `timeout`."""
-    async with _open_walkthrough(record, timeout.total_seconds()) as walkthrough:
-        walkthrough.reserved_before = _reserved_cpu(
-            walkthrough.advertisements.latest(f"{PROVIDER}-adv")
-        )
-        await walkthrough.create_request(report)
-        try:
-            await walkthrough.wait_active(report)
-        finally:
-            await walkthrough.delete_request(report)
-        await walkthrough.wait_released(report)
-
-
-class Walkthrough:
-    """Drives one request and waits for each resulting state."""
-
-    def __init__(self, clients: dict[str, Client], timeout: float) -> None:
-        self.name = f"test-{secrets.token_hex(3)}"
-        self.reservation = ""
-        self.reserved_before = 0
-        """Reserved CPU of the provider before the walkthrough, in millicores."""
-        self._client = clients[REQUESTER]
-        self._began = 0.0
-        self._requests = ObjectTimeline(self._client, REQUESTER, ResourceRequest, timeout)
-        self._requester_instructions = ObjectTimeline(
-            self._client, REQUESTER, ReservationInstruction, timeout
-        )
-        self._provider_instructions = ObjectTimeline(
-            clients[PROVIDER], PROVIDER, ProviderInstruction, timeout
-        )
-        broker = clients[hosts.BROKER_CLUSTER]
-        self._reservations = ObjectTimeline(broker, hosts.BROKER_CLUSTER, Reservation, timeout)
-        self.advertisements = ObjectTimeline(
-            broker, hosts.BROKER_CLUSTER, ClusterAdvertisement, timeout
-        )
-
-    def timelines(self) -> list[ObjectTimeline[Any]]:
-        return [
-            self._requests,
-            self._requester_instructions,
-            self._provider_instructions,
-            self._reservations,
-            self.advertisements,
-        ]
-
-    async def create_request(self, report: ReportStep) -> None:
-        self._began = time.perf_counter()
-        spec = ResourceRequestSpec(requested_cpu=CPU, requested_memory=MEMORY, duration="1h")
-        metadata = Metadata(self.name, setup.OBJECT_NAMESPACE)
-        await self._client.create(_REQUEST_RESOURCE, ResourceRequest(metadata, spec))
-        self._report(report, REQUESTER, f"ResourceRequest {self.name} created: {CPU} CPU, {MEMORY}")
-
-    async def wait_active(self, report: ReportStep) -> None:
-        """Waits until both sides have their instructions and the reservation is Active."""
-        seen = await self._requests.wait_for(self.name, _is_handled, "was not handled by the agent")
-        self._report(report, REQUESTER, "finalizer set by the agent", seen)
-        requested = await self._requests.wait_for(self.name, _is_answered, "got no response")
-        self.reservation = _reservation_name(requested.found)
-        held = await self._wait_phase("Reserved")
-        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Reserved", held)
-        use = await self._requester_instructions.wait_for(
-            self.reservation, _exists, "was not created"
-        )
-        self._report(report, REQUESTER, "ReservationInstruction created", use)
-        hold = await self._provider_instructions.wait_for(
-            self._provider_instruction_name, _has_phase("Held"), "was not Held"
-        )
-        self._report(report, PROVIDER, "ProviderInstruction is Held", hold)
-        used = await self._wait_phase("Active")
-        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Active", used)
-        active = await self._requests.wait_for(self.name, _has_phase("Active"), "was not Active")
-        self._report(report, REQUESTER, "ResourceRequest is Active", active)
-        await self._wait_reserved(
-            report, resources.parse_requested({"cpu": CPU}).cpu, f"has {CPU} more reserved"
-        )
-
-    async def delete_request(self, report: ReportStep) -> None:
-        self._began = time.perf_counter()
-        async with asyncio.timeout(_DELETE_TIMEOUT):
-            await self._client.delete(_REQUEST_RESOURCE, self.name, setup.OBJECT_NAMESPACE)
-        self._report(report, REQUESTER, f"ResourceRequest {self.name} deleted")
-
-    async def wait_released(self, report: ReportStep) -> None:
-        """Waits until the reservation has ended in all clusters."""
-        over = await self._wait_phase("Released")
-        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Released", over)
-        gone = await self._requests.wait_for(
-            self.name, lambda one: one.is_deleted, "was not removed"
-        )
-        self._report(report, REQUESTER, "ResourceRequest removed", gone)
-        use = await self._requester_instructions.wait_for(
-            self.reservation, _has_phase("Finished"), "was not Finished"
-        )
-        self._report(report, REQUESTER, "ReservationInstruction is Finished", use)
-        hold = await self._provider_instructions.wait_for(
-            self._provider_instruction_name, _has_phase("Withdrawn"), "was not Withdrawn"
-        )
-        self._report(report, PROVIDER, "ProviderInstruction is Withdrawn", hold)
-        await self._wait_reserved(report, 0, "has the same reserved as before")
-
-    @property
-    def _provider_instruction_name(self) -> str:
-        return f"{self.reservation}-provider"
-
-    async def _wait_phase(self, phase: str) -> Observation[Reservation]:
-        return await self._reservations.wait_for(
-            self.reservation, _has_phase(phase), f"was not {phase}"
-        )
-
-    async def _wait_reserved(self, report: ReportStep, more: int, what: str) -> None:
-        name, began = f"{PROVIDER}-adv", self._began
-        offer = await self.advertisements.wait_for(
-            name,
-            lambda one: one.at > began and _reserved_cpu(one.found) == self.reserved_before + more,
-            f"did not change by {CPU}",
-        )
-        self._report(report, hosts.BROKER_CLUSTER, f"{name} {what}", offer)
-
-    def _report(
-        self, report: ReportStep, where: str, what: str, seen: Observation[Any] | None = None
-    ) -> None:
-        at = time.perf_counter() if seen is None else seen.at
-        report(f"{where}: {what}", at - self._began)
-
-
-@asynccontextmanager
-async def _open_walkthrough(record: LabState, timeout: float) -> AsyncIterator[Walkthrough]:
-    """Opens the clients and waits until all watches are established."""
     async with AsyncExitStack() as stack:
         clients = {
             name: await stack.enter_async_context(Client.open(config.config_from_kubeconfig(path)))
             for name, path in record.clusters.items()
         }
-        walkthrough = Walkthrough(clients, timeout)
-        watches = [asyncio.create_task(one.run()) for one in walkthrough.timelines()]
+        walkthrough = Walkthrough(clients, report, timeout.total_seconds())
+        await stack.enter_async_context(walkthrough.watching())
+        await walkthrough.create_request()
         try:
-            async with asyncio.timeout(_WATCH_TIMEOUT):
-                await asyncio.gather(*(one.is_watching.wait() for one in walkthrough.timelines()))
-        except TimeoutError:
-            raise Unavailable(f"watches were not established within {_WATCH_TIMEOUT:g} s") from None
+            await walkthrough.wait_active()
+        finally:
+            await walkthrough.delete_request()
+        await walkthrough.wait_released()
+
+
+class Walkthrough:
+    """Drives one request and waits for each resulting state."""
+
+    def __init__(self, clients: dict[str, Client], report: ReportStep, timeout: float) -> None:
+        self._name = f"test-{secrets.token_hex(3)}"
+        self._reservation = ""
+        self._reserved_before = 0
+        """Reserved CPU of the provider before the walkthrough, in millicores."""
+        self._client = clients[REQUESTER]
+        self._report_step = report
+        self._began = 0.0
+
+        def timeline(cluster: str, kind: type[Kind]) -> ObjectTimeline[Kind]:
+            return ObjectTimeline(clients[cluster], cluster, kind, timeout)
+
+        self._requests = timeline(REQUESTER, ResourceRequest)
+        self._use = timeline(REQUESTER, ReservationInstruction)
+        self._hold = timeline(PROVIDER, ProviderInstruction)
+        self._reservations = timeline(hosts.BROKER_CLUSTER, Reservation)
+        self._advertisements = timeline(hosts.BROKER_CLUSTER, ClusterAdvertisement)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Watches all objects; waits first until all watches are established."""
+        timelines: list[ObjectTimeline[Any]] = [
+            *(self._requests, self._use, self._hold, self._reservations, self._advertisements)
+        ]
+        watches = [asyncio.create_task(one.run()) for one in timelines]
         try:
-            yield walkthrough
+            established = asyncio.gather(*(one.is_watching.wait() for one in timelines))
+            await waiting.within(_WATCH_TIMEOUT, established, "watches were not established")
+            yield
         finally:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
+    async def create_request(self) -> None:
+        self._reserved_before = _reserved_cpu(self._advertisements.latest(_ADVERTISEMENT))
+        self._began = time.perf_counter()
+        spec = ResourceRequestSpec(requested_cpu=CPU, requested_memory=MEMORY, duration="1h")
+        metadata = Metadata(self._name, setup.OBJECT_NAMESPACE)
+        await self._client.create(_REQUEST_RESOURCE, ResourceRequest(metadata, spec))
+        self._report(REQUESTER, f"ResourceRequest {self._name} created: {CPU} CPU, {MEMORY}")
 
-def _exists(seen: Observation[Any]) -> bool:
-    return not seen.is_deleted
+    async def wait_active(self) -> None:
+        """Waits until both sides have their instructions and the reservation is Active."""
+        await self._see(
+            self._requests,
+            self._name,
+            # The first thing that the agent writes.
+            lambda one: bool(one.found.metadata.finalizers or one.found.status.phase),
+            "was not handled by the agent",
+            "finalizer set by the agent",
+        )
+        requested = await self._requests.wait_for(self._name, _is_answered, "got no response")
+        self._reservation = requested.found.status.reservation_name
+        if not self._reservation:
+            raise NoCapacity(requested.found.status.message)
+        await self._see_phase("Reserved")
+        await self._see(
+            *(self._use, self._reservation, lambda one: not one.is_deleted, "was not created"),
+            "ReservationInstruction created",
+        )
+        await self._see_kind(self._hold, f"{self._reservation}-provider", "Held")
+        await self._see_phase("Active")
+        await self._see_kind(self._requests, self._name, "Active")
+        cpu = resources.parse_requested({"cpu": CPU}).cpu
+        await self._see_reserved(cpu, f"has {CPU} more reserved")
+
+    async def delete_request(self) -> None:
+        self._began = time.perf_counter()
+        await waiting.within(
+            _DELETE_TIMEOUT,
+            self._client.delete(_REQUEST_RESOURCE, self._name, setup.OBJECT_NAMESPACE),
+            f"ResourceRequest {self._name} was not deleted",
+        )
+        self._report(REQUESTER, f"ResourceRequest {self._name} deleted")
+
+    async def wait_released(self) -> None:
+        """Waits until the reservation has ended in all clusters."""
+        await self._see_phase("Released")
+        await self._see(
+            *(self._requests, self._name, lambda one: one.is_deleted, "was not removed"),
+            "ResourceRequest removed",
+        )
+        await self._see_kind(self._use, self._reservation, "Finished")
+        await self._see_kind(self._hold, f"{self._reservation}-provider", "Withdrawn")
+        await self._see_reserved(0, "has the same reserved as before")
+
+    async def _see_phase(self, phase: str) -> None:
+        await self._see(
+            *(self._reservations, self._reservation, _has_phase(phase), f"was not {phase}"),
+            f"{self._reservation} is {phase}",
+        )
+
+    async def _see_kind(self, timeline: ObjectTimeline[Any], name: str, phase: str) -> None:
+        await self._see(
+            *(timeline, name, _has_phase(phase), f"was not {phase}"),
+            f"{timeline.kind.kind} is {phase}",
+        )
+
+    async def _see_reserved(self, more: int, what: str) -> None:
+        began, wanted = self._began, self._reserved_before + more
+        await self._see(
+            self._advertisements,
+            _ADVERTISEMENT,
+            lambda one: one.at > began and _reserved_cpu(one.found) == wanted,
+            f"did not change by {CPU}",
+            f"{_ADVERTISEMENT} {what}",
+        )
+
+    async def _see(
+        self,
+        timeline: ObjectTimeline[Any],
+        name: str,
+        wanted: Callable[[Observation[Any]], bool],
+        otherwise: str,
+        what: str,
+    ) -> None:
+        """Waits for a version of an object and reports `what`; `otherwise` describes the timeout error."""
+        seen = await timeline.wait_for(name, wanted, otherwise)
+        self._report(timeline.cluster, what, seen.at)
+
+    def _report(self, where: str, what: str, at: float = 0.0) -> None:
+        self._report_step(f"{where}: {what}", (at or time.perf_counter()) - self._began)
 
 
 def _has_phase(phase: str) -> Callable[[Observation[Any]], bool]:
     return lambda seen: seen.found.status.phase == phase
-
-
-def _is_handled(seen: Observation[ResourceRequest]) -> bool:
-    """Whether the agent has handled it; the first thing it writes is its finalizer."""
-    return bool(seen.found.metadata.finalizers or seen.found.status.phase)
 
 
 def _is_answered(seen: Observation[ResourceRequest]) -> bool:
@@ -213,19 +202,12 @@ def _is_answered(seen: Observation[ResourceRequest]) -> bool:
     return bool(status.reservation_name) or status.phase == "Failed"
 
 
-def _reservation_name(found: ResourceRequest) -> str:
-    """Returns the reservation's name; raises with the broker's message if there is none."""
-    if not found.status.reservation_name:
-        raise NoCapacity(found.status.message)
-    return found.status.reservation_name
-
-
 def _reserved_cpu(found: ClusterAdvertisement | None) -> int:
     shown = None if found is None else found.spec.resources.reserved
     return 0 if shown is None else resources.parse_offered({"cpu": str(shown.cpu)}).cpu
 
 
-_RESPONSE_TIMEOUT = 5.0
+_RESPONSE_TIMEOUT = 5.0 * waiting.FACTOR
 _READY = "ready"
 
 
@@ -261,62 +243,49 @@ class LabHealth(NamedTuple):
 
 async def check_health(home: LabDirectory, record: LabState) -> LabHealth:
     """Checks all components; a component that does not respond is reported, not raised."""
+    supervisor = _READY if home.is_running() else "not running"
     parts = [
-        ComponentStatus("supervisor", _READY if home.is_locked() else "not running", home.log.name)
+        ComponentStatus("supervisor", supervisor, home.log.name),
+        *await asyncio.gather(*(_api_server_status(*each) for each in record.clusters.items())),
+        *await asyncio.gather(
+            *(asyncio.to_thread(_process_status, one) for one in record.processes)
+        ),
     ]
-    parts += await asyncio.gather(*(_api_server_status(*each) for each in record.clusters.items()))
-    parts += await asyncio.gather(
-        *(asyncio.to_thread(_process_status, one) for one in record.processes)
-    )
-    advertisements, reservations = await _broker_objects(record)
-    return LabHealth(parts, advertisements, reservations)
+    return LabHealth(parts, *await _broker_objects(record))
 
 
 async def _api_server_status(name: str, kubeconfig: str) -> ComponentStatus:
-    found, name = config.config_from_kubeconfig(kubeconfig), f"API server of {name}"
+    found, state = config.config_from_kubeconfig(kubeconfig), _READY
     try:
         async with asyncio.timeout(_RESPONSE_TIMEOUT), Client.open(found) as client:
             await client.raw("GET", "/readyz")
     except KubelendError as error:
-        return ComponentStatus(name, str(error), found.server)
+        state = str(error)
     except TimeoutError:
-        return ComponentStatus(name, "does not respond", found.server)
-    return ComponentStatus(name, _READY, found.server)
+        state = "does not respond"
+    return ComponentStatus(f"API server of {name}", state, found.server)
 
 
 def _process_status(process: LabProcess) -> ComponentStatus:
-    log = Path(process.log).name
-    connection = http.client.HTTPConnection("127.0.0.1", process.probes, timeout=_RESPONSE_TIMEOUT)
-    try:
-        connection.request("GET", "/readyz")
-        response = connection.getresponse()
-        reason = response.read().decode(errors="replace").strip()
-    except (OSError, http.client.HTTPException):
-        return ComponentStatus(process.name, "does not respond", log)
-    finally:
-        connection.close()
-    return ComponentStatus(
-        process.name, _READY if response.status == http.HTTPStatus.OK else reason, log
-    )
+    answer = processes.call_http(process.probes, "/readyz", timeout=_RESPONSE_TIMEOUT)
+    state = answer.body.decode(errors="replace").strip() if answer.status else "does not respond"
+    is_ready = answer.status == http.HTTPStatus.OK
+    return ComponentStatus(process.name, _READY if is_ready else state, Path(process.log).name)
 
 
 async def _broker_objects(record: LabState) -> tuple[list[ClusterAdvertisement], list[Reservation]]:
     """Returns the broker's objects; empty if they cannot be listed, which the API server's state explains."""
-    kubeconfig = record.clusters.get(hosts.BROKER_CLUSTER, "")
-    if not kubeconfig:
-        return [], []
     try:
-        found = config.config_from_kubeconfig(kubeconfig)
+        found = config.config_from_kubeconfig(record.clusters[hosts.BROKER_CLUSTER])
         async with asyncio.timeout(_RESPONSE_TIMEOUT), Client.open(found) as client:
-            advertisements = await client.list(
-                kube_resources.resource_for(ClusterAdvertisement), setup.OBJECT_NAMESPACE
-            )
-            reservations = await client.list(
-                kube_resources.resource_for(Reservation), setup.OBJECT_NAMESPACE
-            )
-    except (KubelendError, TimeoutError):
+            advertisements = await _list_objects(client, ClusterAdvertisement)
+            return advertisements, await _list_objects(client, Reservation)
+    except (KeyError, KubelendError, TimeoutError):
         return [], []
-    return advertisements.objects, reservations.objects
+
+
+async def _list_objects(client: Client, kind: type[Kind]) -> list[Kind]:
+    return (await client.list(kube_resources.resource_for(kind), setup.OBJECT_NAMESPACE)).objects
 
 
 ObjectT = TypeVar("ObjectT", bound=Object)
@@ -336,18 +305,18 @@ class ObjectTimeline(Generic[Kind]):
 
     def __init__(self, client: Client, cluster: str, kind: type[Kind], timeout: float) -> None:
         """`timeout` is that of `wait_for`, in seconds."""
-        self._timeout = timeout
-        self._client = client
-        self._cluster = cluster
-        self._kind = kind
-        self._observations: list[Observation[Kind]] = []
-        self._changed = asyncio.Condition()
+        self.cluster = cluster
+        self.kind = kind
         self.is_watching = asyncio.Event()
         """Set when the watch has been established."""
+        self._client = client
+        self._timeout = timeout
+        self._observations: list[Observation[Kind]] = []
+        self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Watches until cancelled."""
-        resource = kube_resources.resource_for(self._kind)
+        resource = kube_resources.resource_for(self.kind)
         async for change in informer.list_and_watch(self._client, resource, setup.OBJECT_NAMESPACE):
             async with self._changed:
                 self._on_change(change)
@@ -355,24 +324,24 @@ class ObjectTimeline(Generic[Kind]):
             self.is_watching.set()
 
     async def wait_for(
-        self, name: str, wanted: Callable[[Observation[Kind]], bool], what: str
+        self, name: str, wanted: Callable[[Observation[Kind]], bool], otherwise: str
     ) -> Observation[Kind]:
-        """Waits for the first version that fulfils `wanted`; `what` describes the timeout error."""
+        """Waits for the first version that fulfils `wanted`; `otherwise` describes the timeout error."""
+        return await waiting.within(
+            self._timeout,
+            self._first(name, wanted),
+            f"{self.kind.kind} {name} of {self.cluster} {otherwise}",
+        )
 
-        def find() -> Observation[Kind] | None:
-            named = (one for one in self._observations if one.found.metadata.name == name)
-            return next(filter(wanted, named), None)
-
-        try:
-            async with asyncio.timeout(self._timeout), self._changed:
-                await self._changed.wait_for(lambda: find() is not None)
-        except TimeoutError:
-            raise Unavailable(
-                f"{self._kind.kind} {name} of {self._cluster} {what} within {self._timeout:g} s"
-            ) from None
-        found = find()
-        assert found is not None  # noqa: S101 - for the type checker
-        return found
+    async def _first(
+        self, name: str, wanted: Callable[[Observation[Kind]], bool]
+    ) -> Observation[Kind]:
+        async with self._changed:
+            while True:
+                for one in self._observations:
+                    if one.found.metadata.name == name and wanted(one):
+                        return one
+                await self._changed.wait()
 
     def latest(self, name: str) -> Kind | None:
         """Returns the latest observed version."""

@@ -103,10 +103,9 @@ class LiqoctlPeering:
         async with self._locks.acquire(peer.cluster) as session:
             if self._sized.get(peer.reservation) == wanted:
                 return
+            arguments = self._slice_arguments(peer)
             try:
-                await self._liqoctl(
-                    session, "create", "resourceslice", *self._slice_arguments(peer)
-                )
+                await self._liqoctl(session, "create", "resourceslice", *arguments)
             except KubelendError:
                 self._invalidate(peer)
                 raise
@@ -114,10 +113,7 @@ class LiqoctlPeering:
 
     async def ready(self, peer: Peer) -> Readiness:
         _check_names(peer)
-        named = (
-            f"{SLICE_RESOURCE}/{peer.reservation}",
-            f"{NODE_RESOURCE}/{peer.reservation}",
-        )
+        named = (f"{SLICE_RESOURCE}/{peer.reservation}", f"nodes/{peer.reservation}")
         alone = TimeBudget(peer.cluster, self._timeout, self._now)
         found = parse_objects(await self._get(alone, *named, *_tenant_namespace(peer)))
         if peer.reservation not in existing_names(one for one in found if one.kind != "Node"):
@@ -134,11 +130,8 @@ class LiqoctlPeering:
                 return
             self._peered.discard(peer.cluster)
             if await self._is_peered(peer.cluster, session):
-                both, timeout_flags = (
-                    self._kubeconfig_flags(peer.cluster),
-                    self._timeout_flag(session),
-                )
-                await self._liqoctl(session, "unpeer", *both, *timeout_flags)
+                flags = (*self._kubeconfig_flags(peer.cluster), *self._timeout_flag(session))
+                await self._liqoctl(session, "unpeer", *flags)
 
     # -- commands
 
@@ -162,14 +155,8 @@ class LiqoctlPeering:
         names = existing_names(found)
         if peer.reservation in names:
             # Without waiting: Liqo finishes the deletion once the provider agrees.
-            await self._kubectl(
-                budget,
-                "delete",
-                f"{SLICE_RESOURCE}/{peer.reservation}",
-                *_tenant_namespace(peer),
-                "--ignore-not-found",
-                "--wait=false",
-            )
+            named = (f"{SLICE_RESOURCE}/{peer.reservation}", *_tenant_namespace(peer))
+            await self._kubectl(budget, "delete", *named, "--ignore-not-found", "--wait=false")
         return names - {peer.reservation}
 
     async def _is_peered(self, cluster: str, budget: TimeBudget) -> bool:
@@ -181,21 +168,18 @@ class LiqoctlPeering:
         return await self._kubectl(budget, "get", *arguments, "--ignore-not-found", "--output=json")
 
     async def _kubectl(self, budget: TimeBudget, *arguments: str) -> bytes:
-        return await subprocesses.run_program(
-            self._kubectl_program,
-            *arguments,
-            *self._own_kubeconfig_flag(),
-            timeout=budget.remaining(GET_TIMEOUT),
-            environment=self._environment,
-            timeout_hint=_TIMEOUT_HINT,
-        )
+        arguments += self._own_kubeconfig_flag()
+        return await self._run(self._kubectl_program, arguments, budget.remaining(GET_TIMEOUT))
 
     async def _liqoctl(self, budget: TimeBudget, *arguments: str) -> None:
-        await subprocesses.run_program(
-            self._liqoctl_program,
+        arguments += ("--skip-confirm",)
+        await self._run(self._liqoctl_program, arguments, budget.remaining(self._timeout))
+
+    async def _run(self, program: str, arguments: tuple[str, ...], timeout: timedelta) -> bytes:
+        return await subprocesses.run_program(
+            program,
             *arguments,
-            "--skip-confirm",
-            timeout=budget.remaining(self._timeout),
+            timeout=timeout,
             environment=self._environment,
             timeout_hint=_TIMEOUT_HINT,
         )
@@ -225,13 +209,8 @@ class LiqoctlPeering:
         sized = ["--cpu", wanted.pop("cpu"), "--memory", wanted.pop("memory")]
         for name, amount in wanted.items():
             sized += ["--resource", f"{name}={amount}"]
-        return [
-            peer.reservation,
-            "--remote-cluster-id",
-            peer.cluster,
-            *sized,
-            *self._own_kubeconfig_flag(),
-        ]
+        named = [peer.reservation, "--remote-cluster-id", peer.cluster]
+        return [*named, *sized, *self._own_kubeconfig_flag()]
 
     def _invalidate(self, peer: Peer) -> None:
         """Another client may have removed what was created here: create it again on the next call."""
@@ -300,9 +279,7 @@ class ProviderLocks:
 
     @asynccontextmanager
     async def acquire(self, cluster: str, *, is_urgent: bool = False) -> AsyncIterator[TimeBudget]:
-        """Acquire the lock; `Unavailable` if that takes too long. An urgent caller goes before all
-        others.
-        """
+        """Acquire the lock; `Unavailable` if that takes too long. An urgent caller goes before all others."""
         await self._lock(cluster, is_urgent)
         try:
             yield TimeBudget(cluster, self._limit, self._now)
@@ -312,7 +289,7 @@ class ProviderLocks:
     async def _lock(self, cluster: str, is_urgent: bool) -> None:
         line = self._waiters.get(cluster)
         if line is None:
-            self._waiters[cluster] = _Waiters()
+            self._waiters[cluster] = _Waiters(deque(), deque())
             return
         try:
             async with asyncio.timeout((self._limit + LOCK_SLACK).total_seconds()):
@@ -339,7 +316,7 @@ class ProviderLocks:
 
     def _release(self, cluster: str) -> None:
         line = self._waiters[cluster]
-        for waiting in (line.urgent, line.others):
+        for waiting in line:
             while waiting:
                 called = waiting.popleft()
                 if not called.done():
@@ -348,18 +325,14 @@ class ProviderLocks:
         del self._waiters[cluster]
 
 
-class _Waiters:
+class _Waiters(NamedTuple):
     """Waiters, in order of arrival."""
 
-    __slots__ = ("others", "urgent")
-
-    def __init__(self) -> None:
-        self.urgent: deque[asyncio.Future[None]] = deque()
-        self.others: deque[asyncio.Future[None]] = deque()
+    urgent: deque[asyncio.Future[None]]
+    others: deque[asyncio.Future[None]]
 
 
 SLICE_RESOURCE = "resourceslices.authentication.liqo.io"
-NODE_RESOURCE = "nodes"
 FOREIGN_CLUSTER_RESOURCE = "foreignclusters.core.liqo.io"
 
 LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
@@ -441,9 +414,8 @@ def _not_granted(found: LiqoObject | None, peer: Peer) -> str:
     for kind in ("Authentication", "Resources"):
         condition = _find_condition(found, kind)
         if condition is None:
-            return (
-                f"ResourceSlice {peer.reservation}: {peer.cluster} has not set condition {kind} yet"
-            )
+            who = f"ResourceSlice {peer.reservation}: {peer.cluster}"
+            return f"{who} has not set condition {kind} yet"
         if condition.status != "Accepted":
             return f"ResourceSlice {peer.reservation}: {kind} not accepted: {_condition_text(condition)}"
     return _shortfall_message("granted", found.status.resources, peer)

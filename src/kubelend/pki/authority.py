@@ -20,10 +20,9 @@ the next rotation removes leftovers of an unfinished one.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 from cryptography import x509
@@ -72,7 +71,7 @@ class Authority(msgspec.Struct, frozen=True):
         """Create an authority with a self-signed certificate, in memory only: see `save`."""
         key = keys.generate(algorithm)
         validity = pki_x509.validity_period(lifetime, now)
-        certificate = self_signed_certificate(_authority_name(name), key, validity)
+        certificate = _authority_certificate(_authority_name(name), key.public_key(), validity, key)
         return cls(certificate, key, (certificate,), passphrase=passphrase)
 
     @classmethod
@@ -106,7 +105,6 @@ class Authority(msgspec.Struct, frozen=True):
         now: datetime,
         algorithm: Algorithm = Algorithm.P256,
     ) -> Credentials:
-        """Create a key and its certificate."""
         key = keys.generate(algorithm)
         certificate = self.sign(profile, key.public_key(), lifetime, now=now)
         return Credentials(certificate, key, self.trusted, self.chain)
@@ -128,7 +126,7 @@ class Authority(msgspec.Struct, frozen=True):
         validity = pki_x509.validity_period(
             lifetime, now, until=self._expiry(now), not_before=not_before
         )
-        return leaf_certificate(profile, public_key, validity, self.certificate, self.key)
+        return _leaf_certificate(profile, public_key, validity, self.certificate, self.key)
 
     @property
     def is_rotating(self) -> bool:
@@ -151,21 +149,21 @@ class Authority(msgspec.Struct, frozen=True):
         """
         key = keys.generate(algorithm or keys.algorithm_of_successor(self.key))
         subject = _authority_name(name or _next_name(self.certificate))
-        own = self_signed_certificate(subject, key, pki_x509.validity_period(lifetime, now))
-        cross = cross_signed_certificate(
-            subject,
-            key.public_key(),
-            pki_x509.validity_period(lifetime, now, until=self._expiry(now)),
-            self.certificate,
-            self.key,
-        )
+        public_key, validity = key.public_key(), pki_x509.validity_period(lifetime, now)
+        own = _authority_certificate(subject, public_key, validity, key)
+        validity = pki_x509.validity_period(lifetime, now, until=self._expiry(now))
+        cross = _authority_certificate(subject, public_key, validity, self.key, self.certificate)
         key_passphrase = passphrase or self.passphrase
         return type(self)(own, key, (own, *self.trusted), (cross,), key_passphrase)
 
     def without_predecessor(self) -> Self:
         """Return this authority without its predecessor, whose certificates are rejected from now on."""
         crosses = [each for each in self.chain if self._is_cross(each)]
-        left = [each for each in self.trusted if not _signed_any(each, crosses)]
+        left = [
+            each
+            for each in self.trusted
+            if not any(pki_x509.is_issued_by(cross, each) for cross in crosses)
+        ]
         return msgspec.structs.replace(self, trusted=tuple(left), chain=())
 
     def _is_cross(self, certificate: x509.Certificate) -> bool:
@@ -201,7 +199,10 @@ def _signing_certificate(found: AuthorityFiles) -> x509.Certificate:
             hint="use a matching certificate and key",
         )
     certificate = next(filter(pki_x509.is_self_signed, matching), matching[0])
-    if not is_authority(certificate):
+    constraints = pki_x509.find_extension(certificate, x509.BasicConstraints)
+    usage = pki_x509.find_extension(certificate, x509.KeyUsage)
+    # Without basic constraints it is not a CA; without key usage all usages are allowed.
+    if not (constraints and constraints.ca) or (usage is not None and not usage.key_cert_sign):
         raise InvalidSettings(
             f"{found.directory / found.layout.certificate} is not a CA certificate",
             hint="use one with CA:TRUE, or create one with `kubelend ca init`",
@@ -213,17 +214,10 @@ def _next_name(certificate: x509.Certificate) -> str:
     """Append or increment a number, so that the names of successive authorities differ."""
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = str(found[0].value) if found else "kubelend"
-    match = _NUMBERED.fullmatch(name)
+    match = re.fullmatch(r"(.+)-([0-9]{1,6})", name, re.DOTALL)
     base, number = (match[1], int(match[2])) if match else (name, 1)
     end = f"-{number + 1}"
     return base.encode()[: 64 - len(end)].decode(errors="ignore") + end
-
-
-_NUMBERED = re.compile(r"(.+)-([0-9]{1,6})", re.DOTALL)
-
-
-def _signed_any(issuer: x509.Certificate, issued: Sequence[x509.Certificate]) -> bool:
-    return any(pki_x509.is_issued_by(each, issuer) for each in issued)
 
 
 def rotate_authority(
@@ -286,7 +280,7 @@ def _check_can_rotate(authority: Authority, directory: Path) -> None:
             f"the authority in {directory} is an intermediate",
             hint="have its issuer sign a new one",
         )
-    constraints = find_extension(authority.certificate, x509.BasicConstraints)
+    constraints = pki_x509.find_extension(authority.certificate, x509.BasicConstraints)
     # Peers would reject the cross certificate.
     if constraints is not None and constraints.path_length == 0:
         raise InvalidSettings(
@@ -311,30 +305,22 @@ def _without_lost_successor(authority: Authority, directory: Path) -> Authority:
     return msgspec.structs.replace(authority, trusted=tuple(remaining))
 
 
-_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
-
-
-def self_signed_certificate(
-    name: x509.Name, key: PrivateKey, validity: Validity
-) -> x509.Certificate:
-    """Build the self-signed certificate of a new authority."""
-    builder = _add_authority_extensions(_certificate_builder(name, key.public_key(), validity))
-    return builder.issuer_name(name).sign(key, keys.digest_for(key))
-
-
-def cross_signed_certificate(
+def _authority_certificate(
     name: x509.Name,
     public_key: PublicKey,
     validity: Validity,
-    issuer: x509.Certificate,
     key: PrivateKey,
+    issuer: x509.Certificate | None = None,
 ) -> x509.Certificate:
-    """Build a successor's certificate signed by the old authority, for peers that trust only the old one."""
-    builder = _add_authority_extensions(_certificate_builder(name, public_key, validity))
-    return _sign_with_issuer(builder, issuer, key)
+    """Build the certificate of an authority: self-signed, or cross-signed by an issuer."""
+    builder = _certificate_builder(name, public_key, validity)
+    # No path length, so that the authority can cross-sign its successor.
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    builder = builder.add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
+    return _sign(builder, key, name if issuer is None else issuer.subject, issuer)
 
 
-def leaf_certificate(
+def _leaf_certificate(
     profile: Profile,
     public_key: PublicKey,
     validity: Validity,
@@ -342,30 +328,43 @@ def leaf_certificate(
     key: PrivateKey,
 ) -> x509.Certificate:
     """Build a leaf certificate from a profile. Nothing is taken from a CSR but the key."""
-    builder = _certificate_builder(profile.subject, public_key, validity)
-    return _sign_with_issuer(_add_leaf_extensions(builder, profile, public_key), issuer, key)
+    # Some peers require keyEncipherment for RSA keys, for older cipher suites of TLS 1.2.
+    rsa_usage = ["key_encipherment"] if isinstance(public_key, rsa.RSAPublicKey) else []
+    constraints = x509.BasicConstraints(ca=False, path_length=None)
+    builder = (
+        _certificate_builder(profile.subject, public_key, validity)
+        .add_extension(constraints, critical=True)
+        .add_extension(_key_usage("digital_signature", *rsa_usage), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([profile.usage]), critical=False)
+    )
+    if profile.names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(profile.names), critical=False)
+    return _sign(builder, key, issuer.subject, issuer)
 
 
-def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether the certificate may sign others."""
-    constraints = find_extension(certificate, x509.BasicConstraints)
-    usage = find_extension(certificate, x509.KeyUsage)
-    # Without basic constraints it is not a CA; without key usage all usages are allowed.
-    return bool(constraints and constraints.ca) and (usage is None or usage.key_cert_sign)
+def _key_usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{name: name in allowed for name in _KEY_USAGES})
 
 
-def find_extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
-    """Return an extension of a certificate, if present."""
-    for each in certificate.extensions:
-        if isinstance(each.value, kind):
-            return each.value
-    return None
+_KEY_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
 
 
 def _certificate_builder(
     subject: x509.Name, public_key: PublicKey, validity: Validity
 ) -> x509.CertificateBuilder:
-    serial = pki_x509.mark_backdated(x509.random_serial_number(), backdated=validity.backdated)
+    serial = x509.random_serial_number()
+    # See `pki_x509.lifetime_of`.
+    serial = serial & ~1 if validity.backdated else serial | 1
     return (
         x509.CertificateBuilder()
         .serial_number(serial)
@@ -377,60 +376,17 @@ def _certificate_builder(
     )
 
 
-def _add_authority_extensions(builder: x509.CertificateBuilder) -> x509.CertificateBuilder:
-    # No path length, so that the authority can cross-sign its successor.
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    return builder.add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
-
-
-def _add_leaf_extensions(
-    builder: x509.CertificateBuilder, profile: Profile, public_key: PublicKey
-) -> x509.CertificateBuilder:
-    # Some peers require keyEncipherment for RSA keys, for older cipher suites of TLS 1.2.
-    usage = _key_usage(
-        digital_signature=True, key_encipherment=isinstance(public_key, rsa.RSAPublicKey)
-    )
-    builder = builder.add_extension(
-        x509.BasicConstraints(ca=False, path_length=None), critical=True
-    )
-    builder = builder.add_extension(usage, critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([profile.usage]), critical=False)
-    if profile.names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(profile.names), critical=False)
-    return builder
-
-
-def _key_usage(
-    *,
-    digital_signature: bool = False,
-    key_encipherment: bool = False,
-    key_cert_sign: bool = False,
-    crl_sign: bool = False,
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_encipherment=key_encipherment,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _sign_with_issuer(
-    builder: x509.CertificateBuilder, issuer: x509.Certificate, key: PrivateKey
+def _sign(
+    builder: x509.CertificateBuilder,
+    key: PrivateKey,
+    issuer_name: x509.Name,
+    issuer: x509.Certificate | None,
 ) -> x509.Certificate:
-    builder = builder.issuer_name(issuer.subject)
-    builder = builder.add_extension(_authority_key_identifier(issuer), critical=False)
-    return builder.sign(key, keys.digest_for(key))
-
-
-def _authority_key_identifier(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    # Copied if present, because other tools may compute it differently.
-    identifier = find_extension(certificate, x509.SubjectKeyIdentifier)
-    if identifier is None:
-        identifier = x509.SubjectKeyIdentifier.from_public_key(certificate.public_key())
-    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+    if issuer is not None:
+        # Copied if present, because other tools may compute it differently.
+        identifier = pki_x509.find_extension(issuer, x509.SubjectKeyIdentifier)
+        if identifier is None:
+            identifier = x509.SubjectKeyIdentifier.from_public_key(issuer.public_key())
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+        builder = builder.add_extension(issuer_key, critical=False)
+    return builder.issuer_name(issuer_name).sign(key, keys.digest_for(key))

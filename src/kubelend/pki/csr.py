@@ -17,7 +17,6 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.x509.oid import NameOID
 
 from kubelend.core.errors import InvalidIdentity, InvalidInput, UnexpectedAnswer
 from kubelend.core.lifecycle import Role
@@ -42,7 +41,6 @@ _ONE_BLOCK = re.compile(
     rb"\s*-----BEGIN (NEW )?CERTIFICATE REQUEST-----\s[A-Za-z0-9+/=\s]+"
     rb"-----END (NEW )?CERTIFICATE REQUEST-----\s*"
 )
-_ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
 
 
 class VerifiedCsr(msgspec.Struct, frozen=True):
@@ -62,7 +60,11 @@ def make_csr(name: str, role: Role, key: PrivateKey) -> str:
 
 def check_csr(pem: bytes | str) -> VerifiedCsr:
     """Parse and validate an untrusted CSR."""
-    request = _parse_csr(_single_pem_block(pem))
+    text = _single_pem_block(pem)
+    try:
+        request = x509.load_pem_x509_csr(text)
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise InvalidInput("certificate request is corrupt") from error
     # The key size first, because verifying a signature with a huge key is expensive.
     public_key = _csr_public_key(request)
     _check_signature(request)
@@ -83,13 +85,6 @@ def _single_pem_block(pem: bytes | str) -> bytes:
             hint="send text from -----BEGIN CERTIFICATE REQUEST----- to its END",
         )
     return text
-
-
-def _parse_csr(text: bytes) -> x509.CertificateSigningRequest:
-    try:
-        return x509.load_pem_x509_csr(text)
-    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise InvalidInput("certificate request is corrupt") from error
 
 
 def _csr_public_key(request: x509.CertificateSigningRequest) -> PublicKey:
@@ -145,55 +140,29 @@ def _claimed_identity(request: x509.CertificateSigningRequest) -> Caller:
             subject = list(request.subject)
     except (ValueError, TypeError) as error:
         raise InvalidInput("subject of the certificate request cannot be decoded") from error
-    attributes = [
-        (_ATTRIBUTES[each.oid], _attribute_text(each.value))
-        for each in subject
-        if each.oid in _ATTRIBUTES
-    ]
     try:
-        return identity.caller_from_subject(attributes)
+        return identity.caller_from_subject(identity.subject_attributes(subject))
     except InvalidIdentity as error:
         raise InvalidIdentity(f"certificate request: {error.message}") from None
 
 
-def _attribute_text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
+def begin_renewal(old: Credentials) -> tuple[PrivateKey, str]:
+    """Create a new key of the same algorithm, and its certificate signing request (PEM).
 
-
-class Renewal(msgspec.Struct, frozen=True):
-    """A renewal in progress."""
-
-    old: Credentials
-    key: PrivateKey
-    """The new key. Not written before its certificate is issued."""
-
-    request: str
-    """Certificate signing request in PEM form."""
-
-
-def begin_renewal(old: Credentials) -> Renewal:
-    """Create a new key of the same algorithm, and its certificate signing request."""
+    The key is not written before its certificate is issued.
+    """
     key = keys.generate(keys.algorithm_of_successor(old.key))
     holder = identity.caller_from_certificate(old.certificate)
-    return Renewal(old, key, make_csr(holder.name, holder.role, key))
-
-
-def accept_renewal(
-    renewal: Renewal, certificate: str, authorities: str, now: datetime
-) -> Credentials:
-    """Verify the issued certificate; `UnexpectedAnswer` if it is not what was requested.
-
-    The authorities are trusted as they are, because the old ones verified the connection.
-    """
-    requested = identity.caller_from_certificate(renewal.old.certificate)
-    return verify_issued(renewal.key, requested, certificate, authorities, now)
+    return key, make_csr(holder.name, holder.role, key)
 
 
 def verify_issued(
     key: PrivateKey, requested: Caller, certificate: str, authorities: str, now: datetime
 ) -> Credentials:
-    """Verify a certificate issued for `key`. Also used by `kubelend.apps.join`, which has no older
-    certificate.
+    """Verify a certificate issued for `key`; `UnexpectedAnswer` if it is not what was requested.
+
+    The authorities are trusted as they are: by a renewal because the old ones verified the connection, by
+    `kubelend.apps.join` because it has checked their pin.
     """
     own, *chain = _parse_certificates(certificate)
     trusted = tuple(_parse_certificates(authorities))

@@ -158,13 +158,15 @@ def load_trusted(directory: Path) -> tuple[x509.Certificate, ...]:
 
 def load_cross(directory: Path) -> tuple[x509.Certificate, ...]:
     """Return the certificates of `cross.crt`, if it exists."""
-    path = directory / CROSS_CERTIFICATES
-    return load_certificates(path) if path.exists() else ()
+    return _load_existing(directory / CROSS_CERTIFICATES)
 
 
 def load_dropped(directory: Path) -> tuple[x509.Certificate, ...]:
     """Return the certificates of `dropped.crt`, if it exists."""
-    path = directory / DROPPED_CERTIFICATES
+    return _load_existing(directory / DROPPED_CERTIFICATES)
+
+
+def _load_existing(path: Path) -> tuple[x509.Certificate, ...]:
     return load_certificates(path) if path.exists() else ()
 
 
@@ -188,7 +190,6 @@ def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, 
 
 
 def load_key(path: Path, passphrase: Passphrase | None = None, *, hint: str = "") -> PrivateKey:
-    """Return the private key of a PEM file."""
     text = files.read_file(path, hint=hint)
     try:
         return keys.from_pem(text, passphrase)
@@ -198,12 +199,10 @@ def load_key(path: Path, passphrase: Passphrase | None = None, *, hint: str = ""
 
 
 def is_certificate_of(certificate: x509.Certificate, key: PrivateKey) -> bool:
-    """Whether the certificate is for this key."""
     return certificate.public_key() == key.public_key()
 
 
 def common_names(directory: Path) -> list[str]:
-    """Return the common names of the directory's own certificate."""
     certificate = load_certificates(directory / files.TLS_CERTIFICATE)[0]
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return [str(attribute.value) for attribute in found]

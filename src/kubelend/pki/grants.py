@@ -21,11 +21,13 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from kubelend.core.errors import InvalidGrant, InvalidSettings
 from kubelend.core.models import ClusterId, Reservation
 from kubelend.kits import files
 from kubelend.pki import files as pki_files
+from kubelend.pki import keys
 
 GRANT_TYPE = "kubelend-grant+jws"
 GRANT_ISSUER = "kubelend"
@@ -90,7 +92,6 @@ class GrantKeys:
 
     @classmethod
     def create(cls) -> Self:
-        """Create a key in memory."""
         return cls([Ed25519PrivateKey.generate()])
 
     @classmethod
@@ -98,19 +99,23 @@ class GrantKeys:
         """Load the keys of a PEM file. A file that other users can access is rejected."""
         if problem := files.mode_problem(path):
             raise InvalidSettings(problem, hint=f"chmod 600 {path}; consider the key compromised")
-        blocks = files.read_file(path).split(_PEM_END)
-        return cls(
-            [_private_key_from_pem(block + _PEM_END, path) for block in blocks[:-1]]
-            or [_no_key(path)]
-        )
+        blocks = files.read_file(path).split(_PEM_END)[:-1]
+        keys = [_private_key_from_pem(block + _PEM_END, path) for block in blocks]
+        found = [key for key in keys if isinstance(key, Ed25519PrivateKey)]
+        if not found or len(found) < len(keys):
+            raise InvalidSettings(
+                f"{path} contains no Ed25519 key",
+                hint="create one: openssl genpkey -algorithm ed25519",
+            )
+        return cls(found)
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
         """Load the keys of a PEM file; create the file with a new key if it does not exist."""
         if not path.exists():
             pki_files.make_private_directory(path.parent)
-            key = Ed25519PrivateKey.generate()
-            files.write_atomic(path, _private_key_to_pem(key), mode=files.PRIVATE_MODE)
+            text = keys.to_pem(Ed25519PrivateKey.generate())
+            files.write_atomic(path, text, mode=files.PRIVATE_MODE)
         return cls.load(path)
 
     def sign(self, grant: Grant) -> str:
@@ -162,26 +167,11 @@ def _to_jwk(key: Ed25519PublicKey) -> Jwk:
     return Jwk(_base64url_encode(hashlib.sha256(canonical).digest()).decode(), x)
 
 
-def _private_key_from_pem(pem: bytes, path: Path) -> Ed25519PrivateKey:
+def _private_key_from_pem(pem: bytes, path: Path) -> PrivateKeyTypes:
     try:
-        key = serialization.load_pem_private_key(pem.strip(), password=None)
+        return serialization.load_pem_private_key(pem.strip(), password=None)
     except (ValueError, TypeError) as error:
         raise InvalidSettings(f"{path} contains no unencrypted private key in PEM form") from error
-    return key if isinstance(key, Ed25519PrivateKey) else _no_key(path)
-
-
-def _no_key(path: Path) -> Ed25519PrivateKey:
-    raise InvalidSettings(
-        f"{path} contains no Ed25519 key", hint="create one: openssl genpkey -algorithm ed25519"
-    )
-
-
-def _private_key_to_pem(key: Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
 
 
 def _base64url_encode(content: bytes) -> bytes:
@@ -210,9 +200,7 @@ class GrantSigner:
 
     async def grant(self, found: Reservation, reader: ClusterId) -> str | None:
         """Returns the grant of a live reservation for its requester or provider; None for others."""
-        if reader not in (found.requester, found.target):
-            return None
-        grant = _grant_claims(found)
+        grant = _grant_claims(found) if reader in (found.requester, found.target) else None
         return None if grant is None else await self._sign_in_batch(grant)
 
     def close(self) -> None:
@@ -229,11 +217,10 @@ class GrantSigner:
     def _sign_pending(self) -> None:
         waiting, self._pending = self._pending, []
         loop = asyncio.get_running_loop()
-        work = partial(self._sign, [grant for grant, _ in waiting])
-        loop.run_in_executor(self._thread, work).add_done_callback(partial(_set_results, waiting))
-
-    def _sign(self, grants: Sequence[Grant]) -> list[str]:
-        return [self._keys.sign(grant) for grant in grants]
+        work = loop.run_in_executor(
+            self._thread, lambda: [self._keys.sign(grant) for grant, _ in waiting]
+        )
+        work.add_done_callback(partial(_set_results, waiting))
 
 
 def _set_results(pending: Sequence[_PendingGrant], work: asyncio.Future[list[str]]) -> None:
@@ -248,9 +235,9 @@ def _set_results(pending: Sequence[_PendingGrant], work: asyncio.Future[list[str
 
 
 def _grant_claims(found: Reservation) -> Grant | None:
-    if not found.is_live or found.target is None:
+    if not found.is_live:
         return None
-    if found.reserved_at is None or found.expires_at is None:
+    if found.target is None or found.reserved_at is None or found.expires_at is None:
         return None
     return Grant(
         iss=GRANT_ISSUER,

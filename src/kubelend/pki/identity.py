@@ -11,11 +11,10 @@ import base64
 import binascii
 import ipaddress
 import re
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from datetime import datetime
-from pathlib import Path
-from typing import NamedTuple, cast
+from functools import lru_cache
+from typing import Any, cast
 
 import msgspec
 from cryptography import x509
@@ -24,7 +23,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from kubelend.core.errors import Forbidden, InvalidIdentity, InvalidSettings
 from kubelend.core.lifecycle import Role
 from kubelend.core.models import ClusterId
-from kubelend.pki import files
 from kubelend.pki import x509 as pki_x509
 
 MAX_NAME_LENGTH = 64
@@ -98,12 +96,16 @@ def caller_from_certificate(
     certificate: x509.Certificate, *, broker_names: Container[str] = ()
 ) -> Caller:
     """Return the caller that the holder of a certificate authenticates as."""
-    attributes = (
-        (_ATTRIBUTES[each.oid], str(each.value))
-        for each in certificate.subject
-        if each.oid in _ATTRIBUTES
-    )
-    return caller_from_subject(attributes, broker_names=broker_names)
+    return caller_from_subject(subject_attributes(certificate.subject), broker_names=broker_names)
+
+
+def subject_attributes(subject: Iterable[x509.NameAttribute[Any]]) -> list[tuple[str, str]]:
+    """Return the attributes of a subject that make an identity, named as in `getpeercert()`."""
+    return [
+        (_ATTRIBUTES[each.oid], value if isinstance(value, str) else value.decode(errors="replace"))
+        for each in subject
+        if each.oid in _ATTRIBUTES and (value := each.value) is not None
+    ]
 
 
 def check_common_name(name: str) -> None:
@@ -119,11 +121,6 @@ def check_common_name(name: str) -> None:
         raise InvalidIdentity(f"common name {name!r} contains control or invisible characters")
     if name[0] == " " or name[-1] == " ":
         raise InvalidIdentity(f"common name {name!r} begins or ends with a space")
-
-
-def certificate_names(directory: Path) -> frozenset[str]:
-    """Return the common names of the certificate in `directory`, to be read again when its files change."""
-    return frozenset(files.common_names(directory))
 
 
 _ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
@@ -215,48 +212,28 @@ CERTIFICATE_CACHE_SIZE = 20_000
 """Size of the LRU cache of verified certificates."""
 
 
-class ForwardedCertificate(NamedTuple):
-    """A forwarded certificate."""
-
-    caller: Caller
-    not_before: datetime
-    not_after: datetime
-
-
 class ForwardedCertificateVerifier:
     """Verifies forwarded certificates against these authorities."""
 
     def __init__(
-        self, authorities: Sequence[x509.Certificate], broker_names: Container[str]
+        self, authorities: Iterable[x509.Certificate], broker_names: Container[str]
     ) -> None:
-        self._authorities = authorities
+        self._authorities = list(authorities)
         self._broker_names = broker_names
-        self._cache: OrderedDict[str, ForwardedCertificate] = OrderedDict()
+        self._cached = lru_cache(CERTIFICATE_CACHE_SIZE)(self._verify_signature)
 
-    def verify(self, header: str, now: datetime) -> ForwardedCertificate:
-        """Return the forwarded certificate if one of our authorities signed it and it is valid now."""
-        known = self._cache.get(header)
-        if known is None:
-            known = self._add_to_cache(header, self._verify_new(header))
-        else:
-            self._cache.move_to_end(header)
-        if not known.not_before <= now <= known.not_after:
+    def verify(self, header: str, proxy: Caller, now: datetime) -> Caller:
+        """Return the caller of a certificate that one of our authorities signed and that is valid now."""
+        caller, since, until = self._cached(header)
+        if not since <= now <= until:
             raise InvalidIdentity(
-                f"{CLIENT_CERT_HEADER}: certificate of {known.caller.name} is not valid now"
+                f"{CLIENT_CERT_HEADER}: certificate of {caller.name} is not valid now"
             )
-        return known
+        return Caller(caller.name, caller.role, since, until, proxy)
 
-    def _add_to_cache(self, header: str, known: ForwardedCertificate) -> ForwardedCertificate:
-        self._cache[header] = known
-        if len(self._cache) > CERTIFICATE_CACHE_SIZE:
-            self._cache.popitem(last=False)
-        return known
-
-    def _verify_new(self, header: str) -> ForwardedCertificate:
+    def _verify_signature(self, header: str) -> tuple[Caller, datetime, datetime]:
         certificate = _decode_header(header)
-        if not any(
-            pki_x509.is_issued_by(certificate, authority) for authority in self._authorities
-        ):
+        if not any(pki_x509.is_issued_by(certificate, each) for each in self._authorities):
             raise InvalidIdentity(
                 f"{CLIENT_CERT_HEADER}: certificate is not signed by an authority of this broker"
             )
@@ -267,9 +244,7 @@ class ForwardedCertificateVerifier:
             raise InvalidIdentity(
                 f"{CLIENT_CERT_HEADER}: {caller.name} is a proxy; proxies cannot be chained"
             )
-        return ForwardedCertificate(
-            caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        )
+        return caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def _decode_header(header: str) -> x509.Certificate:
@@ -287,9 +262,9 @@ def _is_client_certificate(certificate: x509.Certificate) -> bool:
     are set.
     """
     try:
-        values = [extension.value for extension in certificate.extensions]
+        constraints = pki_x509.find_extension(certificate, x509.BasicConstraints)
+        usage = pki_x509.find_extension(certificate, x509.ExtendedKeyUsage)
     except (ValueError, x509.DuplicateExtension):
         return False
-    is_authority = any(isinstance(value, x509.BasicConstraints) and value.ca for value in values)
-    usages = [value for value in values if isinstance(value, x509.ExtendedKeyUsage)]
-    return not is_authority and all(ExtendedKeyUsageOID.CLIENT_AUTH in usage for usage in usages)
+    is_authority = constraints is not None and constraints.ca
+    return not is_authority and (usage is None or ExtendedKeyUsageOID.CLIENT_AUTH in usage)

@@ -14,7 +14,6 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kubelend.kits import files
-from kubelend.pki import authority as pki_authority
 from kubelend.pki import files as pki_files
 from kubelend.pki import identity, keys, tokens
 from kubelend.pki import x509 as pki_x509
@@ -48,7 +47,8 @@ def inspect_authority(
     directory: Path, passphrase: Passphrase | None = None
 ) -> AuthorityDirectoryInfo:
     """Inspect an authority's directory. An unusable authority is an error, as when issuing."""
-    encrypted = _is_key_encrypted(directory)
+    path = directory / pki_files.layout_of(directory).key
+    encrypted = keys.is_encrypted(files.read_file(path, hint=pki_files.NO_AUTHORITY_HINT))
     if encrypted and passphrase is None:
         return _inspect_without_key(directory)
     authority = Authority.load(directory, passphrase)
@@ -56,11 +56,6 @@ def inspect_authority(
         _authority_info(each, each == authority.certificate) for each in authority.trusted
     ]
     return AuthorityDirectoryInfo(str(directory), encrypted, authority.is_rotating, authorities)
-
-
-def _is_key_encrypted(directory: Path) -> bool:
-    path = directory / pki_files.layout_of(directory).key
-    return keys.is_encrypted(files.read_file(path, hint=pki_files.NO_AUTHORITY_HINT))
 
 
 def _inspect_without_key(directory: Path) -> AuthorityDirectoryInfo:
@@ -131,7 +126,7 @@ def inspect_certificate(directory: Path) -> CertificateInfo:
 
 def _certificate_role(certificate: x509.Certificate) -> str:
     """Role of the certificate's holder; `broker` for a server certificate."""
-    usage = pki_authority.find_extension(certificate, x509.ExtendedKeyUsage)
+    usage = pki_x509.find_extension(certificate, x509.ExtendedKeyUsage)
     if usage is not None and ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
         return "broker"
     return str(identity.caller_from_certificate(certificate).role)

@@ -22,7 +22,6 @@ class Algorithm(enum.StrEnum):
 
 
 def generate(algorithm: Algorithm) -> PrivateKey:
-    """Generate a private key."""
     if algorithm is Algorithm.RSA:
         return rsa.generate_private_key(public_exponent=65537, key_size=3072)
     return ec.generate_private_key(ec.SECP256R1())

@@ -51,7 +51,6 @@ class TokenParts(NamedTuple):
 
 
 def new_token() -> NewToken:
-    """Generate a random token."""
     name, secret = _random_base32(_ID_LENGTH), _random_base32(_SECRET_LENGTH)
     return NewToken(f"{TOKEN_VERSION}.{name}.{secret}", name, secret_digest(secret))
 
@@ -70,7 +69,6 @@ def parse_token(text: str) -> TokenParts:
 
 
 def secret_digest(secret: str) -> str:
-    """Return the stored digest of a secret, in hex."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -86,12 +84,10 @@ _PIN_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def ca_pin(certificate: x509.Certificate) -> Pin:
-    """Return the pin of a certificate's key."""
     return pin_of_key(certificate.public_key())
 
 
 def pin_of_key(key: CertificatePublicKeyTypes) -> Pin:
-    """Return the pin of a public key."""
     info = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -109,13 +105,8 @@ def parse_ca_pin(text: str) -> Pin:
     return Pin(cleaned)
 
 
-def matches_pin(certificate: x509.Certificate, wanted: Pin) -> bool:
-    """Whether the certificate has the pinned key."""
-    return ca_pin(certificate) == wanted
-
-
 def pinned_certificates(
     certificates: Iterable[x509.Certificate], wanted: Pin
 ) -> tuple[x509.Certificate, ...]:
     """Return the certificates with the pinned key. The others come from an unauthenticated peer."""
-    return tuple(each for each in certificates if matches_pin(each, wanted))
+    return tuple(each for each in certificates if ca_pin(each) == wanted)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -26,6 +26,8 @@ together do not renew together.
 """
 
 _SECOND = timedelta(seconds=1)
+
+Extension = TypeVar("Extension", bound=x509.ExtensionType)
 
 
 class Validity(NamedTuple):
@@ -53,7 +55,8 @@ def validity_period(
         )
     now = now.replace(microsecond=0)
     try:
-        end = _earlier(now + timedelta(seconds=lifetime // _SECOND), until)
+        end = now + timedelta(seconds=lifetime // _SECOND)
+        end = end if until is None else min(end, until.replace(microsecond=0))
         start = now - min(CLOCK_SKEW, end - now)
     except OverflowError as error:
         raise InvalidSettings(
@@ -61,15 +64,11 @@ def validity_period(
         ) from error
     if not_before is None or not_before <= start:
         return Validity(start, end)
-    start = max(now, _whole_second(not_before))
+    # Rounded up to a whole second.
+    start = max(now, (not_before + _SECOND - timedelta.resolution).replace(microsecond=0))
     if start >= end:
         raise InvalidSettings(f"certificate would start at {start}, after its end at {end}")
     return Validity(start, end, backdated=False)
-
-
-def mark_backdated(serial: int, *, backdated: bool) -> int:
-    """Encode into the lowest bit of a serial number whether the certificate is backdated."""
-    return serial & ~1 if backdated else serial | 1
 
 
 def lifetime_of(certificate: x509.Certificate) -> timedelta:
@@ -88,25 +87,18 @@ def min_lifetime(start: datetime, end: datetime) -> timedelta:
 
 def renewal_time(certificate: x509.Certificate) -> datetime:
     """Return the renewal time, when 20 to 25 % of the lifetime is left; deterministic for a certificate."""
-    left = MIN_REMAINING + (MAX_REMAINING - MIN_REMAINING) * _serial_fraction(
-        certificate.serial_number
-    )
+    # Hashed, because other issuers may use sequential serial numbers.
+    digest = hashlib.sha256(str(certificate.serial_number).encode()).digest()
+    fraction = int.from_bytes(digest[:8], "big") / 2**64
+    left = MIN_REMAINING + (MAX_REMAINING - MIN_REMAINING) * fraction
     return certificate.not_valid_after_utc - left * lifetime_of(certificate)
 
 
-def _earlier(end: datetime, until: datetime | None) -> datetime:
-    return end if until is None else min(end, until.replace(microsecond=0))
-
-
-def _whole_second(moment: datetime) -> datetime:
-    floor = moment.replace(microsecond=0)
-    return floor if floor == moment else floor + _SECOND
-
-
-def _serial_fraction(serial: int) -> float:
-    """Return a number from 0 to 1. Hashed, because other issuers may use sequential serial numbers."""
-    digest = hashlib.sha256(str(serial).encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+def find_extension(certificate: x509.Certificate, kind: type[Extension]) -> Extension | None:
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
 
 
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
@@ -119,12 +111,10 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def is_self_signed(certificate: x509.Certificate) -> bool:
-    """Whether the certificate is a root."""
     return is_issued_by(certificate, certificate)
 
 
 def have_same_key(one: x509.Certificate, other: x509.Certificate) -> bool:
-    """Whether both certificates have the same key."""
     return one.public_key() == other.public_key()
 
 
@@ -133,27 +123,17 @@ def chain_for(
 ) -> tuple[x509.Certificate, ...]:
     """Return the intermediates to present after certificates signed by `authority`, in order; often none."""
     candidates = [each for each in dict.fromkeys(known) if not is_self_signed(each)]
+    if not is_self_signed(authority):
+        link: x509.Certificate | None = authority
+    else:  # a cross-signed certificate of it
+        link = next((each for each in candidates if _is_same_authority(each, authority)), None)
     found: list[x509.Certificate] = []
-    link = _first_intermediate(authority, candidates)
     while link is not None:
         found.append(link)
-        link = _find_issuer(link, [each for each in candidates if each not in found])
+        others = (each for each in candidates if each not in found)
+        link = next((each for each in others if is_issued_by(found[-1], each)), None)
     return tuple(found)
 
 
-def _first_intermediate(
-    authority: x509.Certificate, candidates: Iterable[x509.Certificate]
-) -> x509.Certificate | None:
-    """The authority itself if it is an intermediate, else a cross-signed certificate of it."""
-    if not is_self_signed(authority):
-        return authority
-    for each in candidates:
-        if each.subject == authority.subject and have_same_key(each, authority):
-            return each
-    return None
-
-
-def _find_issuer(
-    certificate: x509.Certificate, candidates: Iterable[x509.Certificate]
-) -> x509.Certificate | None:
-    return next((each for each in candidates if is_issued_by(certificate, each)), None)
+def _is_same_authority(one: x509.Certificate, other: x509.Certificate) -> bool:
+    return one.subject == other.subject and have_same_key(one, other)

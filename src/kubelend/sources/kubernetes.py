@@ -49,13 +49,11 @@ class KubernetesSource:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._watch_errors: dict[str, str] = {}
+        self._watch_errors = WatchErrors()
 
     @property
     def problem(self) -> str:
-        return "; ".join(
-            f"cannot watch {kind}: {error}" for kind, error in self._watch_errors.items()
-        )
+        return self._watch_errors.text
 
     async def identity(self) -> str:
         found = await self._client.find(NAMESPACES, "kube-system")
@@ -90,7 +88,7 @@ class KubernetesSource:
         fields: str = "",
     ) -> AsyncGenerator[Projected | Deletion | Relisted, None]:
         """The changes of a kind that change its projection."""
-        report = functools.partial(self._set_watch_error, resource.plural)
+        report = functools.partial(self._watch_errors.set, resource.plural)
         events = informer.list_and_watch(self._client, resource, fields=fields, report=report)
         try:
             async with aclosing(events):
@@ -99,13 +97,27 @@ class KubernetesSource:
                     if change is not None:
                         yield change
         finally:
-            self._set_watch_error(resource.plural, "")
+            report("")
 
-    def _set_watch_error(self, plural: str, problem: str) -> None:
-        if problem:
-            self._watch_errors[plural] = problem
-        else:
-            self._watch_errors.pop(plural, None)
+
+class WatchErrors:
+    """Why kinds cannot be watched now."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, str] = {}
+
+    @property
+    def text(self) -> str:
+        """Empty if all kinds can be watched."""
+        return "; ".join(
+            f"cannot watch {kind}: {error}" for kind, error in sorted(self._errors.items())
+        )
+
+    def set(self, plural: str, error: str) -> None:
+        """An empty error ends the last one."""
+        self._errors.pop(plural, None)
+        if error:
+            self._errors[plural] = error
 
 
 Event = TypeVar("Event")
@@ -265,13 +277,7 @@ class NodeProjection(msgspec.Struct, frozen=True, gc=False):
             projected = pod_requests.project_node(
                 KubernetesNode(self.metadata, self.spec, self.status)
             )
-        _replace_fields(
-            self,
-            metadata=_EMPTY_NODE_METADATA,
-            spec=_EMPTY_NODE_SPEC,
-            status=_EMPTY_NODE_STATUS,
-            projected=projected,
-        )
+        _replace_fields(self, *_EMPTY_NODE, projected)
 
     @property
     def key(self) -> str:
@@ -291,13 +297,7 @@ class PodProjection(msgspec.Struct, frozen=True, gc=False):
             projected = pod_requests.project_pod(
                 KubernetesPod(self.metadata, self.spec, self.status)
             )
-        _replace_fields(
-            self,
-            metadata=_EMPTY_POD_METADATA,
-            spec=_EMPTY_POD_SPEC,
-            status=_EMPTY_POD_STATUS,
-            projected=projected,
-        )
+        _replace_fields(self, *_EMPTY_POD, projected)
 
     @property
     def key(self) -> str:
@@ -316,16 +316,8 @@ PODS: Final = Resource("", "v1", "pods", "Pod", PodProjection, page_size=50)
 memory."""
 NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 
-_EMPTY_NODE_METADATA, _EMPTY_NODE_SPEC, _EMPTY_NODE_STATUS = (
-    ObjectMetadata(""),
-    NodeSpec(),
-    NodeStatus(),
-)
-_EMPTY_POD_METADATA, _EMPTY_POD_SPEC, _EMPTY_POD_STATUS = (
-    PodMetadata("", ""),
-    PodSpec(),
-    PodStatus(),
-)
+_EMPTY_NODE = (ObjectMetadata(""), NodeSpec(), NodeStatus())
+_EMPTY_POD = (PodMetadata("", ""), PodSpec(), PodStatus())
 
 
 @contextmanager
@@ -337,6 +329,6 @@ def _as_decode_error() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def _replace_fields(decoded: msgspec.Struct, **fields: object) -> None:
-    for name, value in fields.items():
+def _replace_fields(decoded: msgspec.Struct, *values: object) -> None:
+    for name, value in zip(decoded.__struct_fields__, values, strict=True):
         force_setattr(decoded, name, value)

@@ -13,19 +13,18 @@ from typing import Final
 
 import msgspec
 
+from kubelend.agent import health
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.kube import informer, resources
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
 from kubelend.sources import object_semantics
+from kubelend.sources.kubernetes import WatchErrors
 from kubelend.wire.objects import Kind, Object
 
 CONFLICT_ATTEMPTS: Final = 5
 """For writes without a `resource_version`, which are repeated after a conflict."""
-
-MAX_ERRORS_LISTED: Final = 3
-"""How many undecodable objects are listed; the others are counted."""
 
 
 class KubernetesObjects:
@@ -37,27 +36,19 @@ class KubernetesObjects:
         """
         self._client = client
         self._namespaces = namespaces
-        self._watch_errors: dict[str, str] = {}
+        self._watch_errors = WatchErrors()
         self._undecodable: dict[tuple[str, str], str] = {}
         """By kind and `uid`."""
 
     @property
     def problem(self) -> str:
         """The objects that cannot be decoded, each with its error; empty if there are none."""
-        errors = sorted(self._undecodable.values())
-        more = (
-            [f"and {len(errors) - MAX_ERRORS_LISTED} more"]
-            if len(errors) > MAX_ERRORS_LISTED
-            else []
-        )
-        return "; ".join([*errors[:MAX_ERRORS_LISTED], *more])
+        return health.join_errors(sorted(self._undecodable.values()))
 
     @property
     def watch_problem(self) -> str:
         """Why some kinds cannot be watched now; empty if all can."""
-        return "; ".join(
-            f"cannot watch {kind}: {error}" for kind, error in sorted(self._watch_errors.items())
-        )
+        return self._watch_errors.text
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
         found = await self._client.list(resources.resource_for(kind), self._namespace(kind))
@@ -98,7 +89,7 @@ class KubernetesObjects:
         await self._client.delete(resources.resource_for(kind), name, namespace)
 
     async def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
-        report = functools.partial(self._set_watch_error, kind.plural)
+        report = functools.partial(self._watch_errors.set, kind.plural)
         events = informer.list_and_watch(
             self._client, resources.resource_for(kind), self._namespace(kind), report=report
         )
@@ -108,7 +99,7 @@ class KubernetesObjects:
                     if (change := self._handle_event(kind.plural, event)) is not None:
                         yield change
         finally:
-            self._set_watch_error(kind.plural, "")
+            report("")
 
     async def _create(self, wanted: Kind) -> Kind:
         """A new object: server-set metadata and status of `wanted` do not apply to it."""
@@ -174,12 +165,6 @@ class KubernetesObjects:
         if not one.is_deleted:
             where = f"{plural} {one.namespace}/{one.name}"
             self._undecodable[plural, one.uid] = f"{where}: {one.error}"
-
-    def _set_watch_error(self, plural: str, problem: str) -> None:
-        if problem:
-            self._watch_errors[plural] = problem
-        else:
-            self._watch_errors.pop(plural, None)
 
 
 def _sorted(objects: Iterable[Kind]) -> list[Kind]:

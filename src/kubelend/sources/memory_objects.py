@@ -59,11 +59,8 @@ class WatchableStore:
         return cast(Kind | None, self._objects[kind].get(key))
 
     def put(self, found: Object) -> None:
-        """Add or replace an object; one with another `uid` first deletes the previous one."""
-        kind, old = type(found), self._objects[type(found)].get(found.key)
-        if old is not None and old.metadata.uid != found.metadata.uid:
-            self.delete(old)
-        self._objects[kind][found.key] = found
+        """Add or replace an object."""
+        self._objects[type(found)][found.key] = found
         self._notify(found, found)
 
     def delete(self, last: Object) -> None:
@@ -124,7 +121,10 @@ class MemoryObjects:
             while True:
                 while (change := news.pop()) is not None:
                     yield change
-                await news.wait()
+                await self._wait_for_event(kind, news)
+
+    async def _wait_for_event(self, kind: type[Kind], queue: WatchQueue[Kind]) -> None:  # noqa: ARG002
+        await queue.wait()
 
     def _save(self, stored: Object | None, wanted: Kind) -> Kind:
         if object_semantics.is_removable(wanted):

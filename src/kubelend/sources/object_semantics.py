@@ -1,23 +1,17 @@
 """Semantics of an API server for stores without one: names, uid, generation, resourceVersion,
 finalizers. Pure.
 
-`MemoryObjects` and `ObjectDirectory` write what these functions return, and nothing if it is the stored
-object. `KubernetesObjects` uses the checks that Kubernetes leaves to clients.
-
-Two digests let a file show what happened to it while no process watched it. A `uid` ends in a digest of
-the object's key, so a copy under another name is recognised as another object. A `resourceVersion` ends
-in a digest of the spec, so a spec that was edited by hand is recognised.
+`MemoryObjects` stores what these functions return, and nothing if it is the stored object.
+`KubernetesObjects` uses the checks that Kubernetes leaves to clients.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import reprlib
-import secrets
 import uuid
 from datetime import datetime
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -25,17 +19,21 @@ from msgspec.structs import replace
 from kubelend.core.errors import Conflict, InvalidInput
 from kubelend.wire.objects import Kind, Metadata, Object
 
-_NUMBER: Final = re.compile("[0-9]{1,18}", re.ASCII)
-
 
 def apply_to_stored(stored: Kind | None, wanted: Kind, now: datetime) -> Kind:
     """The object to store; `stored` itself if nothing changes."""
     check_precondition(stored, wanted)
-    return (
-        new_object(wanted, now)
-        if stored is None
-        else _with_new_version(stored, with_changes(stored, wanted))
-    )
+    if stored is None:
+        return new_object(wanted, now)
+    return _with_new_version(stored, with_changes(stored, wanted))
+
+
+def apply_manifest(stored: Kind | None, manifest: Kind, now: datetime) -> Kind:
+    """As `apply_to_stored`, for what a person has written: the finalizers of the stored object stay."""
+    if stored is None:
+        return new_object(manifest, now)
+    wanted = _with_metadata(manifest, finalizers=stored.metadata.finalizers)
+    return _with_new_version(stored, with_changes(stored, wanted))
 
 
 def with_changes(stored: Kind, wanted: Kind) -> Kind:
@@ -43,17 +41,15 @@ def with_changes(stored: Kind, wanted: Kind) -> Kind:
     stay.
     """
     finalizers = wanted.metadata.finalizers
-    if (
-        stored.metadata.deletion_timestamp is not None
-    ):  # no new finalizers on an object that is being deleted
+    if stored.metadata.deletion_timestamp is not None:  # being deleted: no new finalizers
         finalizers = tuple(name for name in finalizers if name in stored.metadata.finalizers)
-    metadata = replace(
-        stored.metadata,
+    changed = _with_metadata(
+        stored,
         labels=wanted.metadata.labels,
         annotations=wanted.metadata.annotations,
         finalizers=finalizers,
     )
-    return replace(stored, metadata=metadata, spec=spec_of(wanted))
+    return replace(changed, spec=spec_of(wanted))
 
 
 def apply_status_to_stored(stored: Kind | None, wanted: Kind) -> Kind | None:
@@ -72,9 +68,7 @@ def mark_deleted(stored: Kind, now: datetime) -> Kind:
     """
     if stored.metadata.deletion_timestamp is not None:
         return stored
-    return _with_new_version(
-        stored, _with_metadata(stored, replace(stored.metadata, deletion_timestamp=now))
-    )
+    return _with_new_version(stored, _with_metadata(stored, deletion_timestamp=now))
 
 
 def is_removable(found: Object) -> bool:
@@ -84,15 +78,13 @@ def is_removable(found: Object) -> bool:
 
 def new_object(wanted: Kind, now: datetime) -> Kind:
     """A new object, with server-set metadata."""
-    new = without_server_fields(wanted)
-    metadata = replace(
-        new.metadata,
-        uid=_new_uid(wanted),
+    return _with_metadata(
+        without_server_fields(wanted),
+        uid=str(uuid.uuid4()),
         generation=1,
-        resource_version=_resource_version(1, wanted),
+        resource_version="1",
         creation_timestamp=now,
     )
-    return _with_metadata(new, metadata)
 
 
 def without_server_fields(wanted: Kind) -> Kind:
@@ -105,37 +97,8 @@ def without_server_fields(wanted: Kind) -> Kind:
         labels=given.labels,
         annotations=given.annotations,
     )
-    return replace(wanted, metadata=metadata, status=_default_status(wanted))
-
-
-def apply_file_edit(stored: Kind | None, found: Kind, now: datetime) -> Kind:
-    """The object that a file means, whose stored object was `stored`. `found` itself if it is
-    complete.
-    """
-    if not is_created_by_store(found):
-        return new_object(found, now) if stored is None else _replaced_by_hand(stored, found)
-    if stored is None or stored.metadata.uid != found.metadata.uid:
-        return _with_new_version_if_edited(found)
-    if stored.metadata.resource_version != found.metadata.resource_version:
-        return _with_new_version_if_edited(found)
-    metadata = replace(
-        stored.metadata,
-        finalizers=found.metadata.finalizers,
-        labels=found.metadata.labels,
-        annotations=found.metadata.annotations,
-    )
-    return _with_new_version(stored, _with_metadata(found, metadata))
-
-
-def is_created_by_store(found: Object) -> bool:
-    """Whether a store created it under this name; otherwise it was written by hand."""
-    return found.metadata.uid.replace("-", "").endswith(_key_digest(found).hex())
-
-
-def is_unedited(found: Object) -> bool:
-    """Whether a store wrote its spec."""
-    _, _, digest = found.metadata.resource_version.partition("-")
-    return is_created_by_store(found) and digest == _spec_digest(found)
+    (status,) = (field for field in msgspec.structs.fields(wanted) if field.name == "status")
+    return replace(wanted, metadata=metadata, status=status.default)
 
 
 def check_precondition(stored: Object | None, wanted: Object) -> None:
@@ -156,14 +119,6 @@ def conflict_error(wanted: Object, problem: str = "was modified") -> Conflict:
     return Conflict(f"{wanted.kind} {wanted.key} {problem}", hint="read the object again")
 
 
-def spec_of(found: Object) -> msgspec.Struct:
-    return _parts(found).spec
-
-
-def status_of(found: Object) -> msgspec.Struct:
-    return _parts(found).status
-
-
 class _Parts(Protocol):
     """Fields of every kind."""
 
@@ -171,71 +126,24 @@ class _Parts(Protocol):
     status: msgspec.Struct
 
 
-def _parts(found: Object) -> _Parts:
-    return cast(_Parts, found)
+def spec_of(found: Object) -> msgspec.Struct:
+    return cast(_Parts, found).spec
 
 
-def _replaced_by_hand(stored: Kind, found: Kind) -> Kind:
-    """Written by hand over the old file: what a person does not write stays, above all finalizers."""
-    metadata = replace(
-        stored.metadata, labels=found.metadata.labels, annotations=found.metadata.annotations
-    )
-    return _with_new_version(stored, replace(stored, metadata=metadata, spec=spec_of(found)))
-
-
-def _with_new_version_if_edited(found: Kind) -> Kind:
-    """As another store wrote it, or as a person has edited it since."""
-    if is_unedited(found):
-        return found
-    metadata = found.metadata
-    bumped = replace(
-        metadata,
-        generation=metadata.generation + 1,
-        resource_version=_resource_version(_version_number(metadata) + 1, found),
-    )
-    return _with_metadata(found, bumped)
+def status_of(found: Object) -> msgspec.Struct:
+    return cast(_Parts, found).status
 
 
 def _with_new_version(stored: Kind, wanted: Kind) -> Kind:
     if wanted == stored:
         return stored
     generation = stored.metadata.generation + (spec_of(wanted) != spec_of(stored))
-    version = _resource_version(_version_number(stored.metadata) + 1, wanted)
-    return _with_metadata(
-        wanted, replace(wanted.metadata, generation=generation, resource_version=version)
-    )
+    version = str(int(stored.metadata.resource_version) + 1)
+    return _with_metadata(wanted, generation=generation, resource_version=version)
 
 
-def _with_metadata(found: Kind, metadata: Metadata) -> Kind:
-    return replace(found, metadata=metadata)
-
-
-def _default_status(wanted: Object) -> object:
-    (field,) = (field for field in msgspec.structs.fields(wanted) if field.name == "status")
-    return field.default
-
-
-def _new_uid(wanted: Object) -> str:
-    # The UUID's version bits are in the random part, so the digest stays intact.
-    return str(uuid.UUID(bytes=secrets.token_bytes(10) + _key_digest(wanted), version=4))
-
-
-def _key_digest(found: Object) -> bytes:
-    return hashlib.blake2b(f"{found.plural}/{found.key}".encode(), digest_size=6).digest()
-
-
-def _resource_version(number: int, found: Object) -> str:
-    return f"{number}-{_spec_digest(found)}"
-
-
-def _spec_digest(found: Object) -> str:
-    text = msgspec.json.encode(spec_of(found), order="deterministic")
-    return hashlib.blake2b(text, digest_size=4).hexdigest()
-
-
-def _version_number(metadata: Metadata) -> int:
-    number, _, _ = metadata.resource_version.partition("-")
-    return int(number) if _NUMBER.fullmatch(number) else 0
+def _with_metadata(found: Kind, **fields: Any) -> Kind:
+    return replace(found, metadata=replace(found.metadata, **fields))
 
 
 MAX_LABEL_LENGTH: Final = 63
@@ -251,10 +159,6 @@ class ObjectKey(NamedTuple):
 
     namespace: str
     name: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 def parse_object_key(key: str) -> ObjectKey:

@@ -15,12 +15,11 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
+from kubelend.agent.ports import Change, PodDeleted, Snapshot
 from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import NOTHING, Resources
 from kubelend.sources import simulation_spec
 from kubelend.sources.simulation_spec import (
-    NodeFailure,
     PodGroup,
     PodWorkload,
     Range,
@@ -40,26 +39,29 @@ class SimulationStep(NamedTuple):
 
 
 class SimulatedCluster:
-    """The cluster after its last step."""
+    """The cluster after its last step. Its pods come and go; its nodes stay."""
 
     def __init__(self, spec: SimulationSpec) -> None:
         self._seed = spec.seed
         self._now = 0
         self._event_heap: list[tuple[int, int, _Event | str]] = []
         self._order = itertools.count()
-        self._replacements = itertools.count(1)
         self._nodes = _initial_nodes(spec)
-        self._free = {name: node.allocatable for name, node in self._nodes.items()}
-        self._faults = {name: 0 if node.is_ready else 1 for name, node in self._nodes.items()}
-        self._original_names: dict[str, str] = {}
-        """The spec's name of each node that has replaced another."""
+        self._free = {
+            node.name: node.allocatable
+            for node in self._nodes
+            if node.is_ready and node.is_schedulable
+        }
         self._pods: dict[str, Pod] = {}
         self._pending: dict[str, None] = {}
-        self._schedule_all(spec)
+        for index, group in enumerate(spec.pods):
+            self._create_pods(f"pod-{index + 1}", group)
+        for index, work in enumerate(spec.work):
+            self._schedule_workload(f"work-{index + 1}", work)
 
     def snapshot(self) -> Snapshot:
         """The complete state."""
-        return Snapshot(list(self._nodes.values()), list(self._pods.values()))
+        return Snapshot(list(self._nodes), list(self._pods.values()))
 
     @property
     def next_at(self) -> int | None:
@@ -75,22 +77,15 @@ class SimulatedCluster:
 
     # -- scheduling
 
-    def _schedule_all(self, spec: SimulationSpec) -> None:
-        for index, group in enumerate(spec.pods):
-            self._create_pods(f"pod-{index + 1}", group)
-        for index, work in enumerate(spec.work):
-            self._schedule_workload(f"work-{index + 1}", work)
-        for index, failure in enumerate(spec.failures):
-            self._schedule_failure(f"failure-{index + 1}", failure)
-
     def _create_pods(self, name: str, group: PodGroup) -> None:
         requests = group.amounts()
-        count = group.count or _pods_for_share(requests, group.percent(), self._allocatable())
+        total = sum((node.allocatable for node in self._nodes), NOTHING)
+        count = group.count or _pods_for_share(requests, group.percent(), total)
         for number in range(1, count + 1):
             self._create_pod(Pod(f"{name}-{number}", requests=requests))
 
     def _schedule_workload(self, name: str, work: PodWorkload) -> None:
-        random = self._random(name)
+        random = Random(f"{self._seed}/{name}")  # noqa: S311  reproducible on purpose
         amounts, lifetime = work.amounts(), simulation_spec.parse_period(work.lifetime, "lifetime")
         numbers, pause = itertools.count(1), simulation_spec.rate_interval(work.rate)
 
@@ -107,23 +102,6 @@ class SimulatedCluster:
             one_more(lambda whole: random.randint(0, whole))
         self._schedule(_random_interval(random, pause), arrive)
 
-    def _schedule_failure(self, name: str, failure: NodeFailure) -> None:
-        random = self._random(name)
-        repair = simulation_spec.parse_period(failure.repair, "repair") if failure.repair else None
-        fail = self._remove_node if failure.gone else self._fail_node
-        if failure.node:
-            at = simulation_spec.parse_moment(failure.at, "at")
-            self._schedule(at, lambda: fail(failure.node, random, repair))
-            return
-        pause = simulation_spec.rate_interval(failure.rate)
-
-        def strike() -> list[Change]:
-            self._schedule(_random_interval(random, pause), strike)
-            ready = [node.name for node in self._nodes.values() if node.is_ready]
-            return fail(random.choice(ready), random, repair) if ready else []
-
-        self._schedule(_random_interval(random, pause), strike)
-
     def _schedule(self, pause: int, action: _Event | str) -> None:
         heapq.heappush(self._event_heap, (self._now + pause, next(self._order), action))
 
@@ -131,8 +109,8 @@ class SimulatedCluster:
 
     def _create_pod(self, pod: Pod) -> list[Change]:
         """Scheduled on the first node with enough free resources; else pending."""
-        for name, node in self._nodes.items():
-            if _is_schedulable(node) and pod.requests.fits_in(self._free[name]):
+        for name, free in self._free.items():
+            if pod.requests.fits_in(free):
                 return [self._bind_pod(pod, name)]
         self._pods[pod.id] = pod
         self._pending[pod.id] = None
@@ -144,58 +122,16 @@ class SimulatedCluster:
         return placed
 
     def _delete_pod(self, id: str) -> list[Change]:
-        pod = self._pods.pop(id, None)
-        if pod is None:  # deleted with its node
-            return []
+        pod = self._pods.pop(id)
         if not pod.node:
             del self._pending[id]
             return [PodDeleted(id)]
         self._free[pod.node] += pod.requests
         return [PodDeleted(id), *self._schedule_pending(pod.node)]
 
-    def _remove_node(self, name: str, random: Random, repair: Range | None) -> list[Change]:
-        node = self._nodes.pop(name, None)
-        if node is None:
-            return []
-        del self._free[name], self._faults[name]
-        make = self._original_names.pop(name, name)
-        if repair is not None:
-            self._schedule(_random_in(random, repair), lambda: self._replace_node(node, make))
-        lost = [pod.id for pod in self._pods.values() if pod.node == name]
-        for pod in lost:
-            del self._pods[pod]
-        return [*map(PodDeleted, lost), NodeDeleted(name)]
-
-    def _replace_node(self, gone: Node, make: str) -> list[Change]:
-        name = f"{make}.{next(self._replacements)}"
-        node = self._nodes[name] = replace(gone, name=name, is_ready=True)
-        self._free[name], self._faults[name], self._original_names[name] = node.allocatable, 0, make
-        return [node, *self._schedule_pending(name)]
-
-    def _fail_node(self, name: str, random: Random, repair: Range | None) -> list[Change]:
-        if name not in self._nodes:
-            return []
-        if repair is not None:
-            self._schedule(_random_in(random, repair), lambda: self._repair_node(name))
-        self._faults[name] += 1
-        return self._set_ready(name) if self._faults[name] == 1 else []
-
-    def _repair_node(self, name: str) -> list[Change]:
-        if name not in self._nodes:
-            return []
-        self._faults[name] -= 1
-        return [] if self._faults[name] else [*self._set_ready(name), *self._schedule_pending(name)]
-
-    def _set_ready(self, name: str) -> list[Change]:
-        node = replace(self._nodes[name], is_ready=not self._faults[name])
-        self._nodes[name] = node
-        return [node]
-
     def _schedule_pending(self, name: str) -> list[Change]:
         """Schedule pending pods: only this node has gained free resources."""
         placed: list[Change] = []
-        if not _is_schedulable(self._nodes[name]):
-            return placed
         for waiting in list(self._pending):
             pod = self._pods[waiting]
             if pod.requests.fits_in(self._free[name]):
@@ -203,26 +139,15 @@ class SimulatedCluster:
                 placed.append(self._bind_pod(pod, name))
         return placed
 
-    def _allocatable(self) -> Resources:
-        return sum((node.allocatable for node in self._nodes.values()), NOTHING)
 
-    def _random(self, name: str) -> Random:
-        return Random(f"{self._seed}/{name}")  # noqa: S311  reproducible on purpose
-
-
-def _initial_nodes(description: SimulationSpec) -> dict[str, Node]:
-    nodes: dict[str, Node] = {}
-    for group in description.nodes:
-        capacity, allocatable = group.amounts()
-        for number in range(1, group.count + 1):
-            name = f"{group.name}-{number}"
-            labels, ready = group.labels, group.ready
-            nodes[name] = Node(name, capacity, allocatable, labels, ready, group.schedulable)
-    return nodes
-
-
-def _is_schedulable(node: Node) -> bool:
-    return node.is_ready and node.is_schedulable
+def _initial_nodes(spec: SimulationSpec) -> list[Node]:
+    return [
+        Node(
+            f"{group.name}-{number}", *group.amounts(), group.labels, group.ready, group.schedulable
+        )
+        for group in spec.nodes
+        for number in range(1, group.count + 1)
+    ]
 
 
 def _pods_for_share(requests: Resources, percent: int, total: Resources) -> int:

@@ -64,10 +64,10 @@ class NodeGroup(SpecRecord, frozen=True):
 
     def amounts(self) -> tuple[Resources, Resources]:
         """Capacity and allocatable of each node."""
-        capacity = _offered_resources(self.capacity, "capacity")
+        capacity = resources.parse_offered(_as_texts(self.capacity), "capacity")
         if self.allocatable is None:
             return capacity, capacity
-        return capacity, _offered_resources(self.allocatable, "allocatable")
+        return capacity, resources.parse_offered(_as_texts(self.allocatable), "allocatable")
 
 
 class PodGroup(SpecRecord, frozen=True):
@@ -120,48 +120,6 @@ class PodWorkload(SpecRecord, frozen=True):
         return {name: _amount_range(name, str(text)) for name, text in self.requests.items()}
 
 
-class NodeFailure(SpecRecord, frozen=True):
-    """A node that fails or is removed: a named one at a given time, or random ones at a rate."""
-
-    node: str = ""
-    at: str = ""
-    rate: str = ""
-    repair: str = ""
-    """How long the repair takes; never repaired if empty."""
-    gone: bool = False
-    """Whether it is removed from the cluster, with its pods; the repair is then a new node."""
-
-    def __post_init__(self) -> None:
-        with _as_field_error():
-            if bool(self.node and self.at) == bool(self.rate) or bool(self.node) != bool(self.at):
-                raise InvalidInput("set either node and at, or rate")
-            if self.at:
-                parse_moment(self.at, "at")
-            if self.rate:
-                rate_interval(self.rate)
-            if self.repair:
-                parse_period(self.repair, "repair")
-
-
-class AgentFaults(SpecRecord, frozen=True):
-    """Faults of the agent's machine and network; the agent process injects them."""
-
-    clock_skew: str = "0s"
-    """How far its clock is ahead; negative if behind."""
-    network_delay: str = "0s"
-    """Added to every call to the broker."""
-    dies_after: str = ""
-    """When its process exits abruptly; never if empty."""
-
-    def __post_init__(self) -> None:
-        with _as_field_error("clockSkew"):
-            durations.parse_duration(self.clock_skew)
-        with _as_field_error():
-            parse_moment(self.network_delay, "networkDelay")
-            if self.dies_after:
-                parse_moment(self.dies_after, "diesAfter")
-
-
 class CostSpec(bodies.Cost, frozen=True, forbid_unknown_fields=True):
     """Prices as in an advertisement."""
 
@@ -181,25 +139,13 @@ class SimulationSpec(SpecRecord, frozen=True):
     seed: int = 0
     pods: list[PodGroup] = []
     work: list[PodWorkload] = []
-    failures: list[NodeFailure] = []
-    agent: AgentFaults = msgspec.field(default_factory=AgentFaults)
     cost: CostSpec | None = None
     labels: dict[str, str] = {}
     region: str = ""
 
     def __post_init__(self) -> None:
-        with _as_field_error():
-            known = self.node_names()
-            if len(set(known)) < len(known):
-                raise InvalidInput("nodes: duplicate node name")
-            for index, failure in enumerate(self.failures):
-                if failure.node and failure.node not in known:
-                    raise InvalidInput(f"failures[{index}].node: {failure.node} not found")
-
-    def node_names(self) -> list[str]:
-        return [
-            f"{group.name}-{number}" for group in self.nodes for number in range(1, group.count + 1)
-        ]
+        if len({group.name for group in self.nodes}) < len(self.nodes):
+            raise ValueError("nodes: duplicate node name")
 
 
 def load_simulation_spec(path: Path) -> SimulationSpec:
@@ -226,11 +172,11 @@ def steady_simulation_spec(
     nodes: int, pods: int, events_per_second: int, seed: int = 1
 ) -> SimulationSpec:
     """A cluster with about so many pods, of which so many are created or deleted each second."""
-    room = 2 * -(-pods // nodes)
+    room, mean = 2 * -(-pods // nodes), 2_000_000 * pods // events_per_second
     work = PodWorkload(
         rate=f"{events_per_second // 2}.{5 * (events_per_second % 2)}/s",
         requests={"cpu": "10m..190m", "memory": "16Mi..240Mi"},
-        lifetime=_range_around(Fraction(2 * pods, events_per_second)),
+        lifetime=f"{mean // 2}us..{3 * mean // 2}us",
         start=pods,
     )
     capacity: AmountSpecs = {"cpu": f"{100 * room}m", "memory": f"{128 * room}Mi"}
@@ -271,26 +217,16 @@ def _as_field_error(field: str = "") -> Iterator[None]:
         raise ValueError(f"{field}: {error}" if field else str(error)) from error
 
 
-def _range_around(seconds: Fraction) -> str:
-    """A range of durations with this mean."""
-    return f"{int(seconds * 500_000)}us..{int(seconds * 1_500_000)}us"
-
-
-def _offered_resources(amounts: AmountSpecs, where: str) -> Resources:
-    return resources.parse_offered(_as_texts(amounts), where)
-
-
 def _as_texts(amounts: Mapping[str, str | int]) -> dict[str, str]:
     return {name: str(amount) for name, amount in amounts.items()}
 
 
 def _amount_range(name: str, text: str) -> Range:
-    low, high = (_amount(name, end) for end in _split_range(text))
+    low, high = (
+        resources.parse_requested({name: end}, "requests").amount(name)
+        for end in _split_range(text)
+    )
     return _checked_range(low, high, f"requests.{name}")
-
-
-def _amount(name: str, text: str) -> int:
-    return resources.parse_requested({name: text}, "requests").amount(name)
 
 
 def _split_range(text: str) -> tuple[str, str]:

@@ -59,16 +59,16 @@ def convert_strict(found: Any, kind: type[Record]) -> Record:
 
 
 def parse_object(text: bytes, kind: type[Kind]) -> Kind:
-    """The object in a file. Unknown fields in the spec are errors if a person wrote it."""
-    raw = load_yaml(text)
-    if not isinstance(raw, dict):
-        raise InvalidInput("not an object", hint="write apiVersion, kind, metadata and spec")
-    _check_field(raw, "apiVersion", API_VERSION)
-    _check_field(raw, "kind", kind.kind)
+    """The object in a file."""
+    return convert_record(_load_object(text, kind), kind)
+
+
+def parse_manifest(text: bytes, kind: type[Kind]) -> Kind:
+    """The object in a file that a person has written: unknown fields of the spec are errors."""
+    raw = _load_object(text, kind)
     found = convert_record(raw, kind)
-    if not object_semantics.is_unedited(found):
-        for path in _unknown_fields(raw.get("spec"), object_semantics.spec_of(found), "spec"):
-            raise InvalidInput(f"{path}: unknown field of {kind.kind}")
+    for path in _unknown_fields(raw.get("spec"), object_semantics.spec_of(found), "spec"):
+        raise InvalidInput(f"{path}: unknown field of {kind.kind}")
     return found
 
 
@@ -118,9 +118,14 @@ def _error_position(error: yaml.MarkedYAMLError) -> str:
     return f"{place}{error.problem}"
 
 
-def _check_field(raw: dict[Any, Any], field: str, wanted: str) -> None:
-    if raw.get(field) != wanted:
-        raise InvalidInput(f"{field}: must be {wanted}")
+def _load_object(text: bytes, kind: type[Object]) -> dict[Any, Any]:
+    raw = load_yaml(text)
+    if not isinstance(raw, dict):
+        raise InvalidInput("not an object", hint="write apiVersion, kind, metadata and spec")
+    for field, wanted in (("apiVersion", API_VERSION), ("kind", kind.kind)):
+        if raw.get(field) != wanted:
+            raise InvalidInput(f"{field}: must be {wanted}")
+    return raw
 
 
 def _unknown_fields(raw: Any, read: Any, path: str) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -25,7 +24,10 @@ AnyStore: TypeAlias = "MemoryStore | SqliteStore | KubernetesStore"
 def check_store_url(url: str) -> None:
     """Reject an invalid URL without opening a store: a retry would not help."""
     kind, rest = _split_url(url)
-    kind.check(rest)
+    if kind == "sqlite":
+        _sqlite_path(rest)
+    elif kind == "kubernetes":  # a missing kubeconfig is a configuration error, not an outage
+        parse_kubernetes_url(rest).access()
 
 
 def open_store(
@@ -36,62 +38,67 @@ def open_store(
     `namespace` is for a Kubernetes store whose URL names none.
     """
     kind, rest = _split_url(url)
-    return kind.open(rest, StoreOptions(archive_for, namespace))
+    if kind == "memory":
+        return MemoryStore(archive_for=archive_for)
+    if kind == "sqlite":
+        return SqliteStore.open(_sqlite_path(rest), archive_for=archive_for)
+    # Imported late: a broker with a file store does not load a Kubernetes client.
+    from kubelend.stores.kubernetes.store import KubernetesStore
+
+    location = parse_kubernetes_url(rest)
+    access = location.access()
+    namespace = location.namespace_for(access, namespace)
+    return KubernetesStore.open(access, namespace, archive_for=archive_for)
 
 
 def open_readonly(url: str) -> AnyStore:
     """Open a store for reading; a broker may be using it."""
     kind, rest = _split_url(url)
-    return kind.open_readonly(rest)
+    if kind == "memory":
+        raise InvalidSettings("a memory store cannot be read by another process", hint="use a file")
+    if kind == "sqlite":
+        return SqliteStore.open_readonly(_sqlite_path(rest))
+    from kubelend.stores.kubernetes.store import KubernetesStore
+
+    location = parse_kubernetes_url(rest)
+    access = location.access()
+    return KubernetesStore.open_readonly(access, location.namespace_for(access))
 
 
 def store_mode_problems(url: str) -> list[str]:
     """What others can read or replace of an existing store, one sentence each."""
     kind, rest = _split_url(url)
-    return kind.mode_problems(rest)
+    return sqlite_file.file_mode_problems(_sqlite_path(rest)) if kind == "sqlite" else []
 
 
 def path_beside(url: str, name: str) -> Path | None:
     """The path of a file beside the store's own; None for a store without a file."""
     kind, rest = _split_url(url)
-    path = kind.path(rest)
-    return None if path is None else path.with_name(f"{path.name}-{name}")
+    if kind != "sqlite":
+        return None
+    path = _sqlite_path(rest)
+    return path.with_name(f"{path.name}-{name}")
 
 
 def is_kubernetes_url(url: str) -> bool:
     """Whether users can delete single records: a missing reservation then counts as released."""
-    kind, _ = _split_url(url)
-    return kind is _STORE_KINDS["kubernetes"]
+    return _split_url(url)[0] == "kubernetes"
 
 
-class StoreOptions(NamedTuple):
-    """Options for all kinds of stores."""
-
-    archive_for: timedelta
-    namespace: str
+_FORMS = {"memory": "memory:", "sqlite": "a path or sqlite:///path", "kubernetes": "kubernetes:"}
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
 
 
-class _StoreKind(NamedTuple):
-    form: str
-    check: Callable[[str], None]
-    open: Callable[[str, StoreOptions], AnyStore]
-    open_readonly: Callable[[str], AnyStore]
-    mode_problems: Callable[[str], list[str]]
-    path: Callable[[str], Path | None]
-
-
-def _check_memory(rest: str) -> None:
-    if rest:
+def _split_url(url: str) -> tuple[str, str]:
+    """The kind of store, and what follows the colon."""
+    match = _SCHEME.fullmatch(url)
+    kind, rest = (match[1], match[2]) if match else ("sqlite", url)
+    if kind not in _FORMS:
+        known = ", ".join(_FORMS.values())
+        raise InvalidSettings(f"unknown kind of store {kind}:", hint=f"use one of {known}")
+    if kind == "memory" and rest:
         raise InvalidSettings(f"memory:{rest} is not valid", hint="write memory: alone")
-
-
-def _open_memory(rest: str, options: StoreOptions) -> MemoryStore:
-    _check_memory(rest)
-    return MemoryStore(archive_for=options.archive_for)
-
-
-def _open_memory_readonly(_: str) -> MemoryStore:
-    raise InvalidSettings("a memory store cannot be read by another process", hint="use a file")
+    return kind, rest
 
 
 def _sqlite_path(rest: str) -> Path:
@@ -109,75 +116,6 @@ def _sqlite_path(rest: str) -> Path:
     return Path(rest)
 
 
-def _check_sqlite(rest: str) -> None:
-    _sqlite_path(rest)
-
-
-def _open_sqlite(rest: str, options: StoreOptions) -> SqliteStore:
-    return SqliteStore.open(_sqlite_path(rest), archive_for=options.archive_for)
-
-
-def _open_sqlite_readonly(rest: str) -> SqliteStore:
-    return SqliteStore.open_readonly(_sqlite_path(rest))
-
-
-def _check_kubernetes(rest: str) -> None:
-    """Also reads the kubeconfig: a missing file is a configuration error, not an outage."""
-    parse_kubernetes_url(rest).access()
-
-
-def _open_kubernetes(rest: str, options: StoreOptions) -> KubernetesStore:
-    from kubelend.stores.kubernetes.store import KubernetesStore
-
-    location = parse_kubernetes_url(rest)
-    access = location.access()
-    namespace = location.namespace_for(access, options.namespace)
-    return KubernetesStore.open(access, namespace, archive_for=options.archive_for)
-
-
-def _open_kubernetes_readonly(rest: str) -> KubernetesStore:
-    from kubelend.stores.kubernetes.store import KubernetesStore
-
-    location = parse_kubernetes_url(rest)
-    access = location.access()
-    return KubernetesStore.open_readonly(access, location.namespace_for(access))
-
-
-_STORE_KINDS = {
-    "memory": _StoreKind(
-        "memory:", _check_memory, _open_memory, _open_memory_readonly, lambda _: [], lambda _: None
-    ),
-    "sqlite": _StoreKind(
-        "a path or sqlite:///path",
-        _check_sqlite,
-        _open_sqlite,
-        _open_sqlite_readonly,
-        lambda rest: sqlite_file.file_mode_problems(_sqlite_path(rest)),
-        _sqlite_path,
-    ),
-    "kubernetes": _StoreKind(
-        "kubernetes:",
-        _check_kubernetes,
-        _open_kubernetes,
-        _open_kubernetes_readonly,
-        lambda _: [],
-        lambda _: None,
-    ),
-}
-
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
-
-
-def _split_url(url: str) -> tuple[_StoreKind, str]:
-    match = _SCHEME.fullmatch(url)
-    scheme, rest = (match[1], match[2]) if match else ("sqlite", url)
-    kind = _STORE_KINDS.get(scheme)
-    if kind is None:
-        known = ", ".join(kind.form for kind in _STORE_KINDS.values())
-        raise InvalidSettings(f"unknown kind of store {scheme}:", hint=f"use one of {known}")
-    return kind, rest
-
-
 KUBERNETES_URL_FORMAT = "kubernetes:///kubeconfig?context=...&namespace=..."
 _NAMESPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
@@ -191,7 +129,6 @@ class KubernetesStoreUrl(NamedTuple):
 
     def access(self) -> KubeConfig:
         """`InvalidSettings` if the kubeconfig cannot be used."""
-        # Imported late: a broker with a file store does not load a Kubernetes client.
         from kubelend.kube import config
 
         return config.load_config(self.kubeconfig, self.context)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from heapq import heappop, heappush
+from typing import TypeVar
 
 from kubelend.core import audit_log
 from kubelend.core.audit_log import AuditLine, ChainHead
@@ -13,6 +15,9 @@ from kubelend.core.events import Change, RecordKind, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.stores import batch as stores_batch
 from kubelend.stores.batch import Document, WriteBatch
+
+Key = TypeVar("Key")
+Record = TypeVar("Record")
 
 
 class MemoryStore:
@@ -41,9 +46,9 @@ class MemoryStore:
         batch = stores_batch.fold(changes)
         finish_times = self._check(batch, revision)
         self._revision = revision
-        self._put_clusters(batch)
+        _put(self._clusters, batch.clusters)
         self._reservations.update(batch.reservations)
-        self._put_documents(batch)
+        _put(self._documents, batch.documents)
         self._append_audit_records(batch)
         for finished in finish_times:
             self._archive[finished[1]] = self._reservations.pop(finished[1])
@@ -73,27 +78,8 @@ class MemoryStore:
     def _check(self, batch: WriteBatch, revision: int) -> list[tuple[datetime, ReservationId]]:
         """Reject before the first change, because there is no rollback; returns who is archived."""
         stores_batch.check_revision(self._revision, revision)
-        return [
-            (stores_batch.finish_time(deleted, self._latest(deleted, batch)), deleted)
-            for deleted in batch.archived
-        ]
-
-    def _latest(self, reservation: ReservationId, batch: WriteBatch) -> Reservation | None:
-        return batch.reservations.get(reservation) or self._reservations.get(reservation)
-
-    def _put_clusters(self, batch: WriteBatch) -> None:
-        for name, cluster in batch.clusters.items():
-            if cluster is None:
-                self._clusters.pop(name, None)
-            else:
-                self._clusters[name] = cluster
-
-    def _put_documents(self, batch: WriteBatch) -> None:
-        for key, document in batch.documents.items():
-            if document is None:
-                self._documents.pop(key, None)
-            else:
-                self._documents[key] = document
+        latest = ChainMap(batch.reservations, self._reservations)
+        return [(stores_batch.finish_time(one, latest.get(one)), one) for one in batch.archived]
 
     def _append_audit_records(self, batch: WriteBatch) -> None:
         self._lines += audit_log.chain_entries(batch.audit_records, self.audit_log_bounds()[1])
@@ -110,3 +96,11 @@ class MemoryStore:
             finished_at, deleted = heappop(self._finish_times)
             if self._archive[deleted].finished_at == finished_at:
                 del self._archive[deleted]
+
+
+def _put(records: dict[Key, Record], changed: Mapping[Key, Record | None]) -> None:
+    for key, record in changed.items():
+        if record is None:
+            records.pop(key, None)
+        else:
+            records[key] = record

@@ -170,7 +170,10 @@ class SqliteStore:
                 stores_batch.decode_record(stores_batch.CLUSTER_DECODER, row)
                 for row in connection.execute(_SELECT_CLUSTERS)
             ]
-            numbered = _read_reservations(connection)
+            numbered = [
+                (row[0], stores_batch.decode_record(stores_batch.RESERVATION_DECODER, row[1:]))
+                for row in connection.execute(_SELECT_RESERVATIONS)
+            ]
             row_ids = RowIds((number, found.id) for number, found in numbered)
             self._position = _read_position(connection, row_ids)
             return WorkingSet(
@@ -201,10 +204,9 @@ class SqliteStore:
         return partial(self._commit_prepared, group)
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
+        key = stores_batch.record_key(reservation)
         with self._file.transaction("DEFERRED") as connection:
-            return _find_reservation(
-                connection, _SELECT_ARCHIVED, stores_batch.record_key(reservation)
-            )
+            return _find_reservation(connection, _SELECT_ARCHIVED, key)
 
     def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         with self._file.transaction("DEFERRED") as connection:
@@ -235,7 +237,7 @@ class SqliteStore:
     def _execute(self, connection: sqlite3.Connection, group: PreparedCommit) -> None:
         insert_rows(connection, _UPSERT_CLUSTERS, group.clusters)
         insert_rows(connection, _UPSERT_RESERVATIONS, group.reservations)
-        insert_audit_lines(connection, group.lines)
+        insert_rows(connection, _INSERT_AUDIT_LINES, group.lines)
         _delete_clusters(connection, group.batch)
         _write_documents(connection, group.batch)
         self._archive(connection, group)
@@ -260,20 +262,15 @@ class SqliteStore:
             return
         known = self._known_position().row_ids
         finish_times = {}
-        for found in group.batch.archived:
-            number = group.row_ids.get(found) or known.find(found)
-            finish_times[number] = stores_batch.finish_time(
-                found, _find_reservation(connection, _SELECT_RESERVATION, number)
-            )
-        connection.executemany(
-            _ARCHIVE_RESERVATION,
-            [(_sortable_timestamp(at), found) for found, at in finish_times.items()],
-        )
-        connection.executemany(_DELETE_RESERVATION, [(found,) for found in finish_times])
-        retention_limit = stores_batch.compute_retention_limit(
-            finish_times.values(), self._archive_for
-        )
-        connection.execute(_DELETE_EXPIRED, (_sortable_timestamp(retention_limit),))
+        for reservation in group.batch.archived:
+            number = group.row_ids.get(reservation) or known.find(reservation)
+            found = _find_reservation(connection, _SELECT_RESERVATION, number)
+            finish_times[number] = stores_batch.finish_time(reservation, found)
+        rows = [(_sortable_timestamp(at), number) for number, at in finish_times.items()]
+        connection.executemany(_ARCHIVE_RESERVATION, rows)
+        connection.executemany(_DELETE_RESERVATION, [(number,) for number in finish_times])
+        oldest = stores_batch.compute_retention_limit(finish_times.values(), self._archive_for)
+        connection.execute(_DELETE_EXPIRED, (_sortable_timestamp(oldest),))
 
 
 # A reader also checks the archive; a start must not take longer because of old reservations.
@@ -394,16 +391,6 @@ def _write_documents(connection: sqlite3.Connection, batch: WriteBatch) -> None:
         connection.executemany(_DELETE_DOCUMENT, deleted)
 
 
-def _read_reservations(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:
-    return [
-        (
-            number,
-            stores_batch.decode_record(stores_batch.RESERVATION_DECODER, (name, checksum, text)),
-        )
-        for number, name, checksum, text in connection.execute(_SELECT_RESERVATIONS)
-    ]
-
-
 def _find_reservation(
     connection: sqlite3.Connection, query: str, key: bytes | int | None
 ) -> Reservation | None:
@@ -428,11 +415,6 @@ _SELECT_AUDIT_LOG_END = "SELECT line, digest FROM meta WHERE key = 'revision'"
 _SELECT_AUDIT_LOG_START = "SELECT value, digest FROM meta WHERE key = 'journal start'"
 _UPDATE_AUDIT_LOG_START = "UPDATE meta SET value = ?, digest = ? WHERE key = 'journal start'"
 _DELETE_AUDIT_LINES = "DELETE FROM journal WHERE number <= ?"
-
-
-def insert_audit_lines(connection: sqlite3.Connection, lines: Sequence[AuditLine]) -> None:
-    """Append lines."""
-    insert_rows(connection, _INSERT_AUDIT_LINES, lines)
 
 
 def truncate_audit_lines(connection: sqlite3.Connection, line: int) -> None:

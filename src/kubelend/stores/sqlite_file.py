@@ -32,17 +32,24 @@ def translate_sqlite_errors(path: Path) -> Iterator[None]:
     """Errors that mean "this file cannot be used" become `StoreFailed`."""
     try:
         yield
-    except CorruptRecord as error:
-        raise _store_failure(
-            path, FailureCause(f"it is damaged: {error}", _RESTORE_FILE_HINT)
-        ) from error
-    except UnicodeDecodeError as error:
-        # SQLite quotes broken bytes in its message, and Python cannot make a text of it.
-        raise _store_failure(path, _CORRUPT) from error
-    except sqlite3.Error as error:
-        raise _store_failure(path, _sqlite_cause(error)) from error
-    except OSError as error:
-        raise _store_failure(path, _system_cause(error)) from error
+    except (CorruptRecord, UnicodeDecodeError, sqlite3.Error, OSError) as error:
+        cause = _failure_cause(error)
+        message = f"the store {path} cannot be used: {cause.problem}"
+        raise StoreFailed(message, hint=cause.hint) from error
+
+
+def _failure_cause(error: Exception) -> FailureCause:
+    match error:
+        case CorruptRecord():
+            return FailureCause(f"it is damaged: {error}", _RESTORE_FILE_HINT)
+        case UnicodeDecodeError():
+            # SQLite quotes broken bytes in its message, and Python cannot make a text of it.
+            return _CORRUPT
+        case OSError(errno=number, strerror=text):
+            unknown = FailureCause((text or str(error)).lower(), "check the path")
+            return _SYSTEM_CAUSES.get(number or 0, unknown)
+        case _:
+            return _SQLITE_CAUSES.get(_sqlite_code(error), FailureCause(str(error), ""))
 
 
 # Otherwise the old log would be replayed into the new file.
@@ -74,29 +81,11 @@ _SYSTEM_CAUSES = {
 }
 
 
-def is_busy_error(error: sqlite3.Error) -> bool:
-    """Whether another transaction has locked the file."""
-    return _sqlite_code(error) == sqlite3.SQLITE_BUSY
-
-
-def _store_failure(path: Path, cause: FailureCause) -> StoreFailed:
-    return StoreFailed(f"the store {path} cannot be used: {cause.problem}", hint=cause.hint)
-
-
-def _sqlite_cause(error: sqlite3.Error) -> FailureCause:
-    return _SQLITE_CAUSES.get(_sqlite_code(error), FailureCause(str(error), ""))
-
-
-def _sqlite_code(error: sqlite3.Error) -> int:
+def _sqlite_code(error: Exception) -> int:
     # The low byte is the primary result code; the rest says where in SQLite it arose. Errors of Python's
     # own module have no code.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     return code
-
-
-def _system_cause(error: OSError) -> FailureCause:
-    known = _SYSTEM_CAUSES.get(error.errno or 0)
-    return known or FailureCause((error.strerror or str(error)).lower(), "check the path")
 
 
 Migration = tuple[str, ...]
@@ -264,7 +253,7 @@ class SqliteFile:
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                if is_busy_error(error):
+                if _sqlite_code(error) == sqlite3.SQLITE_BUSY:
                     return False
                 raise
         return True
@@ -358,15 +347,9 @@ def file_mode_problems(path: Path) -> list[str]:
     located = Path(os.path.realpath(path))
     # The write-ahead log and its index contain the same data.
     files = (located, *(located.with_name(located.name + end) for end in ("-wal", "-shm")))
-    complaints = filter(
-        None, (kits_files.mode_problem(file, content="the ledger") for file in files)
-    )
-    first = next(complaints, "")
-    found = (
-        first and f"{first}; chmod 600 {located}*",
-        kits_files.directory_mode_problem(located.parent),
-    )
-    return [complaint for complaint in found if complaint]
+    open_files = [kits_files.mode_problem(file, content="the ledger") for file in files]
+    found = [f"{problem}; chmod 600 {located}*" for problem in open_files if problem][:1]
+    return [*found, *filter(None, [kits_files.directory_mode_problem(located.parent)])]
 
 
 def _resolve_path(path: Path) -> Path:
@@ -389,7 +372,7 @@ def _make_directory(directory: Path) -> None:
         return
     _make_directory(directory.parent)
     directory.mkdir(mode=0o700, exist_ok=True)
-    _sync_directory(directory.parent)
+    kits_files.sync_directory(directory.parent)
 
 
 def _acquire_lock(path: Path) -> int:
@@ -417,7 +400,7 @@ def _create_database(path: Path) -> None:
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID:d}")
     fresh.rename(path)
-    _sync_directory(path.parent)
+    kits_files.sync_directory(path.parent)
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -452,11 +435,3 @@ def _is_immutable(path: Path) -> bool:
 def _file_identity(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

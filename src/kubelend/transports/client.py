@@ -14,32 +14,36 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from datetime import timedelta
-from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar
 
 from kubelend.core.errors import KubelendError, NotReady
 from kubelend.kits.backoff import Backoff
-from kubelend.transports import session as transports_session
+from kubelend.transports import session
 from kubelend.transports.session import Response, ServerSentEvent, Session
-from kubelend.transports.tls import ReportError
 from kubelend.wire import admin_bodies, bodies, route
 from kubelend.wire.admin_bodies import AuditLine, AuditLog
 
+STREAM_TIMEOUT = timedelta(seconds=60)
+"""A stream without data for this long is dead: the broker sends a keep-alive every 15 seconds."""
 
-class AuditClient:
+
+class _NounClient:
+    """The routes of one noun, called through the client that has it as an attribute."""
+
+    def __init__(self, client: Session) -> None:
+        self._client = client
+
+
+class AuditClient(_NounClient):
     """`client.audit`."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     async def page(
         self, filters: Mapping[str, str], *, limit: int = 0, after: str = ""
     ) -> AuditLog:
         """Returns one page, newest first; `filters` are query parameters of the route."""
-        query = {**filters, **transports_session.page_query(limit, after)}
-        return await self._session.call(AuditLog, "audit_log", query=query)
+        query = {**filters, **session.page_query(limit, after)}
+        return await self._client.call(AuditLog, "audit_log", query=query)
 
     async def latest(self, filters: Mapping[str, str], limit: int) -> list[AuditLine]:
         """Returns the newest `limit` lines, from as many pages as needed."""
@@ -53,122 +57,103 @@ class AuditClient:
         return found
 
 
-class CertificateClient:
+class CertificateClient(_NounClient):
     """`client.certificates`; `kubelend.apps.renewal` calls it."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     async def renew(self, request: str) -> admin_bodies.IssuedCertificate:
         """Renews the own certificate for the key of this signing request (PEM)."""
         body = admin_bodies.CertificateRequest(request)
-        return await self._session.call(
+        return await self._client.call(
             admin_bodies.IssuedCertificate, "renew_certificate", body=body
         )
 
 
-class PolicyClient:
+class PolicyClient(_NounClient):
     """`client.policies`: policies by provider."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
     async def get(self, cluster: str) -> admin_bodies.PolicyStatus:
-        return await self._session.call(admin_bodies.PolicyStatus, "get_policy", cluster)
+        return await self._client.call(admin_bodies.PolicyStatus, "get_policy", cluster)
 
     async def set(
         self, cluster: str, policy: admin_bodies.PolicyRequest
     ) -> admin_bodies.PolicyStatus:
         """Replaces what was set before."""
-        return await self._session.call(
+        return await self._client.call(
             admin_bodies.PolicyStatus, "set_policy", cluster, body=policy
         )
 
     async def clear(self, cluster: str) -> None:
-        await self._session.send(transports_session.make_request("clear_policy", cluster))
+        await self._client.send("clear_policy", cluster)
 
 
-class QuotaClient:
+class QuotaClient(_NounClient):
     """`client.quotas`: quotas by requester."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
     async def get(self, cluster: str) -> admin_bodies.QuotaStatus:
-        return await self._session.call(admin_bodies.QuotaStatus, "get_quota", cluster)
+        return await self._client.call(admin_bodies.QuotaStatus, "get_quota", cluster)
 
     async def page(self, *, limit: int = 0, after: str = "") -> admin_bodies.QuotaList:
         """Returns one page; `after` is the `next` of the previous page."""
-        return await self._session.call(
-            admin_bodies.QuotaList, "list_quotas", query=transports_session.page_query(limit, after)
-        )
+        query = session.page_query(limit, after)
+        return await self._client.call(admin_bodies.QuotaList, "list_quotas", query=query)
 
     async def all(self) -> list[admin_bodies.QuotaStatus]:
-        """Returns all pages."""
         return await all_pages(self.page, lambda page: page.quotas)
 
     async def set(self, cluster: str, quota: admin_bodies.QuotaRequest) -> admin_bodies.QuotaStatus:
         """Replaces what was set before."""
-        return await self._session.call(admin_bodies.QuotaStatus, "set_quota", cluster, body=quota)
+        return await self._client.call(admin_bodies.QuotaStatus, "set_quota", cluster, body=quota)
 
     async def clear(self, cluster: str) -> None:
-        await self._session.send(transports_session.make_request("clear_quota", cluster))
+        await self._client.send("clear_quota", cluster)
 
 
-class TokenClient:
+class TokenClient(_NounClient):
     """`client.tokens`."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     async def create(self, request: admin_bodies.TokenRequest) -> admin_bodies.NewToken:
         """Creates a token. Not retried: a lost response would leave a second token."""
-        return await self._session.call(admin_bodies.NewToken, "create_token", body=request)
+        return await self._client.call(admin_bodies.NewToken, "create_token", body=request)
 
     async def all(self) -> list[admin_bodies.Token]:
-        return (await self._session.call(admin_bodies.TokenList, "list_tokens")).tokens
+        return (await self._client.call(admin_bodies.TokenList, "list_tokens")).tokens
 
     async def delete(self, token: str) -> None:
-        await self._session.send(transports_session.make_request("delete_token", token))
+        await self._client.send("delete_token", token)
 
 
-class MemberClient:
+class MemberClient(_NounClient):
     """`client.members`: members by role and name."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     async def page(
         self, *, standing: str = "", limit: int = 0, after: str = ""
     ) -> admin_bodies.MemberList:
         """Returns one page; `after` is the `next` of the previous page."""
-        query = {"standing": standing, **transports_session.page_query(limit, after)}
-        return await self._session.call(admin_bodies.MemberList, "list_members", query=query)
+        query = {"standing": standing, **session.page_query(limit, after)}
+        return await self._client.call(admin_bodies.MemberList, "list_members", query=query)
 
     async def all(self, *, standing: str = "") -> list[admin_bodies.Member]:
-        """Returns all pages."""
-        fetch = partial(self.page, standing=standing)
-        return await all_pages(fetch, lambda page: page.members)
+        return await all_pages(partial(self.page, standing=standing), lambda page: page.members)
 
     async def approve(
         self, role: str, name: str, key: str = "", *, keep_old: bool = False
     ) -> admin_bodies.Member:
         body = admin_bodies.AcceptRequest(key, keep_old)
-        return await self._session.call(admin_bodies.Member, "accept_member", role, name, body=body)
+        return await self._client.call(admin_bodies.Member, "accept_member", role, name, body=body)
 
     async def deny(self, role: str, name: str) -> None:
-        await self._session.send(transports_session.make_request("reject_member", role, name))
+        await self._client.send("reject_member", role, name)
 
     async def revoke(
         self, role: str, name: str, *, release: bool, reason: str = ""
     ) -> admin_bodies.Revocation:
         body = admin_bodies.RevokeRequest(release, reason)
-        return await self._session.call(
+        return await self._client.call(
             admin_bodies.Revocation, "revoke_member", role, name, body=body
         )
 
     async def remove(self, role: str, name: str) -> admin_bodies.Removal:
-        return await self._session.call(admin_bodies.Removal, "remove_member", role, name)
+        return await self._client.call(admin_bodies.Removal, "remove_member", role, name)
 
 
 class ListPage(Protocol):
@@ -180,20 +165,12 @@ class ListPage(Protocol):
 
 
 SomePage = TypeVar("SomePage", bound=ListPage)
-SomePage_co = TypeVar("SomePage_co", bound=ListPage, covariant=True)
 Item = TypeVar("Item")
 
 
-class ListCall(Protocol[SomePage_co]):
-    """A call that returns one page."""
-
-    def __call__(self, *, after: str) -> Awaitable[SomePage_co]: ...
-
-
 async def all_pages(
-    call: ListCall[SomePage], items: Callable[[SomePage], list[Item]]
+    call: Callable[..., Awaitable[SomePage]], items: Callable[[SomePage], list[Item]]
 ) -> list[Item]:
-    """Returns the items of all pages in order."""
     found: list[Item] = []
     after = ""
     while True:
@@ -203,142 +180,52 @@ async def all_pages(
             return found
 
 
-STREAM_TIMEOUT = timedelta(seconds=60)
-"""A stream without data for this long is dead: the broker sends a keep-alive every 15 seconds."""
-
-
-async def stream_instructions(
-    session: Session,
-    *,
-    after: str,
-    on_reset: Callable[[], None] | None,
-    backoff: Backoff,
-    read_timeout: timedelta,
-) -> AsyncGenerator[bodies.Instruction, None]:
-    """Implements `BrokerClient.stream`."""
-    delays, clock = backoff.delays(), asyncio.get_running_loop().time
-    while True:
-        began = clock()
-        try:
-            async with contextlib.aclosing(_stream_events(session, after, read_timeout)) as events:
-                async for event in events:
-                    after, delays = event.id or after, backoff.delays()
-                    if event.name == "instruction":
-                        yield Response(200, event.data.encode()).decode(bodies.Instruction)
-                    elif event.name == "reset":
-                        # Earlier event IDs are invalid: the revisions of the broker may have been reset.
-                        after = event.id
-                        if on_reset is not None:
-                            on_reset()
-        except KubelendError as error:
-            if clock() - began > backoff.longest.total_seconds():
-                delays = backoff.delays()
-            await session.wait_before_retry(error, next(delays, None), backoff)
-
-
-async def _stream_events(
-    session: Session, after: str, silence: timedelta
-) -> AsyncGenerator[ServerSentEvent, None]:
-    """Yields the events of one connection; ends without an error only for a new certificate."""
-    call = transports_session.make_request(
-        "stream", headers={route.LAST_EVENT_ID: after} if after else None
-    )
-    parser = transports_session.EventStreamParser()
-    async with contextlib.aclosing(session.stream(call, silence)) as chunks:
-        async for chunk in chunks:
-            for event in parser.feed(chunk):
-                yield event
-
-
-class BrokerClient:
+class BrokerClient(Session):
     """A client of one broker; open it with `async with`."""
 
-    def __init__(
-        self,
-        url: str,
-        directory: Path,
-        *,
-        timeout: timedelta = transports_session.REQUEST_TIMEOUT,
-        backoff: Backoff = transports_session.DEFAULT_BACKOFF,
-        check_every: timedelta = transports_session.RELOAD_INTERVAL,
-        report: ReportError = lambda _: None,
-        instance: str = "",
-    ) -> None:
-        """`check_every` and `report` configure the reload of its directory, see `Session`.
-
-        `instance` is for agents: a name that changes with each start. One instance per cluster is active.
-        """
-        self._session = Session(
-            url,
-            directory,
-            timeout=timeout,
-            backoff=backoff,
-            check_every=check_every,
-            report=report,
-            instance=instance,
-        )
-        # Other nouns than clusters and reservations have their own small classes.
-        self.certificates = CertificateClient(self._session)
-        self.audit = AuditClient(self._session)
-        self.tokens = TokenClient(self._session)
-        self.members = MemberClient(self._session)
-        self.policies = PolicyClient(self._session)
-        self.quotas = QuotaClient(self._session)
-
-    async def __aenter__(self) -> Self:
-        await self._session.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._session.__aexit__(kind, error, trace)
-
-    async def refresh(self) -> bool:
-        """Reloads changed files of the directory now; True if it did."""
-        return await self._session.refresh()
+    # Other nouns than clusters and reservations have their own small classes.
+    audit = cached_property(AuditClient)
+    certificates = cached_property(CertificateClient)
+    tokens = cached_property(TokenClient)
+    members = cached_property(MemberClient)
+    policies = cached_property(PolicyClient)
+    quotas = cached_property(QuotaClient)
 
     # -- for clusters
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
-        return await self._session.call(bodies.PublishResult, "publish", body=advertisement)
+        return await self.call(bodies.PublishResult, "publish", body=advertisement)
 
     async def get_advertisement(self, cluster: str) -> bodies.Advertisement:
-        return await self._session.call(bodies.Advertisement, "get_advertisement", cluster)
+        return await self.call(bodies.Advertisement, "get_advertisement", cluster)
 
     async def reserve(
         self, request: bodies.ReservationRequest, *, key: str = ""
     ) -> bodies.Reservation:
         """Reserves; without a key one is generated, so that retries do not reserve twice."""
         headers = {route.IDEMPOTENCY_KEY: route.check_idempotency_key(key or uuid.uuid4().hex)}
-        return await self._session.call(
-            bodies.Reservation, "reserve", body=request, headers=headers
-        )
+        return await self.call(bodies.Reservation, "reserve", body=request, headers=headers)
 
     async def reserve_dry_run(self, request: bodies.ReservationRequest) -> bodies.Explanation:
         """Dry run of `reserve`: returns the explanation; changes nothing."""
-        return await self._session.call(
-            bodies.Explanation, "reserve", body=request, query={"dryRun": "true"}
-        )
+        query = {"dryRun": "true"}
+        return await self.call(bodies.Explanation, "reserve", body=request, query=query)
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        return await self._session.call(bodies.Reservation, "activate", reservation)
+        return await self.call(bodies.Reservation, "activate", reservation)
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         """Renews for `duration` from now; by default for the requested duration."""
         body = bodies.RenewRequest(duration)
-        return await self._session.call(bodies.Reservation, "renew", reservation, body=body)
+        return await self.call(bodies.Reservation, "renew", reservation, body=body)
 
     async def release(self, reservation: str) -> bodies.Reservation:
-        return await self._session.call(bodies.Reservation, "release", reservation)
+        return await self.call(bodies.Reservation, "release", reservation)
 
     # -- queries
 
     async def get_reservation(self, reservation: str) -> bodies.Reservation:
-        return await self._session.call(bodies.Reservation, "get_reservation", reservation)
+        return await self.call(bodies.Reservation, "get_reservation", reservation)
 
     async def list_reservations(
         self,
@@ -350,62 +237,47 @@ class BrokerClient:
         after: str = "",
     ) -> bodies.ReservationList:
         """Returns one page; `after` is the `next` of the previous page."""
-        query = {
-            "role": role,
-            "phase": phase,
-            "cluster": cluster,
-            **transports_session.page_query(limit, after),
-        }
-        return await self._session.call(bodies.ReservationList, "list_reservations", query=query)
+        filters = {"role": role, "phase": phase, "cluster": cluster}
+        query = {**filters, **session.page_query(limit, after)}
+        return await self.call(bodies.ReservationList, "list_reservations", query=query)
 
     async def all_reservations(
         self, *, role: str = "", phase: str = "", cluster: str = ""
     ) -> list[bodies.Reservation]:
-        """Returns all pages."""
-        fetch = partial(
-            self.list_reservations,
-            role=role,
-            phase=phase,
-            cluster=cluster,
-            limit=route.MAX_PAGE_SIZE,
-        )
+        filters = {"role": role, "phase": phase, "cluster": cluster}
+        fetch = partial(self.list_reservations, **filters, limit=route.MAX_PAGE_SIZE)
         return await all_pages(fetch, lambda page: page.reservations)
 
     async def explain(
         self, request: bodies.ReservationRequest, *, limit: int = 0
     ) -> bodies.Explanation:
-        return await self._session.call(
-            bodies.Explanation, "explain", body=request, query=transports_session.page_query(limit)
-        )
+        query = session.page_query(limit)
+        return await self.call(bodies.Explanation, "explain", body=request, query=query)
 
     async def explain_reservation(self, reservation: str, *, limit: int = 0) -> bodies.Explanation:
-        return await self._session.call(
-            bodies.Explanation,
-            "explain_reservation",
-            reservation,
-            query=transports_session.page_query(limit),
-        )
+        query = session.page_query(limit)
+        return await self.call(bodies.Explanation, "explain_reservation", reservation, query=query)
 
     # -- instructions
 
     async def instructions(self) -> list[bodies.Reservation]:
         """Returns the reservations that this cluster has to hold."""
-        answer = await self._session.send(transports_session.make_request("instructions"))
+        answer = await self.send("instructions")
         # The published broker returns null for an empty list.
         return [] if answer.body.strip() == b"null" else answer.decode(list[bodies.Reservation])
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
-        return await self._session.call(bodies.Reservation, "acknowledge", reservation)
+        return await self.call(bodies.Reservation, "acknowledge", reservation)
 
     async def refuse(self, reservation: str, reason: str = "") -> bodies.Reservation:
         body = bodies.RefuseRequest(reason)
-        return await self._session.call(bodies.Reservation, "refuse", reservation, body=body)
+        return await self.call(bodies.Reservation, "refuse", reservation, body=body)
 
-    def stream(
+    async def stream(
         self,
         *,
         after: str = "",
-        on_reset: Callable[[], None] | None = None,
+        on_reset: Callable[[], None] = lambda: None,
         backoff: Backoff | None = None,
         read_timeout: timedelta = STREAM_TIMEOUT,
     ) -> AsyncGenerator[bodies.Instruction, None]:
@@ -417,66 +289,84 @@ class BrokerClient:
         `contextlib.aclosing`, which closes the connection. When the certificate is rotated, it reconnects; no
         event is lost or duplicated.
         """
-        return stream_instructions(
-            self._session,
-            after=after,
-            on_reset=on_reset,
-            backoff=backoff or self._session.backoff,
-            read_timeout=read_timeout,
-        )
+        backoff = backoff or self.backoff
+        delays, clock = backoff.delays(), asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            try:
+                async with contextlib.aclosing(self._stream_events(after, read_timeout)) as events:
+                    async for event in events:
+                        after, delays = event.id or after, backoff.delays()
+                        if event.name == "instruction":
+                            yield Response(200, event.data.encode()).decode(bodies.Instruction)
+                        elif event.name == "reset":
+                            # Earlier event IDs are invalid: the broker may have reset its revisions.
+                            after = event.id
+                            on_reset()
+            except KubelendError as error:
+                if clock() - began > backoff.longest.total_seconds():
+                    delays = backoff.delays()
+                await self.wait_before_retry(error, next(delays, None), backoff)
+
+    async def _stream_events(
+        self, after: str, read_timeout: timedelta
+    ) -> AsyncGenerator[ServerSentEvent, None]:
+        """Yields the events of one connection; ends without an error only for a new certificate."""
+        headers = {route.LAST_EVENT_ID: after} if after else {}
+        call = session.make_request("stream", headers=headers)
+        parser = session.EventStreamParser()
+        async with contextlib.aclosing(self.stream_chunks(call, read_timeout)) as chunks:
+            async for chunk in chunks:
+                for event in parser.feed(chunk):
+                    yield event
 
     # -- for administrators
 
     async def get_cluster(self, cluster: str) -> bodies.Cluster:
-        return await self._session.call(bodies.Cluster, "get_cluster", cluster)
+        return await self.call(bodies.Cluster, "get_cluster", cluster)
 
     async def list_clusters(self, *, limit: int = 0, after: str = "") -> bodies.ClusterList:
         """Returns one page; `after` is the `next` of the previous page."""
-        return await self._session.call(
-            bodies.ClusterList, "list_clusters", query=transports_session.page_query(limit, after)
-        )
+        query = session.page_query(limit, after)
+        return await self.call(bodies.ClusterList, "list_clusters", query=query)
 
     async def all_clusters(self) -> list[bodies.Cluster]:
-        """Returns all pages."""
         return await all_pages(self.list_clusters, lambda page: page.clusters)
 
     async def cordon(self, cluster: str, reason: str = "") -> bodies.Cluster:
-        return await self._session.call(
-            bodies.Cluster, "cordon", cluster, body=bodies.CordonRequest(reason)
-        )
+        body = bodies.CordonRequest(reason)
+        return await self.call(bodies.Cluster, "cordon", cluster, body=body)
 
     async def uncordon(self, cluster: str) -> bodies.Cluster:
-        return await self._session.call(bodies.Cluster, "uncordon", cluster)
+        return await self.call(bodies.Cluster, "uncordon", cluster)
 
     async def drain(self, cluster: str, reason: str = "") -> bodies.DrainResult:
-        return await self._session.call(
-            bodies.DrainResult, "drain", cluster, body=bodies.CordonRequest(reason)
-        )
+        body = bodies.CordonRequest(reason)
+        return await self.call(bodies.DrainResult, "drain", cluster, body=body)
 
     async def remove_cluster(self, cluster: str) -> None:
-        await self._session.send(transports_session.make_request("remove_cluster", cluster))
+        await self.send("remove_cluster", cluster)
 
     # -- the broker itself
 
     async def version(self) -> bodies.Version:
-        return await self._session.call(bodies.Version, "version")
+        return await self.call(bodies.Version, "version")
 
     async def grant(self, reservation: str) -> str:
-        """Returns the signed grant of a reservation."""
-        return (await self._session.call(bodies.SignedGrant, "grant", reservation)).grant
+        return (await self.call(bodies.SignedGrant, "grant", reservation)).grant
 
     async def grant_keys(self) -> bodies.KeySet:
-        return await self._session.call(bodies.KeySet, "grant_keys")
+        return await self.call(bodies.KeySet, "grant_keys")
 
     async def openapi(self) -> dict[str, Any]:
-        return await self._session.call(dict[str, Any], "openapi")
+        return await self.call(dict[str, Any], "openapi")
 
     async def healthz(self) -> str:
-        return (await self._session.send(transports_session.make_request("healthz"))).text
+        return (await self.send("healthz")).text
 
     async def readyz(self) -> str:
         """Raises `NotReady` with the reason if the broker is not ready."""
-        answer = await self._session.send(transports_session.make_request("readyz"))
+        answer = await self.send("readyz")
         if answer.status != 200:
             raise NotReady(f"the broker is {answer.text.strip()}", hint="try again later")
         return answer.text

@@ -42,7 +42,6 @@ class BrokerEndpoint:
 
     @contextlib.contextmanager
     def translate_errors(self, timeout: timedelta) -> Iterator[None]:
-        """Translates exceptions of the HTTP client."""
         try:
             yield
         except TimeoutError as error:
@@ -65,22 +64,23 @@ class BrokerEndpoint:
             ) from error
 
     def _untrusted_error(self, error: Exception) -> BrokerUnreachable:
-        authorities = self.directory / "ca.crt"
         text = getattr(error, "verify_message", "") or str(error)
         if "mismatch" in text or "not valid for" in text:
-            hint = (
-                "use a name or address in the broker's certificate (`kubelend ca issue --dns/--ip`)"
-            )
             return BrokerUnreachable(
-                f"the certificate of {self.url} is not valid for that name", hint=hint
+                f"the certificate of {self.url} is not valid for that name",
+                hint="use a name or address in the broker's certificate (`kubelend ca issue --dns/--ip`)",
             )
+        return self._verification_error(text)
+
+    def _verification_error(self, text: str) -> BrokerUnreachable:
         if "expired" in text or "not yet valid" in text:
             return BrokerUnreachable(
                 f"the certificate of {self.url} is not valid now: {text}",
                 hint="renew the certificate, and check the clocks of both sides",
             )
         return BrokerUnreachable(
-            f"the certificate of {self.url} is not signed by a CA in {authorities}",
+            f"the certificate of {self.url} is not signed by a CA in"
+            f" {self.directory / files.CA_CERTIFICATES}",
             hint="copy the ca.crt of this broker there, or check the address",
         )
 

@@ -13,15 +13,12 @@ import errno
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from kubelend.kits.ratelimit import rate_limit_key
-
-GroupKey = TypeVar("GroupKey", bound=Hashable)
-SlotGroup = TypeVar("SlotGroup", bound=MutableMapping["ConnectionSlot", None])
 
 
 class ConnectionLimit(enum.StrEnum):
@@ -72,8 +69,8 @@ class ConnectionSlot:
         self.is_authenticated = False
 
 
-class ConnectionObserver(Protocol):
-    """Observes the connections of a listener."""
+class ConnectionObserver:
+    """Observes the connections of a listener; this one ignores them."""
 
     def opened(self) -> None:
         """A connection was accepted."""
@@ -88,6 +85,10 @@ class ConnectionObserver(Protocol):
         """A TLS handshake failed."""
 
 
+SlotGroups = dict[Hashable, dict[ConnectionSlot, None]]
+"""Ordered sets of slots: the oldest comes first."""
+
+
 class ConnectionTable:
     """Counts connections by state, address and caller; every operation takes constant time."""
 
@@ -95,11 +96,11 @@ class ConnectionTable:
         self._limits = limits
         self._observer = observer
         self._open = 0
-        # Ordered: the oldest handshake and the longest idle connection come first.
-        self._handshakes: OrderedDict[ConnectionSlot, None] = OrderedDict()
+        # The oldest handshake and the longest idle connection come first.
+        self._handshakes: dict[ConnectionSlot, None] = {}
         self._idle: OrderedDict[ConnectionSlot, None] = OrderedDict()
-        self._by_remote: dict[str, OrderedDict[ConnectionSlot, None]] = {}
-        self._by_caller: dict[Hashable, dict[ConnectionSlot, None]] = {}
+        self._by_remote: SlotGroups = {}
+        self._by_caller: SlotGroups = {}
 
     def add(self, slot: ConnectionSlot) -> bool:
         """Adds a new connection; False if it must be closed, because all others are in use."""
@@ -112,7 +113,7 @@ class ConnectionTable:
             self._observer.connection_rejected(ConnectionLimit.CONNECTIONS, slot.remote, None)
             return False
         self._handshakes[slot] = None
-        self._by_remote.setdefault(slot.remote, OrderedDict())[slot] = None
+        self._by_remote.setdefault(slot.remote, {})[slot] = None
         self._open += 1
         slot.is_open = True
         self._observer.opened()
@@ -132,7 +133,6 @@ class ConnectionTable:
         return True
 
     def mark_busy(self, slot: ConnectionSlot) -> None:
-        """Marks a connection as busy."""
         self._idle.pop(slot, None)
 
     def mark_idle(self, slot: ConnectionSlot) -> None:
@@ -142,7 +142,6 @@ class ConnectionTable:
             self._idle.move_to_end(slot)
 
     def remove(self, slot: ConnectionSlot) -> None:
-        """Removes a closed connection. Idempotent."""
         if not slot.is_open:
             return
         slot.is_open = False
@@ -161,9 +160,9 @@ class ConnectionTable:
 
     def close_handshakes(self) -> None:
         """Drops all unfinished handshakes, when the listener closes."""
-        for place in list(self._handshakes):
-            place.connection.drop()
-            self.remove(place)
+        for slot in list(self._handshakes):
+            slot.connection.drop()
+            self.remove(slot)
 
     def _close_one_of(self, caller: Hashable) -> bool:
         same = self._by_caller.get(caller, {})
@@ -174,27 +173,25 @@ class ConnectionTable:
             self._reject(spare, ConnectionLimit.CALLER)
         return spare is not None
 
-    def _reject(self, place: ConnectionSlot, limit: ConnectionLimit) -> None:
-        place.connection.drop()
-        self._observer.connection_rejected(limit, place.remote, place.caller)
-        self.remove(place)
+    def _reject(self, slot: ConnectionSlot, limit: ConnectionLimit) -> None:
+        slot.connection.drop()
+        self._observer.connection_rejected(limit, slot.remote, slot.caller)
+        self.remove(slot)
 
-    def _remove_handshake(self, place: ConnectionSlot) -> None:
-        if place in self._handshakes:
-            del self._handshakes[place]
-            _remove_from_group(self._by_remote, place.remote, place)
-
-
-def _first_idle(places: dict[ConnectionSlot, None]) -> ConnectionSlot | None:
-    return next((place for place in places if place.connection.is_idle), None)
+    def _remove_handshake(self, slot: ConnectionSlot) -> None:
+        if slot in self._handshakes:
+            del self._handshakes[slot]
+            _remove_from_group(self._by_remote, slot.remote, slot)
 
 
-def _remove_from_group(
-    groups: MutableMapping[GroupKey, SlotGroup], name: GroupKey, place: ConnectionSlot
-) -> None:
+def _first_idle(slots: dict[ConnectionSlot, None]) -> ConnectionSlot | None:
+    return next((slot for slot in slots if slot.connection.is_idle), None)
+
+
+def _remove_from_group(groups: SlotGroups, name: Hashable, slot: ConnectionSlot) -> None:
     group = groups.get(name)
     if group is not None:
-        group.pop(place, None)
+        group.pop(slot, None)
         if not group:
             del groups[name]
 
@@ -307,51 +304,49 @@ class Acceptor:
     def _on_accepted(self, connection: socket.socket, remote: str) -> None:
         connection.setblocking(False)
         arrival = PendingHandshake(connection, self._loop)
-        place = ConnectionSlot(remote, arrival)
-        if not self._connections.add(place):
+        slot = ConnectionSlot(remote, arrival)
+        if not self._connections.add(slot):
             connection.close()
             return
         arrival.deadline = self._loop.call_later(
-            self._tls.handshake_timeout, self._on_handshake_timeout, place
+            self._tls.handshake_timeout, self._on_handshake_timeout, slot
         )
         if self._tls.context is None:
-            self._start_handshake(place, arrival)
+            self._start_handshake(slot, arrival)
         else:
-            self._loop.add_reader(connection, self._on_first_bytes, place, arrival)
+            self._loop.add_reader(connection, self._start_handshake, slot, arrival)
 
-    def _on_first_bytes(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
-        self._loop.remove_reader(arrival.connection)
-        self._start_handshake(place, arrival)
+    def _on_handshake_timeout(self, slot: ConnectionSlot) -> None:
+        if not slot.is_authenticated:
+            slot.connection.drop()
+            self._connections.remove(slot)
 
-    def _on_handshake_timeout(self, place: ConnectionSlot) -> None:
-        if not place.is_authenticated:
-            place.connection.drop()
-            self._connections.remove(place)
-
-    def _start_handshake(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
+    def _start_handshake(self, slot: ConnectionSlot, arrival: PendingHandshake) -> None:
+        if self._tls.context is not None:
+            self._loop.remove_reader(arrival.connection)  # it waited for the first bytes
         arrival.has_started = True
-        task = self._loop.create_task(self._run_handshake(place, arrival))
+        task = self._loop.create_task(self._run_handshake(slot, arrival))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    async def _run_handshake(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
+    async def _run_handshake(self, slot: ConnectionSlot, arrival: PendingHandshake) -> None:
         context, handshake_timeout, shutdown_timeout = self._tls
         try:
             await self._loop.connect_accepted_socket(
-                partial(self._make_protocol, place),
+                partial(self._make_protocol, slot),
                 arrival.connection,
                 ssl=context,
                 ssl_handshake_timeout=handshake_timeout if context else None,
                 ssl_shutdown_timeout=shutdown_timeout if context else None,
             )
         except ssl.SSLError as error:
-            self._observer.handshake_rejected(place.remote, error.reason or str(error))
+            self._observer.handshake_rejected(slot.remote, error.reason or str(error))
         except OSError:
             arrival.connection.close()  # disconnected, timed out, or dropped
         finally:
             arrival.cancel_deadline()
-            if not place.is_authenticated:
-                self._connections.remove(place)
+            if not slot.is_authenticated:
+                self._connections.remove(slot)
 
 
 class PendingHandshake:

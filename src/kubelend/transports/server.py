@@ -29,7 +29,6 @@ from kubelend.kits.ratelimit import CoalescingTimer, LogThrottle
 from kubelend.transports import listener
 from kubelend.transports.listener import (
     Acceptor,
-    ConnectionLimit,
     ConnectionLimits,
     ConnectionObserver,
     ConnectionSlot,
@@ -83,20 +82,6 @@ class ServerLimits(NamedTuple):
     read_batching: ReadBatching | None = None
 
 
-class NullObserver:
-    """Ignores all connection events."""
-
-    def opened(self) -> None: ...
-
-    def closed(self) -> None: ...
-
-    def connection_rejected(
-        self, limit: ConnectionLimit, remote: str, caller: Hashable
-    ) -> None: ...
-
-    def handshake_rejected(self, remote: str, reason: str) -> None: ...
-
-
 def subject_key(certificate: Mapping[str, object]) -> Hashable:
     """Returns the subject: connections are limited per subject."""
     subject = certificate.get("subject")
@@ -114,16 +99,13 @@ async def serve_http(
     caller_key: CallerKey = subject_key,
 ) -> AsyncIterator[int]:
     """Serves on an address and yields the port; finishes running requests at the end."""
-    observer = observer or NullObserver()
-    admission = ConnectionTable(limits.connections, observer)
-    connections = _HttpServer(handler, limits, admission, caller_key)
+    observer = observer or ConnectionObserver()
+    table = ConnectionTable(limits.connections, observer)
+    connections = _HttpServer(handler, limits, table, caller_key)
     listeners = await _open_sockets(host, port)
-    security = TlsSettings(
-        context,
-        limits.handshake.total_seconds(),
-        min(limits.idle.total_seconds(), MAX_SHUTDOWN_SECONDS),
-    )
-    acceptor = Acceptor(listeners, connections.protocol_for, admission, observer, security)
+    shutdown_timeout = min(limits.idle.total_seconds(), MAX_SHUTDOWN_SECONDS)
+    security = TlsSettings(context, limits.handshake.total_seconds(), shutdown_timeout)
+    acceptor = Acceptor(listeners, connections.protocol_for, table, observer, security)
     try:
         yield listeners[0].getsockname()[1]
     finally:
@@ -139,18 +121,13 @@ async def _open_sockets(host: str, port: int) -> list[socket.socket]:
     except (OSError, UnicodeError) as error:
         where = f"{host or '*'}:{port}"
         reason = getattr(error, "strerror", "") or error
-        raise InvalidSettings(
-            f"cannot listen on {where}: {reason}", hint=_bind_hint(error)
-        ) from error
-
-
-def _bind_hint(problem: OSError | UnicodeError) -> str:
-    # UnicodeError: a label of the host name is empty or too long.
-    if isinstance(problem, socket.gaierror | UnicodeError):
-        return "cannot resolve the host: use an address of this machine, or a name that resolves to one"
-    if problem.errno == errno.EADDRNOTAVAIL:
-        return "use an address of this machine"
-    return "use another port"
+        hint = "use another port"
+        # UnicodeError: a label of the host name is empty or too long.
+        if isinstance(error, socket.gaierror | UnicodeError):
+            hint = "cannot resolve the host: use an address of this machine, or a name that resolves to one"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            hint = "use an address of this machine"
+        raise InvalidSettings(f"cannot listen on {where}: {reason}", hint=hint) from error
 
 
 class _HttpServer(Server):
@@ -160,7 +137,7 @@ class _HttpServer(Server):
         self,
         handler: RequestHandlerFunction,
         limits: ServerLimits,
-        admission: ConnectionTable,
+        table: ConnectionTable,
         caller_key: CallerKey,
     ) -> None:
         super().__init__(
@@ -173,16 +150,15 @@ class _HttpServer(Server):
         )
         self.header_timeout = limits.read.total_seconds()
         self.write_timeout = limits.idle.total_seconds()
-        self.table = admission
+        self.table = table
         self.caller_key = caller_key
         self.read_batching = limits.read_batching
         self.throttle = LogThrottle()
         self.body_wait_is_busy = limits.body_wait_is_busy
         self._body = limits.body
 
-    def protocol_for(self, place: ConnectionSlot) -> _HttpConnection:
-        """Returns the protocol of a connection."""
-        return _HttpConnection(self, place, loop=self._loop, **self._kwargs)
+    def protocol_for(self, slot: ConnectionSlot) -> _HttpConnection:
+        return _HttpConnection(self, slot, loop=self._loop, **self._kwargs)
 
     def pre_shutdown(self) -> None:
         """Processes buffered requests before shutdown."""
@@ -209,33 +185,15 @@ class _Request(BaseRequest):
 class _HttpConnection(RequestHandler):
     """One client connection, with timeouts for headers and for reading responses."""
 
-    __slots__ = (
-        "_body_wait_is_busy",
-        "_buffered",
-        "_caller_key",
-        "_header_deadline",
-        "_header_timeout",
-        "_read_batching",
-        "_table",
-        "_throttle",
-        "_write_deadline",
-        "_write_timeout",
-        "slot",
-    )
+    __slots__ = ("_buffered", "_header_deadline", "_server", "_write_deadline", "slot")
 
-    def __init__(self, connections: _HttpServer, place: ConnectionSlot, **options: Any) -> None:
-        super().__init__(connections, **options)
-        self.slot = place
-        self._table = connections.table
-        self._caller_key = connections.caller_key
-        self._read_batching = connections.read_batching
+    def __init__(self, server: _HttpServer, slot: ConnectionSlot, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.slot = slot
+        self._server = server
         self._buffered: bytearray | None = None
         """Buffered bytes of a batched request."""
-        self._throttle = connections.throttle
-        self._body_wait_is_busy = connections.body_wait_is_busy
-        self._header_timeout = connections.header_timeout
         self._header_deadline: asyncio.TimerHandle | None = None
-        self._write_timeout = connections.write_timeout
         self._write_deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -245,7 +203,7 @@ class _HttpConnection(RequestHandler):
             return False
         if self._waiter is not None:
             return not self._waiter.done()
-        if self._body_wait_is_busy:
+        if self._server.body_wait_is_busy:
             return False
         # It may also wait for the rest of a body that was answered already.
         request = self._current_request
@@ -262,26 +220,26 @@ class _HttpConnection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         certificate = transport.get_extra_info("peercert")
-        caller = self._caller_key(certificate) if certificate else self.slot.remote
-        if self._table.authenticated(self.slot, caller, self):
+        caller = self._server.caller_key(certificate) if certificate else self.slot.remote
+        if self._server.table.authenticated(self.slot, caller, self):
             super().connection_made(transport)
         else:
             cast("asyncio.Transport", transport).abort()
 
     def log_access(self, *_: object) -> None:
         """Called by aiohttp after each response. (There is no access log.)"""
-        self._table.mark_idle(self.slot)
+        self._server.table.mark_idle(self.slot)
 
     def data_received(self, data: bytes) -> None:
-        gathering = self._read_batching
+        batching = self._server.read_batching
         if self._buffered is not None:
             self._buffered += data
             if len(self._buffered) > MAX_BUFFERED_BYTES:
                 self.process_buffered()
-        elif gathering is not None and data.startswith(gathering.prefix) and self.is_idle:
+        elif batching is not None and data.startswith(batching.prefix) and self.is_idle:
             self._buffered = bytearray(data)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-            gathering.timer.schedule(self.process_buffered)
+            batching.timer.schedule(self.process_buffered)
         else:
             self._process(data)
 
@@ -296,10 +254,11 @@ class _HttpConnection(RequestHandler):
         # No request is complete, and none is running whose body this could be.
         in_header = not self._messages and self._current_request is None
         if in_header and self._header_deadline is None:
-            loop = asyncio.get_running_loop()
-            self._header_deadline = loop.call_later(self._header_timeout, self.force_close)
+            timeout = self._server.header_timeout
+            self._header_deadline = self._loop.call_later(timeout, self.force_close)
         elif not in_header and self._header_deadline is not None:
-            self._cancel_header_deadline()
+            self._header_deadline.cancel()
+            self._header_deadline = None
 
     def handle_error(
         self,
@@ -312,7 +271,7 @@ class _HttpConnection(RequestHandler):
         if status != HTTPStatus.BAD_REQUEST:
             return super().handle_error(request, status, exc, message)
         problem = InvalidInput(f"malformed HTTP request: {(message or '').partition(chr(10))[0]}")
-        suppressed = self._throttle.suppressed(request.remote)
+        suppressed = self._server.throttle.suppressed(request.remote)
         if suppressed is not None:
             log.warning(
                 "Request rejected",
@@ -332,34 +291,23 @@ class _HttpConnection(RequestHandler):
     def pause_writing(self) -> None:
         """Starts the timeout: buffers are full because the client does not read."""
         super().pause_writing()
-        loop = asyncio.get_running_loop()
-        self._write_deadline = loop.call_later(self._write_timeout, self.drop)
+        self._write_deadline = self._loop.call_later(self._server.write_timeout, self.drop)
 
     def resume_writing(self) -> None:
-        self._cancel_write_deadline()
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._table.remove(self.slot)
-        self._cancel_header_deadline()
-        self._cancel_write_deadline()
+        self._server.table.remove(self.slot)
+        for deadline in (self._header_deadline, self._write_deadline):
+            if deadline is not None:
+                deadline.cancel()
         super().connection_lost(exc)
-
-    def _cancel_write_deadline(self) -> None:
-        if self._write_deadline is not None:
-            self._write_deadline.cancel()
-            self._write_deadline = None
-
-    def _cancel_header_deadline(self) -> None:
-        if self._header_deadline is not None:
-            self._header_deadline.cancel()
-            self._header_deadline = None
 
 
 PageHandler = Callable[[], Awaitable[Response]]
 HttpHandler = Callable[[BaseRequest], Awaitable[Response]]
-
-SERVICE_UNAVAILABLE = 503
 
 
 def serve_pages(pages: Mapping[str, PageHandler]) -> HttpHandler:
@@ -378,8 +326,20 @@ def serve_pages(pages: Mapping[str, PageHandler]) -> HttpHandler:
     return answer
 
 
+def serve_probes(unready: Callable[[], str | None]) -> HttpHandler:
+    """Serves `/healthz` and `/readyz`; `unready` returns why the process is not ready, or None."""
+
+    async def healthz() -> Response:
+        return Response(text="ok")
+
+    async def readyz() -> Response:
+        return readiness_response(unready())
+
+    return serve_pages({"/healthz": healthz, "/readyz": readyz})
+
+
 def readiness_response(unready: str | None) -> Response:
     """Returns the response of a readiness probe: `ok`, or 503 with the reason."""
     if not unready:
         return Response(text="ok")
-    return Response(text=f"not ready: {unready}", status=SERVICE_UNAVAILABLE)
+    return Response(text=f"not ready: {unready}", status=HTTPStatus.SERVICE_UNAVAILABLE)

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -59,7 +58,10 @@ class Session:
         report: ReportError = lambda _: None,
         instance: str = "",
     ) -> None:
-        """`instance` is the instance name of an agent, see `route.AGENT_HEADER`."""
+        """`check_every` and `report` configure the reload of the directory.
+
+        `instance` is for agents: a name that changes with each start, see `route.AGENT_HEADER`.
+        """
         self.backoff = backoff
         self._url = url.rstrip("/")
         self._endpoint = errors.BrokerEndpoint(self._url, directory)
@@ -72,12 +74,7 @@ class Session:
         self._connections.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._connections.close()
 
     async def call(
@@ -89,12 +86,20 @@ class Session:
         body: bodies.Body | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answered:
-        """Sends the request of a route (see `make_request`), and decodes the response."""
-        call = make_request(name, *names, query=query, body=body, headers=headers)
-        return (await self.send(call)).decode(kind)
+        """Sends the request of a route, see `make_request`, and decodes the response."""
+        response = await self.send(name, *names, query=query, body=body, headers=headers)
+        return response.decode(kind)
 
-    async def send(self, call: PreparedRequest) -> Response:
-        """Sends a request, with retries if it is idempotent."""
+    async def send(
+        self,
+        name: str,
+        *names: str,
+        query: Mapping[str, str] | None = None,
+        body: bodies.Body | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """Sends the request of a route, with retries if it is idempotent."""
+        call = make_request(name, *names, query=query, body=body, headers=headers)
         delays = self.backoff.delays() if call.route.is_repeatable else iter(())
         while True:
             try:
@@ -104,7 +109,7 @@ class Session:
                 if not (await self.refresh() and call.route.is_repeatable):
                     await self.wait_before_retry(error, next(delays, None))
 
-    async def stream(
+    async def stream_chunks(
         self, call: PreparedRequest, read_timeout: timedelta
     ) -> AsyncGenerator[bytes, None]:
         """Yields chunks of one streaming response, until a new certificate is available.
@@ -119,9 +124,9 @@ class Session:
                 self._connections.lease() as own,
                 self._request(own.session, call, timeout) as response,
             ):
-                if response.status not in call.route.responses:
-                    self._raise_for_status(call, response, await response.read())
                 self._endpoint.has_answered = True
+                if response.status not in call.route.responses:
+                    raise response_error(response, await response.read())
                 while await self._connections.is_latest(own):
                     yield await self._read_chunk(response.content)
 
@@ -149,7 +154,10 @@ class Session:
                 self._request(own.session, call, timeout) as response,
             ):
                 content = await response.read()
-        return self._raise_for_status(call, response, content)
+        self._endpoint.has_answered = True
+        if response.status not in call.route.responses:
+            raise response_error(response, content)
+        return Response(response.status, content)
 
     def _request(
         self, session: aiohttp.ClientSession, call: PreparedRequest, timeout: aiohttp.ClientTimeout
@@ -178,23 +186,15 @@ class Session:
             raise BrokerUnreachable("the broker ended the stream")
         return chunk
 
-    def _raise_for_status(
-        self, call: PreparedRequest, response: aiohttp.ClientResponse, content: bytes
-    ) -> Response:
-        self._endpoint.has_answered = True
-        if response.status in call.route.responses:
-            return Response(response.status, content)
-        error = problems.error_from_response(response.status, content)
-        if isinstance(error, LimitExceeded):
-            error.retry_after = _retry_after_seconds(
-                response.headers.get("Retry-After"), error.retry_after
-            )
-        raise error
 
-
-def _retry_after_seconds(header: str | None, otherwise: float) -> float:
+def response_error(response: aiohttp.ClientResponse, content: bytes) -> KubelendError:
+    """Returns the error of a response whose status its route does not define."""
+    error = problems.error_from_response(response.status, content)
+    retry_after = response.headers.get("Retry-After", "")
     # The broker never sends a date.
-    return float(header) if header and header.isascii() and header.isdigit() else otherwise
+    if isinstance(error, LimitExceeded) and retry_after.isascii() and retry_after.isdigit():
+        error.retry_after = float(retry_after)
+    return error
 
 
 MAX_EVENT_BYTES = 1 << 20
@@ -229,7 +229,8 @@ class EventStreamParser:
     def _parse_line(self, line: bytes) -> ServerSentEvent | None:
         text = line.decode("utf-8", "replace").removesuffix("\r")
         if not text:
-            return self._finish_event()
+            data, name, self._data, self._name = self._data, self._name, [], ""
+            return ServerSentEvent("\n".join(data), self._id, name) if data else None
         field, _, value = text.partition(":")
         value = value.removeprefix(" ")
         if field == "data":
@@ -239,14 +240,6 @@ class EventStreamParser:
         elif field == "event":
             self._name = value
         return None
-
-    def _finish_event(self) -> ServerSentEvent | None:
-        event = ServerSentEvent("\n".join(self._data), self._id, self._name) if self._data else None
-        self._data, self._name = [], ""
-        return event
-
-
-Body = TypeVar("Body")
 
 
 class PreparedRequest(NamedTuple):
@@ -269,7 +262,7 @@ class Response(NamedTuple):
     def text(self) -> str:
         return self.body.decode("utf-8", "replace")
 
-    def decode(self, kind: type[Body]) -> Body:
+    def decode(self, kind: type[Answered]) -> Answered:
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.MsgspecError as error:
@@ -285,17 +278,15 @@ def make_request(
 ) -> PreparedRequest:
     """Builds the request of a route; `names` fill its path parameters; empty `query` values are omitted."""
     route = routes.ROUTES_BY_NAME[name]
+    target = _request_target(route, names, query or {})
     accept = {"Accept": route.media_type, **(headers or {})}
     if body is None:
-        return PreparedRequest(route, _request_target(route, names, query or {}), None, accept)
+        return PreparedRequest(route, target, None, accept)
     accept["Content-Type"] = "application/json"
-    return PreparedRequest(
-        route, _request_target(route, names, query or {}), msgspec.json.encode(body), accept
-    )
+    return PreparedRequest(route, target, msgspec.json.encode(body), accept)
 
 
 def page_query(limit: int, after: str = "") -> dict[str, str]:
-    """Returns the query parameters of one page."""
     return {"limit": str(limit) if limit else "", "continue": after}
 
 
@@ -309,7 +300,6 @@ def _request_target(route: Route, names: tuple[str, ...], query: Mapping[str, st
 
 
 def _path_segment(name: str) -> str:
-    """Encodes a name as one path segment."""
     if not name:
         raise InvalidInput("empty name", hint="pass the name of a cluster or reservation")
     # Dot segments would be resolved, and `quote` does not encode them.
@@ -395,8 +385,8 @@ class ConnectionPools:
 
     async def _close_old(self) -> None:
         over = [generation for generation in self._generations[:-1] if not generation.calls]
-        for generation in over:
-            self._generations.remove(generation)
+        # Removed before the first await, so that concurrent calls do not close them as well.
+        self._generations = [each for each in self._generations if each not in over]
         for generation in over:
             await generation.session.close()
 

@@ -6,10 +6,8 @@ Both sides present a certificate and verify the other's against `ca.crt`. The fi
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -78,13 +76,7 @@ def enrolment_context(authorities: str = "") -> ssl.SSLContext:
     return context
 
 
-def certificate_expiry(directory: Path) -> datetime:
-    """Returns when the directory's own certificate expires (UTC)."""
-    return own_certificate(directory).not_valid_after_utc
-
-
 def own_certificate(directory: Path) -> x509.Certificate:
-    """Returns the directory's own certificate."""
     # Imported late: the library costs 11 MB, which most processes do not need.
     from cryptography import x509
 
@@ -191,27 +183,8 @@ class _SwitchingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Used by asyncio and uvloop."""
+        """Used by asyncio and uvloop; blocking servers would call `wrap_socket`."""
         return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-
-    def wrap_socket(
-        self,
-        sock: socket.socket,
-        server_side: bool = False,
-        do_handshake_on_connect: bool = True,
-        suppress_ragged_eofs: bool = True,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLSocket:
-        """Used by blocking servers."""
-        return self.current.wrap_socket(
-            sock,
-            server_side,
-            do_handshake_on_connect,
-            suppress_ragged_eofs,
-            server_hostname,
-            session,
-        )
 
 
 def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -245,20 +218,16 @@ def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         # With an empty password an encrypted key fails; with none OpenSSL asks on the terminal.
         context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, OSError) as error:
-        raise _pair_error(certificate, key, error) from error
-
-
-def _pair_error(certificate: Path, key: Path, error: OSError) -> InvalidSettings:
-    # The second when even their algorithms differ.
-    if getattr(error, "reason", None) in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
-        return InvalidSettings(
-            f"{certificate} and {key} do not match",
-            hint="use the pair that was issued together",
-        )
-    return InvalidSettings(
-        f"{certificate} and {key} are not a certificate and unencrypted key in PEM form",
-        hint=_HINT_CERTIFICATE,
-    )
+        # The second when even their algorithms differ.
+        if getattr(error, "reason", None) in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
+            raise InvalidSettings(
+                f"{certificate} and {key} do not match",
+                hint="use the pair that was issued together",
+            ) from error
+        raise InvalidSettings(
+            f"{certificate} and {key} are not a certificate and unencrypted key in PEM form",
+            hint=_HINT_CERTIFICATE,
+        ) from error
 
 
 def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
@@ -289,11 +258,7 @@ class FileReloader(Generic[Loaded]):
         directory: Path,
         make: Callable[[Path], Loaded],
         report: ReportError = lambda _: None,
-        names: Sequence[str] = (
-            files.TLS_CERTIFICATE,
-            files.TLS_KEY,
-            files.CA_CERTIFICATES,
-        ),
+        names: Sequence[str] = files.CREDENTIAL_FILES,
     ) -> None:
         self._paths = [directory / name for name in names]
         self._directory = directory

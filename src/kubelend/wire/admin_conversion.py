@@ -125,7 +125,7 @@ def from_amounts(amounts: Resources | Mapping[str, int]) -> dict[str, str]:
 def from_token(token: members.Token, now: datetime) -> admin_bodies.Token:
     return admin_bodies.Token(
         id=token.id,
-        state=_token_state(token, now),
+        state="Expired" if token.expires_at <= now else "Valid" if token.uses_left else "Used",
         role=token.role.value,
         uses_left=token.uses_left,
         created_at=token.created_at,
@@ -146,19 +146,11 @@ def from_member(member: members.Member) -> admin_bodies.Member:
         token=member.token or "",
         decided_at=member.decided_at,
         decided_by=member.decided_by,
-        certificate=None if known is None else _from_certificate(known),
+        certificate=None
+        if known is None
+        else admin_bodies.MemberCertificate(
+            known.serial, known.issued_at, known.ends_at, known.authority
+        ),
         revoked_at=member.revoked_at,
         reason=member.reason,
-    )
-
-
-def _token_state(token: members.Token, now: datetime) -> str:
-    if token.expires_at <= now:
-        return "Expired"
-    return "Valid" if token.uses_left else "Used"
-
-
-def _from_certificate(known: members.Certificate) -> admin_bodies.MemberCertificate:
-    return admin_bodies.MemberCertificate(
-        known.serial, known.issued_at, known.ends_at, known.authority
     )

@@ -8,7 +8,7 @@ records of the core.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,10 @@ from kubelend.wire import json_types
 def camel_case(name: str) -> str:
     """`target_cluster_id` is `targetClusterID` and `endpoint_url` is `endpointURL` on the wire."""
     first, *rest = name.split("_")
-    return first + "".join({"id": "ID", "ids": "IDs", "url": "URL"}.get(w, w.title()) for w in rest)
+    return first + "".join(_ACRONYMS.get(word, word.title()) for word in rest)
+
+
+_ACRONYMS = {"id": "ID", "ids": "IDs", "url": "URL", "cpu": "CPU", "gpu": "GPU"}
 
 
 Timestamp = Annotated[datetime, Meta(tz=True, description="RFC 3339")]
@@ -56,6 +59,15 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 class Body(msgspec.Struct, frozen=True, omit_defaults=True, rename=camel_case):
     """Base of all bodies: frozen, camel case on the wire, defaults omitted."""
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def copy_fields(source: Body, to: type[BodyT], **changes: Any) -> BodyT:
+    """Convert a body to another type with the same fields: fields of one type only are left out."""
+    common = set(source.__struct_fields__) & set(to.__struct_fields__)
+    return to(**{name: getattr(source, name) for name in common} | changes)
 
 
 class Amounts(Body, frozen=True):
@@ -357,7 +369,7 @@ class Instruction(Body, frozen=True):
 
 
 class Suggestion(Body, frozen=True):
-    """Smallest change of the request that would make it fit."""
+    """Change of the request that would make it fit."""
 
     cluster_id: str
     text: str

@@ -146,7 +146,7 @@ class ClusterAdvertisement(Object, frozen=True):
     status: ClusterAdvertisementStatus = ClusterAdvertisementStatus()
 
 
-class ReservationSpec(ObjectStruct, frozen=True):
+class ReservationSpec(bodies.ReservationRequest, frozen=True):
     """ReservationSpec defines the resources to reserve."""
 
     requested_resources: Annotated[
@@ -159,26 +159,14 @@ class ReservationSpec(ObjectStruct, frozen=True):
         ),
     ]
     """Amounts to reserve. CPU and memory are required. Immutable."""
+    duration: Duration = ""
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
     target_cluster_id: bodies.Name = ""
     """ID of the provider cluster. If set by the user, only this provider is considered; otherwise the
     broker chooses a provider and sets the field.
     """
-    duration: Duration = ""
-    """Reservation duration. Defaults to the broker's --default-duration."""
-    priority: bodies.Int32 = 0
-    """Queue priority. Waiting requests with a higher value are served first."""
     requester_id: bodies.Name = ""
     """ID of the requester cluster. Immutable once set."""
-    wait: bodies.Wait = ""
-    """Maximum time to wait in the queue for capacity. If empty, the request fails immediately when nothing
-    fits.
-    """
-    policy: bodies.Policy = ""
-    """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
-    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
-    """Weights of the scores headroom, packing, balance and price. Overrides policy."""
-    constraints: bodies.Constraints = bodies.UNCONSTRAINED
-    """Constraints on the provider."""
     request: AgentRequest | None = None
 
 

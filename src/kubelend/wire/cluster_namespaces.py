@@ -15,6 +15,7 @@ import msgspec
 
 from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedAnswer
 from kubelend.wire import bodies, broker_objects, objects, problems
+from kubelend.wire.broker_objects import ClusterSession
 from kubelend.wire.objects import AgentRequest, BrokerResponse, Metadata, Object
 
 DecodedBody = TypeVar("DecodedBody")
@@ -95,11 +96,7 @@ def response_fields(response: BrokerResponse) -> dict[str, object]:
 
 def instruction_from_response(response: BrokerResponse | None) -> bodies.Instruction | None:
     """The latest instruction about a reservation; None if there is none yet."""
-    return (
-        None
-        if response is None or not response.body
-        else _decode_body(response.body, _INSTRUCTION_DECODER)
-    )
+    return _decode_response(response, _INSTRUCTION_DECODER)
 
 
 def advertisement_from_response(response: BrokerResponse) -> bodies.Advertisement:
@@ -108,11 +105,7 @@ def advertisement_from_response(response: BrokerResponse) -> bodies.Advertisemen
 
 def reservation_from_response(response: BrokerResponse | None) -> bodies.Reservation | None:
     """The reservation that was requested by ID; None if the broker does not support this verb."""
-    return (
-        None
-        if response is None or not response.body
-        else _decode_body(response.body, _RESERVATION_DECODER)
-    )
+    return _decode_response(response, _RESERVATION_DECODER)
 
 
 def error_from_response(response: BrokerResponse | None) -> KubelendError | None:
@@ -130,6 +123,12 @@ def error_text(error: KubelendError) -> str:
 
 def body_text(body: bodies.Body) -> str:
     return msgspec.json.encode(body).decode()
+
+
+def _decode_response(
+    response: BrokerResponse | None, decoder: msgspec.json.Decoder[DecodedBody]
+) -> DecodedBody | None:
+    return _decode_body(response.body, decoder) if response and response.body else None
 
 
 def _decode_body(text: str, decoder: msgspec.json.Decoder[DecodedBody]) -> DecodedBody:
@@ -173,12 +172,7 @@ def cluster_namespace_manifests(cluster: str, namespace: str, *, user: str = "")
     group, version = broker_objects.GROUP, objects.VERSION
     found: list[Manifest] = [
         _manifest("v1", "Namespace", namespace, ""),
-        _manifest(
-            f"{group}/{version}",
-            broker_objects.ClusterSession.kind,
-            SESSION_NAME,
-            namespace,
-        ),
+        _manifest(f"{group}/{version}", ClusterSession.kind, SESSION_NAME, namespace),
     ]
     found[0]["metadata"]["labels"] = {CLUSTER_LABEL: cluster}
     if not user:

@@ -16,7 +16,7 @@ from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lending import OpeningHours
 from kubelend.core.models import ClusterId, RequestKey
 from kubelend.wire import admin_conversion, bodies, quantities, validation
-from kubelend.wire.broker_objects import ClusterAdvertisementSpec, ReservationSpec
+from kubelend.wire.broker_objects import ClusterAdvertisementSpec
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
@@ -186,7 +186,6 @@ def _labels_with_region(labels: dict[str, str], region: str, where: str) -> dict
 def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodies.Advertisement:
     """Return the advertisement with reserved and available as computed by the broker."""
     known = cluster.advertisement
-    region = known.labels.get(models.REGION_LABEL, "")
     return bodies.Advertisement(
         cluster_id=known.cluster,
         cluster_name=known.name,
@@ -200,7 +199,7 @@ def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodi
         timestamp=known.sent_at,
         cost=None if known.prices is None else _from_prices(known.prices),
         labels=known.labels,
-        region=region,
+        region=known.labels.get(models.REGION_LABEL, ""),
         valid_for=durations.format_duration(known.valid_for) if known.valid_for else "",
         endpoint_url=known.endpoint,
         policy=admin_conversion.from_policy(known.policy),
@@ -279,13 +278,11 @@ def from_reservation(found: models.Reservation) -> bodies.Reservation:
         priority=found.request.priority,
         duration=durations.format_duration(found.request.duration),
         previous_cluster_ids=list(found.left),
-        cost=_from_agreed_cost(found) if found.currency else None,
+        cost=bodies.AgreedCost(prices.format_price(found.hourly), found.currency)
+        if found.currency
+        else None,
         revision=found.revision,
     )
-
-
-def _from_agreed_cost(found: models.Reservation) -> bodies.AgreedCost:
-    return bodies.AgreedCost(prices.format_price(found.hourly), found.currency)
 
 
 def from_explanation(explanation: explanations.Explanation) -> bodies.Explanation:
@@ -306,7 +303,9 @@ def _from_candidate(candidate: explanations.Candidate) -> bodies.Candidate:
         fits=not candidate.rejections,
         refusals=[refusal.value for refusal in candidate.rejections],
         score=None if candidate.score is None else round(candidate.score, 4),
-        price_per_hour="" if candidate.price is None else _price_text(candidate.price),
+        price_per_hour=""
+        if candidate.price is None
+        else prices.format_price(round(candidate.price * prices.BILLIONTHS)),
         currency=candidate.currency,
         remedy=_from_suggestion(candidate.suggestion),
     )
@@ -337,35 +336,8 @@ def _from_prices(known: prices.Prices) -> bodies.Cost:
     )
 
 
-def _price_text(hourly: float) -> str:
-    return prices.format_price(round(hourly * prices.BILLIONTHS))
-
-
 def advertisement_from_spec(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
     """Ignores reserved and available, which the broker computes."""
     amounts = spec.resources
-    return bodies.Advertisement(
-        cluster_id=spec.cluster_id,
-        resources=bodies.Metrics(amounts.capacity, amounts.allocatable, amounts.allocated),
-        cluster_name=spec.cluster_name,
-        timestamp=spec.timestamp,
-        cost=spec.cost,
-        labels=spec.labels,
-        region=spec.region,
-        valid_for=spec.valid_for,
-        endpoint_url=spec.endpoint_url,
-        policy=spec.policy,
-    )
-
-
-def request_from_spec(spec: ReservationSpec) -> bodies.ReservationRequest:
-    return bodies.ReservationRequest(
-        requested_resources=spec.requested_resources,
-        priority=spec.priority,
-        duration=spec.duration,
-        wait=spec.wait,
-        policy=spec.policy,
-        weights=spec.weights,
-        target_cluster_id=spec.target_cluster_id,
-        constraints=spec.constraints,
-    )
+    measured = bodies.Metrics(amounts.capacity, amounts.allocatable, amounts.allocated)
+    return bodies.copy_fields(spec, bodies.Advertisement, resources=measured)

@@ -11,7 +11,7 @@ twice.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -55,6 +55,15 @@ def crd_documents(*, cel: bool = True) -> dict[str, Schema]:
 def crd(kind: type[objects.Object], *, cel: bool = True) -> Schema:
     display = _DISPLAYS[kind]
     schema = _root_schema(kind)
+    names: Schema = {
+        "kind": kind.kind,
+        "listKind": f"{kind.kind}List",
+        "plural": kind.plural,
+        "singular": kind.kind.lower(),
+        "shortNames": [display.short],
+    }
+    if display.categories:
+        names["categories"] = list(display.categories)
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -64,22 +73,11 @@ def crd(kind: type[objects.Object], *, cel: bool = True) -> Schema:
         },
         "spec": {
             "group": kind.group,
-            "names": _names(kind, display),
+            "names": names,
             "scope": "Namespaced",
             "versions": [_version(kind, display, schema if cel else _without_rules(schema))],
         },
     }
-
-
-def _names(kind: type[objects.Object], display: KindDisplay) -> Schema:
-    names: Schema = {
-        "kind": kind.kind,
-        "listKind": f"{kind.kind}List",
-        "plural": kind.plural,
-        "singular": kind.kind.lower(),
-        "shortNames": [display.short],
-    }
-    return {**names, "categories": list(display.categories)} if display.categories else names
 
 
 def _version(kind: type[objects.Object], display: KindDisplay, schema: Schema) -> Schema:
@@ -118,18 +116,12 @@ def _root_schema(kind: type[objects.Object]) -> Schema:
     return {**root, "required": required} if required else root
 
 
-def _without_rules(schema: Schema) -> Schema:
-    return {
-        key: _value_without_rules(value)
-        for key, value in schema.items()
-        if key != cel_rules.VALIDATIONS
-    }
-
-
-def _value_without_rules(value: object) -> object:
-    if isinstance(value, dict):
-        return _without_rules(value)
-    return [_value_without_rules(item) for item in value] if isinstance(value, list) else value
+def _without_rules(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_rules(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_rules(v) for key, v in value.items() if key != cel_rules.VALIDATIONS}
 
 
 def _wide(name: str, path: str, type: str = "string") -> PrinterColumn:
@@ -381,31 +373,19 @@ def _merged(schema: Schema, extra: Schema) -> Schema:
     known = {
         key: value
         for key, value in extra.items()
-        if key in _COPIED_KEYWORDS and not _too_large(value)
+        if key in _COPIED_KEYWORDS
+        and not (isinstance(value, int) and abs(value) > _MAX_EXACT_FLOAT)
     }
-    if cel_rules.VALIDATIONS in known:
-        known[cel_rules.VALIDATIONS] = (
-            schema.get(cel_rules.VALIDATIONS, []) + known[cel_rules.VALIDATIONS]
-        )
     refined = {**schema, **known}
+    if rules := known.get(cel_rules.VALIDATIONS):
+        refined[cel_rules.VALIDATIONS] = schema.get(cel_rules.VALIDATIONS, []) + rules
     if "enum" in known:
         refined.pop("maxLength", None)
     for name, more in extra.get("properties", {}).items():
-        refined["properties"] = {
-            **refined["properties"],
-            name: _merged(refined["properties"][name], more),
-        }
-    for part in extra.get("anyOf", []):
-        refined = _merged_branch(refined, part)
+        narrowed = _merged(refined["properties"][name], more)
+        refined["properties"] = {**refined["properties"], name: narrowed}
+    for branch in extra.get("anyOf", []):  # of an int-or-string quantity
+        refined |= {key: value for key, value in branch.items() if key != "type"}
     if unknown := extra.keys() - _COPIED_KEYWORDS - _IGNORED_KEYWORDS - {"properties", "anyOf"}:
         raise TypeError(f"{', '.join(sorted(unknown))}: not supported in a structural schema")
     return refined
-
-
-def _merged_branch(amount: Schema, part: Schema) -> Schema:
-    """Merge the constraints of one branch of an int-or-string quantity."""
-    return {**amount, **{key: value for key, value in part.items() if key != "type"}}
-
-
-def _too_large(value: object) -> bool:
-    return isinstance(value, int) and abs(value) > _MAX_EXACT_FLOAT

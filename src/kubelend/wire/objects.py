@@ -21,17 +21,6 @@ from kubelend.wire.bodies import Amounts, Cost, Timestamp
 GROUP = "rear.fluidos.eu"
 VERSION = "v1alpha1"
 
-# As Kubernetes spells it: `requestedCPU` and not `requestedCpu`.
-_SPECIAL_NAMES = {
-    "requested_cpu": "requestedCPU",
-    "requested_gpu": "requestedGPU",
-}
-
-
-def _object_camel_case(name: str) -> str:
-    return _SPECIAL_NAMES.get(name) or bodies.camel_case(name)
-
-
 # These constraints are only published in the CRDs. Decoding accepts any text, because the code that uses a
 # value reports a better error than a schema can.
 Name = Annotated[str, Meta(extra_json_schema=json_types.max_length(253))]
@@ -52,8 +41,8 @@ Wait = Annotated[str, Meta(extra_json_schema={**json_types.WAIT, **json_types.ma
 Priority = Annotated[int, Meta(extra_json_schema=json_types.INT32)]
 
 
-class ObjectStruct(msgspec.Struct, frozen=True, omit_defaults=True, rename=_object_camel_case):
-    """Base of metadata, specs and statuses: frozen, camel case on the wire, defaults omitted."""
+class ObjectStruct(bodies.Body, frozen=True):
+    """Base of metadata, specs and statuses."""
 
 
 class Metadata(ObjectStruct, frozen=True):

@@ -7,6 +7,7 @@ and the table of roles are generated from them, so that all of them agree.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -18,6 +19,8 @@ from kubelend.core.members import MembershipStatus
 from kubelend.wire import admin_bodies, bodies, json_types, validation
 from kubelend.wire.route import (
     API,
+    BODY_ERRORS,
+    COMMON_ERRORS,
     EVENT_STREAM,
     IDEMPOTENCY_KEY,
     LAST_EVENT_ID,
@@ -25,6 +28,7 @@ from kubelend.wire.route import (
     MAX_KEY_LENGTH,
     NUMBERED_PAGE_PARAMETERS,
     PAGE_PARAMETERS,
+    UNROUTED_ERRORS,
     Access,
     Parameter,
     Route,
@@ -50,23 +54,12 @@ JOIN_ROUTE: Final = EnrolmentRoute("join", "POST", f"{ENROLMENT_PREFIX}/join")
 """Takes a `JoinRequest`; responds with 200 and `JoinResult`, or 202 and `JoinPending`."""
 
 ENROLMENT_ERRORS: Final[tuple[json_types.ErrorClass, ...]] = (
-    errors.InvalidInput,
-    errors.InvalidIdentity,
-    errors.TooSlow,
-    errors.Forbidden,
-    errors.Revoked,
+    *COMMON_ERRORS,
+    *UNROUTED_ERRORS,
+    *BODY_ERRORS,
     errors.TokenRefused,
-    errors.NotFound,
-    errors.MethodNotAllowed,
     errors.Conflict,
     errors.LimitExceeded,
-    errors.RateLimited,
-    errors.BodyTooLarge,
-    errors.KubelendError,
-    errors.Unavailable,
-    errors.StoreFailed,
-    errors.NotReady,
-    errors.NotLeader,
 )
 """Errors that the enrolment listener can answer."""
 
@@ -75,22 +68,36 @@ ENROLMENT_ROUTE_NAMES: Final = frozenset(route.name for route in ENROLMENT_ROUTE
 PEM_TYPE: Final = "application/x-pem-file"
 
 
+def _route(
+    method: str,
+    name: str,
+    path: str,
+    summary: str,
+    access: Access,
+    result: Any,
+    body: Any = None,
+    **more: Any,
+) -> Route:
+    """A route below `API` that responds with 200 and `result`, or 204 if it is None; a dict has all."""
+    responses = result if isinstance(result, dict) else {200: result} if result else {204: None}
+    return Route(name, method, API + path, summary, access, responses, body, **more)
+
+
+_get, _post, _put, _delete = (partial(_route, each) for each in ("GET", "POST", "PUT", "DELETE"))
+
+_LIST_ERRORS = (errors.InvalidInput, errors.Forbidden)
+_OBJECT_ERRORS = (errors.Forbidden, errors.NotFound)
+_TRANSITION_ERRORS = (*_OBJECT_ERRORS, errors.WrongPhase, errors.IdentityInUse)
+
+
 ABOUT_ROUTES: tuple[Route, ...] = (
-    Route(
-        "version",
-        "GET",
-        f"{API}/version",
-        "Get the version of the broker",
-        Access.ANYONE,
-        {200: bodies.Version},
-    ),
-    Route(
+    _get("version", "/version", "Get the version of the broker", Access.ANYONE, bodies.Version),
+    _get(
         "grant_keys",
-        "GET",
-        f"{API}/keys",
+        "/keys",
         "Get the public keys that verify grants, as a JWK set",
         Access.ANYONE,
-        {200: bodies.KeySet},
+        bodies.KeySet,
     ),
     Route(
         "openapi",
@@ -122,13 +129,12 @@ ABOUT_ROUTES: tuple[Route, ...] = (
 
 
 ADVERTISEMENT_ROUTES: tuple[Route, ...] = (
-    Route(
+    _post(
         "publish",
-        "POST",
-        f"{API}/advertisements",
+        "/advertisements",
         "Publish the caller's advertisement",
         Access.CLUSTER,
-        {200: bodies.PublishResult},
+        bodies.PublishResult,
         bodies.Advertisement,
         errors=(
             errors.InvalidInput,
@@ -139,26 +145,24 @@ ADVERTISEMENT_ROUTES: tuple[Route, ...] = (
         ),
         idempotent=True,
     ),
-    Route(
+    _get(
         "get_advertisement",
-        "GET",
-        f"{API}/advertisements/{{cluster}}",
+        "/advertisements/{cluster}",
         "Get a cluster's advertisement, with the reserved amounts",
         Access.OWNER,
-        {200: bodies.Advertisement},
-        errors=(errors.Forbidden, errors.NotFound),
+        bodies.Advertisement,
+        errors=_OBJECT_ERRORS,
     ),
 )
 
 
 AUDIT_ROUTES: tuple[Route, ...] = (
-    Route(
+    _get(
         "audit_log",
-        "GET",
-        f"{API}/audit",
+        "/audit",
         "List the audit log, newest first: all changes and rejected requests",
         Access.READER,
-        {200: admin_bodies.AuditLog},
+        admin_bodies.AuditLog,
         parameters=(
             Parameter("actor", "Filter by caller"),
             Parameter("action", "Filter by event or route"),
@@ -172,70 +176,64 @@ AUDIT_ROUTES: tuple[Route, ...] = (
             Parameter("until", "Only lines before this time (RFC 3339)", schema=bodies.Timestamp),
             *NUMBERED_PAGE_PARAMETERS,
         ),
-        errors=(errors.InvalidInput, errors.Forbidden),
+        errors=_LIST_ERRORS,
     ),
 )
 
 
 CLUSTER_ROUTES: tuple[Route, ...] = (
-    Route(
+    _get(
         "list_clusters",
-        "GET",
-        f"{API}/clusters",
+        "/clusters",
         "List clusters with their status",
         Access.READER,
-        {200: bodies.ClusterList},
+        bodies.ClusterList,
         parameters=PAGE_PARAMETERS,
-        errors=(errors.InvalidInput, errors.Forbidden),
+        errors=_LIST_ERRORS,
     ),
-    Route(
+    _get(
         "get_cluster",
-        "GET",
-        f"{API}/clusters/{{cluster}}",
+        "/clusters/{cluster}",
         "Get a cluster with its status",
         Access.OWNER,
-        {200: bodies.Cluster},
-        errors=(errors.Forbidden, errors.NotFound),
+        bodies.Cluster,
+        errors=_OBJECT_ERRORS,
     ),
-    Route(
+    _post(
         "cordon",
-        "POST",
-        f"{API}/clusters/{{cluster}}/cordon",
+        "/clusters/{cluster}/cordon",
         "Cordon a cluster: no new reservations are placed on it",
         Access.ADMIN,
-        {200: bodies.Cluster},
+        bodies.Cluster,
         bodies.CordonRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
+        errors=(errors.InvalidInput, *_OBJECT_ERRORS),
         idempotent=True,
     ),
-    Route(
+    _post(
         "uncordon",
-        "POST",
-        f"{API}/clusters/{{cluster}}/uncordon",
+        "/clusters/{cluster}/uncordon",
         "Uncordon a cluster",
         Access.ADMIN,
-        {200: bodies.Cluster},
-        errors=(errors.Forbidden, errors.NotFound),
+        bodies.Cluster,
+        errors=_OBJECT_ERRORS,
         idempotent=True,
     ),
-    Route(
+    _post(
         "drain",
-        "POST",
-        f"{API}/clusters/{{cluster}}/drain",
+        "/clusters/{cluster}/drain",
         "Cordon a cluster and move its reservations to others; those that fit nowhere else are released",
         Access.ADMIN,
-        {200: bodies.DrainResult},
+        bodies.DrainResult,
         bodies.CordonRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
+        errors=(errors.InvalidInput, *_OBJECT_ERRORS),
     ),
-    Route(
+    _delete(
         "remove_cluster",
-        "DELETE",
-        f"{API}/clusters/{{cluster}}",
+        "/clusters/{cluster}",
         "Delete a cluster without active reservations",
         Access.ADMIN,
-        {204: None},
-        errors=(errors.Forbidden, errors.NotFound, errors.Conflict),
+        None,
+        errors=(*_OBJECT_ERRORS, errors.Conflict),
     ),
 )
 
@@ -243,228 +241,197 @@ CLUSTER_ROUTES: tuple[Route, ...] = (
 _EVENT_ID_SCHEMA = Annotated[str, Meta(extra_json_schema=json_types.EVENT_ID)]
 
 INSTRUCTION_ROUTES: tuple[Route, ...] = (
-    Route(
+    _get(
         "instructions",
-        "GET",
-        f"{API}/instructions",
+        "/instructions",
         "List the reservations that the calling provider has to hold: those in phase Reserved",
         Access.CLUSTER,
-        {200: list[bodies.Reservation]},
+        list[bodies.Reservation],
     ),
-    Route(
+    _get(
         "stream",
-        "GET",
-        f"{API}/instructions/stream",
+        "/instructions/stream",
         "Stream instructions for the calling requester or provider as server-sent events",
         Access.CLUSTER,
-        {200: bodies.Instruction},
+        bodies.Instruction,
         parameters=(
             Parameter(LAST_EVENT_ID, "Resume after this event", "header", _EVENT_ID_SCHEMA),
         ),
         errors=(errors.InvalidInput, errors.IdentityInUse, errors.LimitExceeded),
         media_type=EVENT_STREAM,
     ),
-    Route(
+    _post(
         "acknowledge",
-        "POST",
-        f"{API}/instructions/{{reservation}}/acknowledge",
+        "/instructions/{reservation}/acknowledge",
         "Acknowledge that the provider holds the resources",
         Access.PROVIDER,
-        {200: bodies.Reservation},
-        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
+        bodies.Reservation,
+        errors=_TRANSITION_ERRORS,
         idempotent=True,
     ),
-    Route(
+    _post(
         "refuse",
-        "POST",
-        f"{API}/instructions/{{reservation}}/refuse",
+        "/instructions/{reservation}/refuse",
         "Refuse a reservation as its provider; the next best cluster is tried",
         Access.PROVIDER,
-        {200: bodies.Reservation},
+        bodies.Reservation,
         bodies.RefuseRequest,
-        errors=(
-            errors.InvalidInput,
-            errors.Forbidden,
-            errors.NotFound,
-            errors.WrongPhase,
-            errors.IdentityInUse,
-        ),
+        errors=(errors.InvalidInput, *_TRANSITION_ERRORS),
         idempotent=True,
     ),
 )
 
 
-_POLICY_PATH = f"{API}/clusters/{{cluster}}/policy"
-_QUOTA_PATH = f"{API}/quotas/{{cluster}}"
-_LIMIT_ERRORS = (
-    errors.InvalidInput,
-    errors.InvalidQuantity,
-    errors.Forbidden,
-    errors.NotFound,
-)
+_POLICY_PATH = "/clusters/{cluster}/policy"
+_QUOTA_PATH = "/quotas/{cluster}"
+_LIMIT_ERRORS = (errors.InvalidInput, errors.InvalidQuantity, *_OBJECT_ERRORS)
 
 LIMIT_ROUTES: tuple[Route, ...] = (
-    Route(
+    _get(
         "get_policy",
-        "GET",
         _POLICY_PATH,
         "Get the lending policies of a cluster: advertised, set by an administrator, and effective",
         Access.OWNER,
-        {200: admin_bodies.PolicyStatus},
-        errors=(errors.Forbidden, errors.NotFound),
+        admin_bodies.PolicyStatus,
+        errors=_OBJECT_ERRORS,
     ),
-    Route(
+    _put(
         "set_policy",
-        "PUT",
         _POLICY_PATH,
         "Set the administrator's lending policy of a cluster; the stricter of it and the advertised applies",
         Access.ADMIN,
-        {200: admin_bodies.PolicyStatus},
+        admin_bodies.PolicyStatus,
         admin_bodies.PolicyRequest,
         errors=_LIMIT_ERRORS,
     ),
-    Route(
+    _delete(
         "clear_policy",
-        "DELETE",
         _POLICY_PATH,
         "Delete the administrator's lending policy of a cluster",
         Access.ADMIN,
-        {204: None},
-        errors=(errors.Forbidden, errors.NotFound),
+        None,
+        errors=_OBJECT_ERRORS,
     ),
-    Route(
+    _get(
         "list_quotas",
-        "GET",
-        f"{API}/quotas",
+        "/quotas",
         "List quotas and their usage",
         Access.READER,
-        {200: admin_bodies.QuotaList},
+        admin_bodies.QuotaList,
         parameters=PAGE_PARAMETERS,
-        errors=(errors.InvalidInput, errors.Forbidden),
+        errors=_LIST_ERRORS,
     ),
-    Route(
+    _get(
         "get_quota",
-        "GET",
         _QUOTA_PATH,
         "Get a cluster's quota and its usage",
         Access.OWNER,
-        {200: admin_bodies.QuotaStatus},
-        errors=(errors.Forbidden, errors.NotFound),
+        admin_bodies.QuotaStatus,
+        errors=_OBJECT_ERRORS,
     ),
-    Route(
+    _put(
         "set_quota",
-        "PUT",
         _QUOTA_PATH,
         "Set a cluster's quota",
         Access.ADMIN,
-        {200: admin_bodies.QuotaStatus},
+        admin_bodies.QuotaStatus,
         admin_bodies.QuotaRequest,
         errors=_LIMIT_ERRORS,
     ),
-    Route(
+    _delete(
         "clear_quota",
-        "DELETE",
         _QUOTA_PATH,
         "Delete a cluster's quota",
         Access.ADMIN,
-        {204: None},
-        errors=(errors.Forbidden, errors.NotFound),
+        None,
+        errors=_OBJECT_ERRORS,
     ),
 )
 
 
 _MEMBERSHIP_STATUS_SCHEMA = Annotated[str, Meta(extra_json_schema={"enum": list(MembershipStatus)})]
-_MEMBER_PATH = f"{API}/members/{{role}}/{{name}}"
+_MEMBER_PATH = "/members/{role}/{name}"
 
 MEMBERSHIP_ROUTES: tuple[Route, ...] = (
-    Route(
+    _post(
         "create_token",
-        "POST",
-        f"{API}/tokens",
+        "/tokens",
         "Create a join token; its text is returned only here",
         Access.ADMIN,
         {201: admin_bodies.NewToken},
         admin_bodies.TokenRequest,
         errors=(errors.InvalidInput, errors.InvalidDuration, errors.Forbidden, errors.Conflict),
     ),
-    Route(
+    _get(
         "list_tokens",
-        "GET",
-        f"{API}/tokens",
+        "/tokens",
         "List join tokens without their secrets; expired ones for a day",
         Access.ADMIN,
-        {200: admin_bodies.TokenList},
+        admin_bodies.TokenList,
         errors=(errors.Forbidden,),
     ),
-    Route(
+    _delete(
         "delete_token",
-        "DELETE",
-        f"{API}/tokens/{{token}}",
+        "/tokens/{token}",
         "Delete a join token",
         Access.ADMIN,
-        {204: None},
-        errors=(errors.Forbidden, errors.NotFound),
+        None,
+        errors=_OBJECT_ERRORS,
     ),
-    Route(
+    _get(
         "list_members",
-        "GET",
-        f"{API}/members",
+        "/members",
         "List members: joined, waiting for approval, or revoked",
         Access.READER,
-        {200: admin_bodies.MemberList},
+        admin_bodies.MemberList,
         parameters=(
             Parameter("standing", "Filter by membership status", schema=_MEMBERSHIP_STATUS_SCHEMA),
             *PAGE_PARAMETERS,
         ),
-        errors=(errors.InvalidInput, errors.Forbidden),
+        errors=_LIST_ERRORS,
     ),
-    Route(
+    _post(
         "accept_member",
-        "POST",
-        f"{_MEMBER_PATH}/accept",
+        _MEMBER_PATH + "/accept",
         "Approve a join request, or a revoked member",
         Access.ADMIN,
-        {200: admin_bodies.Member},
+        admin_bodies.Member,
         admin_bodies.AcceptRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
+        errors=(errors.InvalidInput, *_OBJECT_ERRORS, errors.Conflict),
         idempotent=True,
     ),
-    Route(
+    _post(
         "reject_member",
-        "POST",
-        f"{_MEMBER_PATH}/reject",
+        _MEMBER_PATH + "/reject",
         "Deny a join request",
         Access.ADMIN,
-        {204: None},
-        errors=(errors.Forbidden, errors.NotFound, errors.Conflict),
+        None,
+        errors=(*_OBJECT_ERRORS, errors.Conflict),
     ),
-    Route(
+    _post(
         "revoke_member",
-        "POST",
-        f"{_MEMBER_PATH}/revoke",
+        _MEMBER_PATH + "/revoke",
         "Revoke a member: its certificates are rejected from now on, also on open connections",
         Access.ADMIN,
-        {200: admin_bodies.Revocation},
+        admin_bodies.Revocation,
         admin_bodies.RevokeRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
+        errors=(errors.InvalidInput, *_OBJECT_ERRORS, errors.Conflict),
         idempotent=True,
     ),
-    Route(
+    _delete(
         "remove_member",
-        "DELETE",
         _MEMBER_PATH,
         "Delete a member, and its cluster if that has no active reservations; its certificates are rejected",
         Access.ADMIN,
-        {200: admin_bodies.Removal},
-        errors=(errors.Forbidden, errors.NotFound, errors.Conflict),
+        admin_bodies.Removal,
+        errors=(*_OBJECT_ERRORS, errors.Conflict),
     ),
-    Route(
+    _post(
         "renew_certificate",
-        "POST",
-        f"{API}/certificates",
+        "/certificates",
         "Renew the caller's certificate, with the same name and role",
         Access.ANYONE,
-        {200: admin_bodies.IssuedCertificate},
+        admin_bodies.IssuedCertificate,
         admin_bodies.CertificateRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.Conflict),
         idempotent=True,
@@ -489,20 +456,19 @@ _CANDIDATES_PARAMETER = Parameter(
 _PHASES_SCHEMA = Annotated[str, Meta(extra_json_schema=json_types.PHASES)]
 
 RESERVATION_ROUTES: tuple[Route, ...] = (
-    Route(
+    _post(
         "reserve",
-        "POST",
-        f"{API}/reservations",
+        "/reservations",
         "Reserve resources on the best cluster",
         Access.CLUSTER,
         {200: bodies.Explanation, 201: bodies.Reservation, 202: bodies.Reservation},
         bodies.ReservationRequest,
-        (
+        parameters=(
             _KEY_PARAMETER,
             _DRY_RUN_PARAMETER,
             _CANDIDATES_PARAMETER._replace(description="With `dryRun`: as in explain"),
         ),
-        (
+        errors=(
             errors.InvalidInput,
             errors.InvalidQuantity,
             errors.InvalidDuration,
@@ -513,15 +479,14 @@ RESERVATION_ROUTES: tuple[Route, ...] = (
             errors.IdentityInUse,
             errors.QueueFull,
         ),
-        idempotent=True,  # by its idempotency key
+        idempotent=True,
     ),
-    Route(
+    _get(
         "list_reservations",
-        "GET",
-        f"{API}/reservations",
+        "/reservations",
         "List reservations: the caller's own for clusters, all for viewers and admins",
         Access.ANYONE,
-        {200: bodies.ReservationList},
+        bodies.ReservationList,
         parameters=(
             Parameter(
                 "role",
@@ -533,52 +498,47 @@ RESERVATION_ROUTES: tuple[Route, ...] = (
             Parameter("cluster", "Filter by requester or provider"),
             *NUMBERED_PAGE_PARAMETERS,
         ),
-        errors=(errors.InvalidInput, errors.Forbidden),
+        errors=_LIST_ERRORS,
     ),
-    Route(
+    _get(
         "get_reservation",
-        "GET",
-        f"{API}/reservations/{{reservation}}",
+        "/reservations/{reservation}",
         "Get a reservation, also after it has ended",
         Access.OWNER,
-        {200: bodies.Reservation},
+        bodies.Reservation,
         errors=(errors.NotFound,),
     ),
-    Route(
+    _get(
         "grant",
-        "GET",
-        f"{API}/reservations/{{reservation}}/grant",
+        "/reservations/{reservation}/grant",
         "Get the signed grant of a reservation, which requester and provider show each other",
         Access.PARTY,
-        {200: bodies.SignedGrant},
+        bodies.SignedGrant,
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
     ),
-    Route(
+    _delete(
         "release",
-        "DELETE",
-        f"{API}/reservations/{{reservation}}",
+        "/reservations/{reservation}",
         "Release a reservation; idempotent",
         Access.REQUESTER,
-        {200: bodies.Reservation},
+        bodies.Reservation,
         errors=(errors.Forbidden, errors.NotFound, errors.IdentityInUse),
     ),
-    Route(
+    _post(
         "activate",
-        "POST",
-        f"{API}/reservations/{{reservation}}/activate",
+        "/reservations/{reservation}/activate",
         "Activate a reservation: the requester uses it",
         Access.REQUESTER,
-        {200: bodies.Reservation},
-        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
+        bodies.Reservation,
+        errors=_TRANSITION_ERRORS,
         idempotent=True,
     ),
-    Route(
+    _post(
         "renew",
-        "POST",
-        f"{API}/reservations/{{reservation}}/renew",
+        "/reservations/{reservation}/renew",
         "Renew a reservation for a duration from now",
         Access.REQUESTER,
-        {200: bodies.Reservation},
+        bodies.Reservation,
         bodies.RenewRequest,
         errors=(
             errors.InvalidInput,
@@ -591,26 +551,24 @@ RESERVATION_ROUTES: tuple[Route, ...] = (
         ),
         idempotent=True,
     ),
-    Route(
+    _get(
         "explain_reservation",
-        "GET",
-        f"{API}/reservations/{{reservation}}/explain",
+        "/reservations/{reservation}/explain",
         "Explain where a request like this reservation would fit now, and why not elsewhere",
         Access.OWNER,
-        {200: bodies.Explanation},
+        bodies.Explanation,
         parameters=(_CANDIDATES_PARAMETER,),
         errors=(errors.InvalidInput, errors.NotFound),
     ),
-    Route(
+    _post(
         "explain",
-        "POST",
-        f"{API}/explain",
+        "/explain",
         "Explain where a request would fit, and why not elsewhere; changes nothing",
         Access.CLUSTER,
-        {200: bodies.Explanation},
+        bodies.Explanation,
         bodies.ReservationRequest,
-        (_CANDIDATES_PARAMETER,),
-        (errors.InvalidInput, errors.InvalidQuantity, errors.InvalidDuration),
+        parameters=(_CANDIDATES_PARAMETER,),
+        errors=(errors.InvalidInput, errors.InvalidQuantity, errors.InvalidDuration),
         idempotent=True,
     ),
 )
@@ -645,9 +603,8 @@ def match_route(method: str, path: str) -> RouteMatch | NotFound | MethodNotAllo
     plain = _STATIC_ROUTES.get((method, path))
     if plain is not None:
         return plain
-    matches = [
-        match for route in _routes_of_depth(path) if (match := _match_path(route, path)) is not None
-    ]
+    candidates = _ROUTES_BY_DEPTH.get(path.count("/"), [])
+    matches = [match for route in candidates if (match := _match_path(route, path)) is not None]
     for match in matches:
         if match.route.method == method:
             return match
@@ -659,10 +616,6 @@ def match_route(method: str, path: str) -> RouteMatch | NotFound | MethodNotAllo
             allowed=allowed,
         )
     return NotFound(f"no such route: {path}", hint="see /openapi.json")
-
-
-def _routes_of_depth(path: str) -> list[Route]:
-    return _ROUTES_BY_DEPTH.get(path.count("/"), [])
 
 
 def _match_path(route: Route, path: str) -> RouteMatch | None:
@@ -679,5 +632,5 @@ _STATIC_ROUTES = {
     (route.method, route.path): RouteMatch(route, {}) for route in ROUTES if "{" not in route.path
 }
 _ROUTES_BY_DEPTH: dict[int, list[Route]] = defaultdict(list)
-for _route in ROUTES:
-    _ROUTES_BY_DEPTH[_route.path.count("/")].append(_route)
+for _each in ROUTES:
+    _ROUTES_BY_DEPTH[_each.path.count("/")].append(_each)

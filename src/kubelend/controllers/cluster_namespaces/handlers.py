@@ -5,68 +5,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Final, NamedTuple
 
 import msgspec
+import structlog
 
 from kubelend.broker import authorization, streams
 from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.broker.service import Broker
 from kubelend.broker.streams import Instruction, Side
 from kubelend.broker.writer import CURRENT_ACTOR
+from kubelend.controllers import labels
 from kubelend.controllers.cluster_namespaces import plan
 from kubelend.controllers.cluster_namespaces.plan import NamespaceCache
-from kubelend.core import lifecycle
+from kubelend.core import errors, lifecycle
 from kubelend.core.audit_log import Actor
-from kubelend.core.errors import (
-    Forbidden,
-    InvalidInput,
-    KubelendError,
-    NotFound,
-    Revoked,
-    Unavailable,
-    reservation_not_found,
-)
+from kubelend.core.errors import Forbidden, InvalidInput, KubelendError, NotFound, Unavailable
 from kubelend.core.lifecycle import FINAL, Reason
-from kubelend.core.members import MembershipStatus, member_id
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.models import Reservation as Record
+from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces, conversion, route
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.objects import AgentRequest, ProviderInstruction
 
-PROVIDER_SIDE: Final = Side.PROVIDER
-REQUESTER_SIDE: Final = Side.REQUESTER
+log = structlog.get_logger("kubelend.cluster_namespaces")
+
+
+SignGrant = Callable[[Record, ClusterId], Awaitable[str | None]]
+
+
+class Dependencies(NamedTuple):
+    client: Client
+    broker: Broker
+    terms: RequestLimits
+    sessions: AgentSessions | None = None
+    """Without it every agent of a cluster may send requests."""
+    sign_grant: SignGrant | None = None
+    """Signs the grants for the two sides of a reservation."""
+    session_timeout: timedelta = timedelta(minutes=15)
+    """After which an agent session without requests expires."""
 
 
 class RequestHandlers:
     """Executes the requests of one cluster."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        terms: RequestLimits,
-        sessions: AgentSessions | None,
-        cluster: ClusterId,
-        namespace: str,
-    ) -> None:
-        self._broker = broker
-        self._terms = terms
-        self._sessions = sessions
+    def __init__(self, dependencies: Dependencies, cluster: ClusterId, namespace: str) -> None:
+        self._broker = dependencies.broker
+        self._terms = dependencies.terms
+        self._sessions = dependencies.sessions
         self._cluster = cluster
         self._namespace = namespace
 
     def authorize(self, request: AgentRequest, *, claims: bool = True) -> None:
         """Reject a revoked cluster, and an agent while another agent of the cluster has the session."""
-        member = self._broker.members.members.get(member_id(lifecycle.Role.CLUSTER, self._cluster))
-        if member is not None and member.standing is MembershipStatus.REVOKED:
-            raise Revoked(
-                f"cluster {self._cluster} was revoked: {member.reason or 'no reason given'}",
-                hint="ask an administrator",
-            )
+        labels.check_not_revoked(self._broker.members, self._cluster)
         if self._sessions is None or not request.agent:
             return
         if claims:
@@ -78,7 +77,6 @@ class RequestHandlers:
     async def handle_advertisement(
         self, obj: ClusterAdvertisement, request: AgentRequest
     ) -> tuple[bodies.Advertisement, dict[str, object]]:
-        """The response body, and the object's status."""
         with self._as_cluster():
             self.authorize(request)
             body = conversion.advertisement_from_spec(obj.spec)
@@ -103,7 +101,9 @@ class RequestHandlers:
                 case "activate":
                     return await self._broker.activate(authorization.unfinished(found))
                 case "renew":
-                    return await self._renew(found, request.arguments)
+                    text, unfinished = request.arguments, authorization.unfinished(found)
+                    longer = conversion.bounded_duration(text, self._terms) if text else None
+                    return await self._broker.renew(unfinished, longer)
                 case "release":
                     return await self._broker.release(found.id, Reason.BY_REQUESTER)
         raise InvalidInput(f"unknown verb for a reservation: {request.verb[:20]!r}")
@@ -146,13 +146,8 @@ class RequestHandlers:
         if plan.instruction_of(obj) is not None:
             return await authorization.owned_by(self._broker, _reservation_id(obj), self._cluster)
         key = route.check_idempotency_key(plan.idempotency_key(obj))
-        body = conversion.request_from_spec(obj.spec)
-        request = conversion.to_request(body, self._cluster, key, self._terms)
+        request = conversion.to_request(obj.spec, self._cluster, key, self._terms)
         return await self._broker.reserve(request)
-
-    async def _renew(self, found: Record, text: str) -> Record:
-        longer = conversion.bounded_duration(text, self._terms) if text else None
-        return await self._broker.renew(authorization.unfinished(found), longer)
 
     async def _reservation_of_object(
         self, obj: Reservation, cache: NamespaceCache
@@ -203,5 +198,75 @@ _STATUS_FIELDS: Final = (
 def _reservation_id(obj: Reservation) -> ReservationId:
     response = plan.instruction_of(obj)
     if response is None:
-        raise reservation_not_found(obj.metadata.name)
+        raise errors.reservation_not_found(obj.metadata.name)
     return ReservationId(response.reservation.id)
+
+
+SESSION_CHECK_SECONDS = 15.0
+"""Seconds between two checks whether the agent is still there."""
+
+
+class AgentStream:
+    """Use `start`; ends by `stop` or when the broker closes its subscription, and then calls `on_end`."""
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        cluster: ClusterId,
+        agent: str,
+        on_end: Callable[[AgentStream], None],
+    ) -> None:
+        """Also ends after a timeout without a request: no connection shows that the process died."""
+        self.name = f"{agent or 'unnamed'}/{uuid.uuid4().hex[:12]}"
+        self.agent = agent
+        self._broker, self._sessions = dependencies.broker, dependencies.sessions
+        self._timeout = dependencies.session_timeout
+        self._cluster = cluster
+        self._last_request_at = self._broker.clock()
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, origin: str) -> None:
+        """`IdentityInUse` while another agent is active, `NotReady` while the broker is not."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(origin, begun), name=f"session {self.name}")
+        await begun
+
+    def touch(self, agent: str) -> None:
+        """Note a request, if it is from the agent of this session."""
+        if agent == self.agent:
+            self._last_request_at = self._broker.clock()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, origin: str, started: asyncio.Future[None]) -> None:
+        sessions = self._sessions
+        try:
+            async with self._broker.stream(self._cluster, None) as opening:
+                feed = opening.subscription
+                with (
+                    sessions.hold_open(self._cluster, self.agent, origin, feed)
+                    if sessions is not None and self.agent
+                    else nullcontext()
+                ):
+                    started.set_result(None)
+                    while not feed.closed and not self._is_expired():
+                        await feed.read(SESSION_CHECK_SECONDS)
+        except KubelendError as error:
+            if not started.done():
+                started.set_exception(error)
+                return
+        finally:
+            if not started.done():
+                started.cancel()
+        self._on_end(self)
+
+    def _is_expired(self) -> bool:
+        if self._broker.clock() - self._last_request_at < self._timeout:
+            return False
+        reason = "no request received"
+        log.info("Agent session expired", session=self.name, cluster=self._cluster, reason=reason)
+        return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -18,14 +18,14 @@ import structlog
 from kubelend.broker import streams
 from kubelend.controllers import labels as controllers_labels
 from kubelend.controllers import reconciler as controllers_reconciler
+from kubelend.controllers.cluster_namespaces.handlers import Dependencies
 from kubelend.controllers.cluster_namespaces.plan import NAMESPACE_KINDS
 from kubelend.controllers.cluster_namespaces.reconciler import NamespaceReconciler
-from kubelend.controllers.cluster_namespaces.writer import Dependencies
-from kubelend.controllers.reconciler import ReconcileQueue
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.core.events import Archived, Change
 from kubelend.core.models import ClusterId
 from kubelend.core.models import Reservation as Record
+from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.kube import informer, resources
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
@@ -59,14 +59,13 @@ class ClusterNamespaces:
         self._listed: set[str] = set()
         """Kinds that have been listed completely, and are watched from there."""
         self._stopping: list[NamespaceReconciler] = []
-        self._queue = ReconcileQueue(broker_objects.ClusterSession.plural, self._reconcile)
+        self._queue = ReconcileQueue(broker_objects.ClusterSession.plural, self._reconcile, log)
         """By namespace."""
         kinds = (NAMESPACE_RESOURCE.plural, *(kind.plural for kind in NAMESPACE_KINDS))
         self._watch_health = WatchHealth(kinds, " in cluster namespaces", WATCH_GRACE)
 
     @property
     def clusters(self) -> list[ClusterId]:
-        """Clusters that have a cluster namespace."""
         return [reconciler.cluster for reconciler in self._reconcilers.values()]
 
     @property
@@ -97,24 +96,22 @@ class ClusterNamespaces:
     # -- watch events
 
     async def _watch(self, resource: Resource[Any], handle: Callable[[Any, Any], None]) -> None:
+        kind = resource.plural
+
         def report(error: str) -> None:
-            self._watch_health.report(resource.plural, error)
+            self._watch_health.report(kind, error)
             if error:
                 log.warning(
-                    "Watch of cluster namespaces failed, will retry",
-                    kind=resource.plural,
-                    error=error,
+                    "Watch of cluster namespaces failed, will retry", kind=kind, error=error
                 )
             else:
-                log.info("Watching cluster namespaces", kind=resource.plural)
+                log.info("Watching cluster namespaces", kind=kind)
 
+        labels, fields = cluster_namespaces.CLUSTER_LABEL, ""
         if resource is not NAMESPACE_RESOURCE:
             await self._namespaces_known.wait()
-        labels = cluster_namespaces.CLUSTER_LABEL if resource is NAMESPACE_RESOURCE else ""
-        # The broker's own objects can be many, and are no requests.
-        fields = (
-            "" if resource is NAMESPACE_RESOURCE else f"metadata.namespace!={self._own_namespace}"
-        )
+            # The broker's own objects can be many, and are no requests.
+            labels, fields = "", f"metadata.namespace!={self._own_namespace}"
         changes = informer.list_and_watch(
             self._dependencies.client, resource, labels=labels, fields=fields, report=report
         )
@@ -189,11 +186,8 @@ class ClusterNamespaces:
     def _on_update(self, found: Object) -> None:
         name = found.metadata.namespace
         reconciler = self._reconcilers.get(name)
-        if (
-            self._finalizer_cleanup.on_update(found)
-            if reconciler is None
-            else reconciler.cache.handle(found)
-        ):
+        handle = reconciler.cache.handle if reconciler else self._finalizer_cleanup.on_update
+        if handle(found):
             self._queue.add(name)
 
     def _on_delete(self, deleted: Object) -> None:
@@ -221,23 +215,19 @@ class ClusterNamespaces:
         if changes is None:  # the ledger was reloaded: reconcilers compare everything by themselves
             for name in (*self._reconcilers, *self._finalizer_cleanup.namespaces):
                 self._queue.add(name)
+        known = self._reconcilers.values()
         for change in changes or ():
             if isinstance(change, Record):
-                for reconciler in self._reconcilers_of(streams.clusters_of(change)):
-                    reconciler.cache.enqueue_reservation(change.id)
-                    self._queue.add(reconciler.namespace)
+                changed, clusters = change.id, streams.clusters_of(change)
+                affected = [one for one in known if one.cluster in clusters]
             elif isinstance(change, Archived):
-                for reconciler in self._reconcilers.values():
-                    if reconciler.cache.shows(change.reservation):
-                        reconciler.cache.enqueue_reservation(change.reservation)
-                        self._queue.add(reconciler.namespace)
-
-    def _reconcilers_of(self, clusters: set[ClusterId]) -> Iterator[NamespaceReconciler]:
-        return (
-            reconciler
-            for reconciler in self._reconcilers.values()
-            if reconciler.cluster in clusters
-        )
+                changed = change.reservation
+                affected = [one for one in known if one.cache.shows(changed)]
+            else:
+                continue
+            for reconciler in affected:
+                reconciler.cache.enqueue_reservation(changed)
+                self._queue.add(reconciler.namespace)
 
     # -- reconcile
 
@@ -286,12 +276,11 @@ class FinalizerCleanup:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._leftovers: dict[str, dict[str, LeftoverFinalizer]] = {}
+        self._leftovers: dict[tuple[str, str], LeftoverFinalizer] = {}
 
     @property
-    def namespaces(self) -> list[str]:
-        """Namespaces with leftover finalizers."""
-        return list(self._leftovers)
+    def namespaces(self) -> set[str]:
+        return {namespace for namespace, _ in self._leftovers}
 
     def on_update(self, found: Object) -> bool:
         """Whether the object has a leftover finalizer."""
@@ -300,47 +289,35 @@ class FinalizerCleanup:
             return False
         known = found.metadata
         leftover = LeftoverFinalizer(known.uid, known.resource_version, known.finalizers)
-        self._leftovers.setdefault(known.namespace, {})[known.name] = leftover
+        self._leftovers[known.namespace, known.name] = leftover
         return True
 
     def on_delete(self, deleted: Object) -> None:
         if isinstance(deleted, Reservation):
-            self._drop(deleted.metadata.namespace, deleted.metadata.name)
+            self._leftovers.pop((deleted.metadata.namespace, deleted.metadata.name), None)
 
     def on_list(self, uids: set[str]) -> None:
         """After a list: objects that are not in it are deleted."""
-        for namespace in self.namespaces:
-            for name, leftover in list(self._leftovers[namespace].items()):
-                if leftover.uid not in uids:
-                    self._drop(namespace, name)
+        self._leftovers = {key: one for key, one in self._leftovers.items() if one.uid in uids}
 
     def forget(self, namespace: str) -> None:
         """It is a cluster namespace now."""
-        self._leftovers.pop(namespace, None)
+        for key in [key for key in self._leftovers if key[0] == namespace]:
+            del self._leftovers[key]
 
     async def remove_finalizers(self, namespace: str) -> None:
         """Remove all of a namespace. After a conflict the watch reports the object again."""
-        for name in list(self._leftovers.get(namespace, ())):
-            leftover = self._leftovers.get(namespace, {}).get(name)
+        for key in [key for key in self._leftovers if key[0] == namespace]:
+            leftover = self._leftovers.get(key)
             if leftover is None:
                 continue
+            left = [one for one in leftover.finalizers if one != RESERVATION_FINALIZER]
+            change = {"metadata": {"finalizers": left, "resourceVersion": leftover.version}}
+            resource = controllers_labels.RESERVATION_RESOURCE
             with contextlib.suppress(NotFound, Conflict):
-                await self._remove_finalizer(namespace, name, leftover)
-            if self._leftovers.get(namespace, {}).get(name) is leftover:
-                self._drop(namespace, name)
-
-    async def _remove_finalizer(
-        self, namespace: str, name: str, leftover: LeftoverFinalizer
-    ) -> None:
-        left = [one for one in leftover.finalizers if one != RESERVATION_FINALIZER]
-        change = {"metadata": {"finalizers": left, "resourceVersion": leftover.version}}
-        await self._client.patch(controllers_labels.RESERVATION_RESOURCE, name, namespace, change)
-
-    def _drop(self, namespace: str, name: str) -> None:
-        namespaced = self._leftovers.get(namespace, {})
-        namespaced.pop(name, None)
-        if not namespaced:
-            self._leftovers.pop(namespace, None)
+                await self._client.patch(resource, key[1], namespace, change)
+            if self._leftovers.get(key) is leftover:
+                del self._leftovers[key]
 
 
 def has_leftover_finalizer(found: Object) -> bool:

@@ -22,26 +22,22 @@ from kubelend.core.models import Reservation as Record
 from kubelend.stores.kubernetes import objects
 from kubelend.stores.kubernetes import projection as kubernetes_projection
 from kubelend.stores.kubernetes.objects import StoredObject
-from kubelend.wire import bodies, cluster_namespaces, quantities
-from kubelend.wire.broker_objects import (
-    RESERVATION_FINALIZER,
-    ClusterAdvertisement,
-    ClusterSession,
-    Reservation,
-)
+from kubelend.wire import bodies, broker_objects, cluster_namespaces, quantities
+from kubelend.wire import objects as wire_objects
+from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterSession, Reservation
 from kubelend.wire.objects import (
     AgentRequest,
     BrokerResponse,
     Metadata,
     Object,
     ProviderInstruction,
-    ProviderInstructionSpec,
 )
 
 LIVE_PHASES: Final = ("Pending", "Reserved", "Active")
 OPEN_ACTIONS: Final = frozenset({Action.USE, Action.WAIT, Action.HOLD})
 
 InstructionObject = Reservation | ProviderInstruction
+RequestObject = InstructionObject | ClusterAdvertisement | ClusterSession
 
 
 class WriteInstruction(NamedTuple):
@@ -72,37 +68,28 @@ def plan_reservation_objects(
     for obj, side in ((requester_object, Side.REQUESTER), (provider_object, Side.PROVIDER)):
         part = by_side.get(side)
         if part is None:
-            if (
-                obj is not None
-                and is_made_by_program(obj)
-                and not labels.is_being_deleted(obj.metadata)
-            ):
+            if obj is not None and not labels.is_being_deleted(obj.metadata) and is_generated(obj):
                 yield DeleteObject(obj)
         elif obj is None:
-            if (
-                part.action in OPEN_ACTIONS
-            ):  # a reservation that ended before it was shown is not shown
+            # A reservation that ended before it was shown is not shown.
+            if part.action in OPEN_ACTIONS:
                 yield WriteInstruction(part, None)
         elif not is_up_to_date(obj, part):
             yield WriteInstruction(part, obj)
 
 
-def is_made_by_program(obj: InstructionObject) -> bool:
+def is_generated(obj: InstructionObject) -> bool:
     """Whether the broker or an agent made it; users delete their own objects."""
-    if isinstance(obj, ProviderInstruction):
-        return True
-    return (
-        labels.is_managed(obj.metadata)
-        or cluster_namespaces.IDEMPOTENCY_ANNOTATION in obj.metadata.annotations
-    )
+    is_instruction = isinstance(obj, ProviderInstruction)
+    annotations = obj.metadata.annotations
+    is_requested = cluster_namespaces.IDEMPOTENCY_ANNOTATION in annotations
+    return is_instruction or labels.is_managed(obj.metadata) or is_requested
 
 
 def is_up_to_date(obj: InstructionObject, part: Instruction) -> bool:
     """Ignores grants: each signature differs, for the same content."""
-    response = instruction_of(obj)
-    return response is not None and replace(response, grant="") == authorization.instruction_body(
-        part, ""
-    )
+    response, wanted = instruction_of(obj), authorization.instruction_body(part, "")
+    return response is not None and replace(response, grant="") == wanted
 
 
 def instruction_of(obj: InstructionObject) -> bodies.Instruction | None:
@@ -116,11 +103,9 @@ def instruction_of(obj: InstructionObject) -> bodies.Instruction | None:
 # -- requests
 
 
-def pending_request(
-    obj: InstructionObject | ClusterAdvertisement | ClusterSession,
-) -> AgentRequest | None:
+def pending_request(obj: RequestObject) -> AgentRequest | None:
     """The pending request of an object; None if it was answered."""
-    request = request_of(obj)
+    request = obj.status.request if isinstance(obj, ProviderInstruction) else obj.spec.request
     response = response_of(obj) or cluster_namespaces.NO_RESPONSE
     if request is not None:
         return None if request.id == response.request_id else request
@@ -135,20 +120,11 @@ def pending_request(
     return None
 
 
-def request_of(
-    obj: InstructionObject | ClusterAdvertisement | ClusterSession,
-) -> AgentRequest | None:
-    return obj.status.request if isinstance(obj, ProviderInstruction) else obj.spec.request
-
-
-def response_of(
-    obj: InstructionObject | ClusterAdvertisement | ClusterSession,
-) -> BrokerResponse | None:
+def response_of(obj: RequestObject) -> BrokerResponse | None:
     return obj.spec.response if isinstance(obj, ProviderInstruction) else obj.status.response
 
 
 def idempotency_key(obj: Reservation) -> RequestKey:
-    """The idempotency key of a request object."""
     given = obj.metadata.annotations.get(cluster_namespaces.IDEMPOTENCY_ANNOTATION)
     return RequestKey(f"namespace/{obj.metadata.uid}" if given is None else given)
 
@@ -209,7 +185,7 @@ def reservation_object(record: Record, namespace: str, *, in_full: bool = True) 
     metadata = Metadata(
         cluster_namespaces.reservation_object_name(record.id),
         namespace,
-        finalizers=(RESERVATION_FINALIZER,),
+        finalizers=(broker_objects.RESERVATION_FINALIZER,),
         labels={objects.MANAGED_BY: objects.MANAGED_BY_BROKER},
     )
     return StoredObject(
@@ -265,9 +241,9 @@ def provider_instruction_patch(part: Instruction, response: BrokerResponse) -> d
 
 def provider_instruction_spec(
     part: Instruction, response: BrokerResponse
-) -> ProviderInstructionSpec:
+) -> wire_objects.ProviderInstructionSpec:
     record = part.reservation
-    return ProviderInstructionSpec(
+    return wire_objects.ProviderInstructionSpec(
         *quantities.requested_fields(record.request.resources),
         reservation_name=record.id,
         message=part.message,
@@ -323,7 +299,6 @@ class NamespaceCache:
         return True
 
     def awaits_list(self, kind: str) -> bool:
-        """Whether the kind has not been listed yet."""
         return kind in self._unlisted
 
     def add_list(self, kind: str, found: Iterable[Object]) -> None:
@@ -406,19 +381,15 @@ class NamespaceCache:
         )
 
     def provider_object(self, id: ReservationId) -> ProviderInstruction | None:
-        found = self._objects.get(
-            (ProviderInstruction.kind, cluster_namespaces.instruction_object_name(id))
-        )
+        name = cluster_namespaces.instruction_object_name(id)
+        found = self._objects.get((ProviderInstruction.kind, name))
         return found if isinstance(found, ProviderInstruction) else None
 
     def _name_by_key(self, key: str) -> str | None:
         """Excludes an object that is being deleted: its deletion would release the reservation."""
         found = self._reservation(self._names_by_key.get(key, ""))
-        return (
-            None
-            if found is None or labels.is_being_deleted(found.metadata)
-            else found.metadata.name
-        )
+        is_usable = found is not None and not labels.is_being_deleted(found.metadata)
+        return found.metadata.name if found and is_usable else None
 
     def _reservation(self, name: str) -> Reservation | None:
         found = self._objects.get((Reservation.kind, name))

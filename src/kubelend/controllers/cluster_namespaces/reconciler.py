@@ -1,46 +1,48 @@
 """Reconciles one cluster namespace: answers requests, and mirrors the ledger's state into its objects.
 
 `ClusterNamespaces` calls `reconcile` after each change, one call at a time per namespace. The caller
-is the cluster of the namespace, whatever the objects claim.
+is the cluster of the namespace, whatever the objects claim. What `NamespaceWriter` writes is put into the
+cache as the API server returned it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext
-from datetime import timedelta
 
 import msgspec
 import structlog
 from msgspec.structs import replace
 
-from kubelend.broker.agent_sessions import AgentSessions
-from kubelend.broker.service import Broker
+from kubelend.broker import authorization
+from kubelend.broker.streams import Side
 from kubelend.controllers import labels
 from kubelend.controllers.cluster_namespaces import handlers, plan
-from kubelend.controllers.cluster_namespaces.handlers import RequestHandlers
+from kubelend.controllers.cluster_namespaces.handlers import Dependencies, RequestHandlers
 from kubelend.controllers.cluster_namespaces.plan import (
-    DeleteObject,
     InstructionObject,
     NamespaceCache,
-    PendingWork,
     PlannedWrite,
     WriteInstruction,
 )
-from kubelend.controllers.cluster_namespaces.writer import Dependencies, NamespaceWriter
 from kubelend.controllers.reconciler import NextDue
-from kubelend.core.errors import KubelendError, NotLeader, NotReady
+from kubelend.core.errors import InvalidInput, KubelendError, NotFound, NotLeader, NotReady
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.models import Reservation as Record
 from kubelend.kube import resources
+from kubelend.kube.resources import Resource
+from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes.objects import StoredObject
 from kubelend.wire import cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
-from kubelend.wire.objects import AgentRequest, BrokerResponse, Object, ProviderInstruction
+from kubelend.wire.objects import AgentRequest, BrokerResponse, Kind, Object, ProviderInstruction
 
 log = structlog.get_logger("kubelend.cluster_namespaces")
+
+
+MAX_CONCURRENT_WRITES = 16
+"""Concurrent writes in one namespace."""
 
 INSTRUCTION_RESOURCE = resources.resource_for(ProviderInstruction)
 
@@ -61,11 +63,9 @@ class NamespaceReconciler:
         self.is_being_deleted = False
         """Whether the namespace has a deletionTimestamp, so that no object can be created in it."""
         self._dependencies = dependencies
-        self._handlers = RequestHandlers(
-            dependencies.broker, dependencies.terms, dependencies.sessions, cluster, namespace
-        )
+        self._handlers = RequestHandlers(dependencies, cluster, namespace)
         self._enqueue = enqueue
-        self._stream: AgentStream | None = None
+        self._stream: handlers.AgentStream | None = None
         self._ledger: Ledger | None = None
         """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
         self._writer = NamespaceWriter(dependencies, namespace, cluster, self.cache)
@@ -105,9 +105,7 @@ class NamespaceReconciler:
         self._touch_session(request)
         self._enqueue_rejected()
         error = await self._detect_reload()
-        while pending := self.cache.pop_pending():
-            if not pending.objects and not pending.reservations:
-                break
+        while any(pending := self.cache.pop_pending()):
             error = await self._handle(pending, error)
         if request is not None:
             await self._skip_undecodable(
@@ -119,7 +117,7 @@ class NamespaceReconciler:
             raise error
 
     async def _handle(
-        self, pending: PendingWork, earlier: KubelendError | None
+        self, pending: plan.PendingWork, earlier: KubelendError | None
     ) -> KubelendError | None:
         """Returns the first error: an object that cannot be written does not block the others."""
         try:
@@ -161,7 +159,8 @@ class NamespaceReconciler:
         self._touch_session(request)
         verb = plan.verb_from_conditions(obj) if isinstance(obj, Reservation) else ""
         if request is None and verb:
-            request = AgentRequest(_last_request_id(obj), verb)
+            last = plan.response_of(obj) or cluster_namespaces.NO_RESPONSE
+            request = AgentRequest(last.request_id, verb)
         if request is None:
             if isinstance(obj, Reservation):
                 await self._maintain(obj)
@@ -229,9 +228,9 @@ class NamespaceReconciler:
             fields = cluster_namespaces.response_fields(self._error_response(obj, request, error))
             await self._writer.patch(INSTRUCTION_RESOURCE, obj, {"spec": {"response": fields}})
         else:
-            part = handlers.instruction_for_side(self.cluster, record, handlers.PROVIDER_SIDE)
+            part = handlers.instruction_for_side(self.cluster, record, Side.PROVIDER)
             if part is not None:
-                await self._writer.write_provider_side(WriteInstruction(part, obj), request.id)
+                await self._writer.write_provider_side(plan.WriteInstruction(part, obj), request.id)
 
     async def _respond_to_advertisement(self, obj: ClusterAdvertisement) -> None:
         """The resulting instructions are written before the response, so that its reader finds them."""
@@ -293,20 +292,13 @@ class NamespaceReconciler:
         return {"revision": ends[0], "compactedRevision": ends[1]}
 
     async def _open_stream(self, agent: str) -> None:
-        dependencies = self._dependencies
-        stream = AgentStream(
-            dependencies.broker,
-            self.cluster,
-            agent,
-            dependencies.session_timeout,
-            self._on_stream_end,
-        )
-        await stream.start(dependencies.sessions, f"in namespace {self.namespace}")
+        stream = handlers.AgentStream(self._dependencies, self.cluster, agent, self._on_stream_end)
+        await stream.start(f"in namespace {self.namespace}")
         previous, self._stream = self._stream, stream
         if previous is not None:
             await previous.stop()
 
-    def _on_stream_end(self, stream: AgentStream) -> None:
+    def _on_stream_end(self, stream: handlers.AgentStream) -> None:
         if self._stream is stream:
             self._stream = None
             self._enqueue()
@@ -362,10 +354,10 @@ class NamespaceReconciler:
         return [step for step in steps if not (self.is_being_deleted and step.obj is None)]
 
     async def _execute(self, step: PlannedWrite) -> None:
-        if isinstance(step, DeleteObject):
+        if isinstance(step, plan.DeleteObject):
             await self._dependencies.broker.check_fencing()
             await self._writer.delete(step.obj)
-        elif step.instruction.side is handlers.PROVIDER_SIDE:
+        elif step.instruction.side is Side.PROVIDER:
             await self._writer.write_provider_side(step)
         else:
             await self._writer.write_requester_side(step.obj, step.instruction.reservation)
@@ -373,9 +365,8 @@ class NamespaceReconciler:
     async def _finalize(self, obj: Reservation) -> None:
         """The object is being deleted: release its reservation, then remove the finalizer."""
         await self._handlers.release_for_deleted(obj, self.cache)
-        await (
-            self._dependencies.broker.check_fencing()
-        )  # a stale ledger may not know the reservation
+        # A stale ledger may not know the reservation.
+        await self._dependencies.broker.check_fencing()
         if labels.has_finalizer(obj.metadata):
             left = [one for one in obj.metadata.finalizers if one != RESERVATION_FINALIZER]
             await self._writer.write_finalizers(obj, left)
@@ -389,12 +380,8 @@ class NamespaceReconciler:
         except msgspec.MsgspecError as error:
             if self._logged_errors.get(name) != str(error):
                 self._logged_errors[name] = str(error)
-                log.warning(
-                    "Skipping object that cannot be processed",
-                    namespace=self.namespace,
-                    name=name,
-                    error=str(error),
-                )
+                about = {"namespace": self.namespace, "name": name, "error": str(error)}
+                log.warning("Skipping object that cannot be processed", **about)
         else:
             self._logged_errors.pop(name, None)
 
@@ -406,82 +393,100 @@ async def _gather(work: Iterable[Awaitable[None]]) -> None:
             raise failure
 
 
-def _last_request_id(obj: InstructionObject) -> str:
-    return (plan.response_of(obj) or cluster_namespaces.NO_RESPONSE).request_id
-
-
-SESSION_CHECK_SECONDS = 15.0
-"""Seconds between two checks whether the agent is still there."""
-
-
-class AgentStream:
-    """Use `start`; ends by `stop` or when the broker closes its subscription, and then calls `on_end`."""
+class NamespaceWriter:
+    """Writes into one cluster namespace."""
 
     def __init__(
-        self,
-        broker: Broker,
-        cluster: ClusterId,
-        agent: str,
-        timeout: timedelta,
-        on_end: Callable[[AgentStream], None],
+        self, dependencies: Dependencies, namespace: str, cluster: ClusterId, cache: NamespaceCache
     ) -> None:
-        """Also ends after `timeout` without a request: no connection shows that the process died."""
-        self.name = f"{agent or 'unnamed'}/{uuid.uuid4().hex[:12]}"
-        self.agent = agent
-        self._broker = broker
+        self._dependencies = dependencies
+        self._namespace = namespace
         self._cluster = cluster
-        self._timeout = timeout
-        self._last_request_at = broker.clock()
-        self._on_end = on_end
-        self._task: asyncio.Task[None] | None = None
+        self._cache = cache
+        self._writes = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
 
-    async def start(self, sessions: AgentSessions | None, origin: str) -> None:
-        """`IdentityInUse` while another agent is active, `NotReady` while the broker is not."""
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        work = self._run(sessions, origin, begun)
-        self._task = asyncio.create_task(work, name=f"session {self.name}")
-        await begun
-
-    def touch(self, agent: str) -> None:
-        """Note a request, if it is from the agent of this session."""
-        if agent == self.agent:
-            self._last_request_at = self._broker.clock()
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(
-        self, sessions: AgentSessions | None, origin: str, started: asyncio.Future[None]
+    async def write_requester_side(
+        self, obj: InstructionObject | None, record: Record, request_id: str | None = None
     ) -> None:
-        try:
-            async with self._broker.stream(self._cluster, None) as opening:
-                feed = opening.subscription
-                with (
-                    sessions.hold_open(self._cluster, self.agent, origin, feed)
-                    if sessions is not None and self.agent
-                    else nullcontext()
-                ):
-                    started.set_result(None)
-                    while not feed.closed and not self._is_expired():
-                        await feed.read(SESSION_CHECK_SECONDS)
-        except KubelendError as error:
-            if not started.done():
-                started.set_exception(error)
-                return
-        finally:
-            if not started.done():
-                started.cancel()
-        self._on_end(self)
-
-    def _is_expired(self) -> bool:
-        if self._broker.clock() - self._last_request_at < self._timeout:
-            return False
-        log.info(
-            "Agent session expired",
-            session=self.name,
-            cluster=self._cluster,
-            reason="no request received",
+        part = handlers.instruction_for_side(self._cluster, record, Side.REQUESTER)
+        if part is None or isinstance(obj, ProviderInstruction):
+            return
+        target = await self._create_reservation(record) if obj is None else obj
+        response = await self._response(WriteInstruction(part, obj), request_id)
+        status = plan.reservation_status_patch(
+            target, record, response, self._dependencies.broker.clock()
         )
-        return True
+        await self._patch(
+            labels.RESERVATION_RESOURCE, target.metadata.name, {"status": status}, "status"
+        )
+
+    async def _create_reservation(self, record: Record) -> StoredObject:
+        """With all fields, or the minimal ones if the server's CRD rejects them."""
+        create, kind = self._dependencies.client.create, objects.STORED_RESERVATIONS
+        async with self._writes:
+            try:
+                return await create(kind, plan.reservation_object(record, self._namespace))
+            except InvalidInput:
+                least = plan.reservation_object(record, self._namespace, in_full=False)
+                return await create(kind, least)
+
+    async def write_provider_side(
+        self, step: WriteInstruction, request_id: str | None = None
+    ) -> None:
+        response = await self._response(step, request_id)
+        if step.obj is None:
+            made = plan.provider_instruction_object(step.instruction, response, self._namespace)
+            async with self._writes:
+                created = await self._dependencies.client.create(INSTRUCTION_RESOURCE, made)
+            self._cache.handle(created)
+        elif isinstance(step.obj, ProviderInstruction):
+            spec = plan.provider_instruction_patch(step.instruction, response)
+            await self.patch(INSTRUCTION_RESOURCE, step.obj, {"spec": spec})
+
+    async def _response(self, step: WriteInstruction, request_id: str | None) -> BrokerResponse:
+        """The response for an object; without a new request the request ID of the last one stays."""
+        record, granting = step.instruction.reservation, self._dependencies.sign_grant
+        grant = None if granting is None else await granting(record, self._cluster)
+        body = cluster_namespaces.body_text(
+            authorization.instruction_body(step.instruction, grant or "")
+        )
+        before = cluster_namespaces.NO_RESPONSE if step.obj is None else plan.response_of(step.obj)
+        if request_id is not None:
+            return BrokerResponse(request_id, body)
+        return replace(before or cluster_namespaces.NO_RESPONSE, body=body)
+
+    async def add_finalizer(self, obj: Reservation) -> Reservation | None:
+        """None if the object no longer exists: then nothing is requested."""
+        return await self.write_finalizers(obj, [*obj.metadata.finalizers, RESERVATION_FINALIZER])
+
+    async def write_finalizers(self, obj: Reservation, finalizers: list[str]) -> Reservation | None:
+        metadata = {"finalizers": finalizers, "resourceVersion": obj.metadata.resource_version}
+        return await self.patch(labels.RESERVATION_RESOURCE, obj, {"metadata": metadata})
+
+    async def delete(self, obj: InstructionObject) -> None:
+        """If the object has changed meanwhile, it stays, and the watch reports it."""
+        async with self._writes:
+            await labels.delete_if_unchanged(
+                self._dependencies.client, resources.resource_for(type(obj)), obj
+            )
+
+    async def patch_status(self, obj: Kind, status: dict[str, object]) -> None:
+        await self.patch(resources.resource_for(type(obj)), obj, {"status": status}, "status")
+
+    async def patch(
+        self, resource: Resource[Kind], obj: Kind, change: dict[str, object], subresource: str = ""
+    ) -> Kind | None:
+        return await self._patch(resource, obj.metadata.name, change, subresource)
+
+    async def _patch(
+        self, resource: Resource[Kind], name: str, change: dict[str, object], subresource: str
+    ) -> Kind | None:
+        async with self._writes:
+            try:
+                found = await self._dependencies.client.patch(
+                    resource, name, self._namespace, change, subresource=subresource
+                )
+            except NotFound:
+                return None
+        self._cache.handle(found)
+        return found

@@ -89,26 +89,32 @@ class ObjectCache:
         return self.cached(key) or await self.refresh(key)
 
     def cached(self, key: ObjectKey) -> CachedObject | None:
-        """The cached object; None if it is unknown."""
         return self._cached.get(key)
 
     async def refresh(self, key: ObjectKey) -> CachedObject | None:
-        """The current object."""
-        kind, name = key
-        found: AnyStoredObject | None = await self.client.find(
-            resource_for(kind), name, self.namespace
-        )
+        found = await self.client.find(resource_for(key[0]), key[1], self.namespace)
         if found is None:
             self.forget(key)
             return None
-        return self.put(kind, found)
+        return self.put(key[0], found)
 
     def put(
         self, kind: RecordKind, found: AnyStoredObject, finished_at: datetime | None = None
     ) -> CachedObject:
         """Cache an object; of a reservation also when it finished."""
-        cached = _cached_object(found, self._sequence(kind, found), finished_at)
-        key = kind, found.metadata.name
+        metadata = found.metadata
+        cached = CachedObject(
+            metadata.resource_version,
+            self._sequence(kind, found),
+            metadata.labels.get(objects.MANAGED_BY) == objects.MANAGED_BY_BROKER,
+            metadata.deletion_timestamp is not None,
+            metadata.labels.get(objects.ARCHIVED_LABEL) == "true",
+            metadata.finalizers,
+            b"{}" if isinstance(found, LedgerRecord) else canonical_spec(found.spec),
+            finished_at,
+            metadata.uid,
+        )
+        key = kind, metadata.name
         if cached.is_unadopted:
             # Its user may delete it and make another one, which is another request.
             self.forget(key)
@@ -125,14 +131,13 @@ class ObjectCache:
         self,
         key: ObjectKey,
         cached: CachedObject,
-        change: Mapping[str, object],
+        change: Mapping[str, Mapping[str, object]],
         *,
         subresource: str = "",
         finished_at: datetime | None = None,
     ) -> CachedObject:
-        """Apply a merge patch, if the object has not changed."""
         kind, name = key
-        metadata = {**_as_mapping(change.get("metadata")), "resourceVersion": cached.version}
+        metadata = {**change.get("metadata", {}), "resourceVersion": cached.version}
         whole = {**change, "metadata": metadata}
         with _raise_stale(deleted=True):
             found = await self.client.patch(
@@ -141,7 +146,6 @@ class ObjectCache:
         return self.put(kind, found, finished_at or cached.finished_at)
 
     async def delete(self, key: ObjectKey, cached: CachedObject) -> None:
-        """Delete the object, if it has not changed."""
         kind, name = key
         path = resource_for(kind).path(self.namespace, name)
         only = {"preconditions": {"resourceVersion": cached.version}}
@@ -159,9 +163,6 @@ class ObjectCache:
     def forget(self, key: ObjectKey) -> None:
         self._cached.pop(key, None)
 
-    def is_cached(self, key: ObjectKey) -> bool:
-        return key in self._cached
-
     def finished_at(self, id: str) -> datetime | None:
         """When a reservation finished, if that is cached."""
         cached = self._cached.get(("reservation", objects.record_object_name("reservation", id)))
@@ -172,14 +173,11 @@ def object_key(write: RecordWrite) -> ObjectKey:
     return write.kind, objects.record_object_name(write.kind, write.id)
 
 
-def resource_for(kind: RecordKind) -> Resource[Any]:
-    """The resource of a kind of record."""
-    match kind:
-        case "cluster":
-            return STORED_ADVERTISEMENTS
-        case "reservation":
-            return STORED_RESERVATIONS
-    return LEDGER_RECORDS
+def resource_for(kind: str) -> Resource[Any]:
+    return _RESOURCES.get(kind, LEDGER_RECORDS)
+
+
+_RESOURCES: Final = {"cluster": STORED_ADVERTISEMENTS, "reservation": STORED_RESERVATIONS}
 
 
 def canonical_spec(spec: Spec) -> bytes:
@@ -204,26 +202,5 @@ def _raise_stale(*, deleted: bool = False) -> Iterator[None]:
         raise
 
 
-def _as_mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _SPEC_DECODER: Final = msgspec.json.Decoder(Spec)
-
-
-def _cached_object(
-    found: AnyStoredObject, sequence: int, finished_at: datetime | None
-) -> CachedObject:
-    metadata = found.metadata
-    return CachedObject(
-        metadata.resource_version,
-        sequence,
-        metadata.labels.get(objects.MANAGED_BY) == objects.MANAGED_BY_BROKER,
-        metadata.deletion_timestamp is not None,
-        metadata.labels.get(objects.ARCHIVED_LABEL) == "true",
-        metadata.finalizers,
-        b"{}" if isinstance(found, LedgerRecord) else canonical_spec(found.spec),
-        finished_at,
-        metadata.uid,
-    )

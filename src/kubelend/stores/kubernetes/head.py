@@ -3,15 +3,21 @@
 It has the store's position, the newest lines of the audit log, and the changes of the last commit until they
 are in the objects. What does not fit into one object is written into others before, which the head names:
 they are ignored unless it does.
+
+Older lines of the audit log are in immutable segments, each named after its first line. Lines are counted in
+blocks, and no segment crosses a block boundary: so the first segment of a block is known by name, and each
+one leads to the next. Nothing has to list them.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, NamedTuple, TypeVar
+from functools import partial
+from itertools import groupby
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +41,12 @@ from kubelend.stores.kubernetes.objects import (
 from kubelend.wire.broker_objects import LedgerRecord, StoredRecord
 from kubelend.wire.objects import Metadata
 
+BLOCK_LINES: Final = 512
+"""Lines of the audit log in a block."""
+MAX_HEAD_LOG_BYTES: Final = 32_000
+"""Bytes of lines in the head, where every commit writes them again."""
+LINE_OVERHEAD_BYTES: Final = 100
+"""Bytes of a line's number, digest and separators."""
 MAX_OBJECT_BYTES: Final = 800_000
 """Bytes of text in one object, including JSON escapes: etcd's limit is 1.5 MB for the whole object."""
 
@@ -106,8 +118,6 @@ NO_CHANGES: Final = CommitChanges()
 
 
 class HeadState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The contents of the head."""
-
     epoch: int = 0
     """Counts openings for writing: only the last one can write."""
     writer: str = ""
@@ -135,41 +145,26 @@ class HeadState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Names of the objects with the changes, if they do not fit into the head."""
 
 
-class SplitState(NamedTuple):
-    """A state split into objects: the parts are written before the head."""
+def split_oversized(
+    state: HeadState, namespace: str, label: str
+) -> tuple[HeadState, list[LedgerRecord]]:
+    """The contents of the head, and objects for what does not fit, to be written before.
 
-    state: HeadState
-    """The contents of the head."""
-    parts: list[LedgerRecord]
-
-
-def split_oversized(state: HeadState, namespace: str, label: str) -> SplitState:
-    """Move what does not fit into other objects. Each attempt needs a label of its own."""
+    Each attempt needs a label of its own.
+    """
     if _quoted_size(_encode_contents(state)) <= MAX_OBJECT_BYTES:
-        return SplitState(state, [])
+        return state, []
     parts = [
-        _ledger_record(
-            f"pending-{label}-{number}",
-            "pending",
-            namespace,
-            _encode_contents(part),
-            state.sequence,
-        )
+        _ledger_record(f"pending-{label}-{number}", "pending", namespace, part, state.sequence)
         for number, part in enumerate(_split_changes(state.changes))
     ]
     names = tuple(part.metadata.name for part in parts)
-    return SplitState(replace(state, changes=NO_CHANGES, elsewhere=names), parts)
+    return replace(state, changes=NO_CHANGES, elsewhere=names), parts
 
 
 def head_object(state: HeadState, namespace: str, resource_version: str = "") -> LedgerRecord:
     """The object for this state, replacing the one of this version."""
-    found = _ledger_record(
-        objects.HEAD_NAME,
-        objects.HEAD_NAME,
-        namespace,
-        _encode_contents(state),
-        state.sequence,
-    )
+    found = _ledger_record(HEAD_NAME, HEAD_NAME, namespace, state, state.sequence)
     return replace(found, metadata=replace(found.metadata, resource_version=resource_version))
 
 
@@ -185,32 +180,13 @@ def changes_from_parts(parts: Iterable[LedgerRecord]) -> CommitChanges:
     )
 
 
-def audit_segment(lines: Sequence[ChainedLine], namespace: str, sequence: int) -> LedgerRecord:
-    """A segment of the audit log: an object with these lines, which never changes."""
-    name = audit_segment_name(lines[0].number)
-    return _ledger_record(name, "audit-log", namespace, _encode_contents(lines), sequence)
+def split_log_tail(
+    state: HeadState, added: Iterable[ChainedLine]
+) -> tuple[tuple[ChainedLine, ...], tuple[ChainedLine, ...]]:
+    """The lines in the head after a commit that adds these, and those that it moves into segments."""
+    lines = (*state.lines, *added)
+    return (lines, ()) if sum(map(_line_size, lines)) <= MAX_HEAD_LOG_BYTES else ((), lines)
 
-
-def audit_segment_name(first: int) -> str:
-    return f"audit-log-{first}"
-
-
-def lines_from_segment(found: LedgerRecord) -> list[ChainedLine]:
-    return _decode_contents(_LINES_DECODER, found)
-
-
-def lines_size(lines: Iterable[ChainedLine]) -> int:
-    """Approximate size in an object."""
-    return sum(_quoted_size(bytes(line.text)) + _LINE_OVERHEAD_BYTES for line in lines)
-
-
-def split_lines(lines: Iterable[ChainedLine]) -> Iterator[list[ChainedLine]]:
-    """Groups that fit into one object; a single line is never split."""
-    yield from _group_by_size(lines, lambda line: lines_size([line]))
-
-
-_LINE_OVERHEAD_BYTES: Final = 100
-"""Bytes of a line's number, digest and separators."""
 
 _encode_contents = msgspec.json.Encoder().encode
 _STATE_DECODER: Final = msgspec.json.Decoder(HeadState)
@@ -219,12 +195,18 @@ _LINES_DECODER: Final = msgspec.json.Decoder(list[ChainedLine])
 
 
 def _split_changes(changes: CommitChanges) -> Iterator[CommitChanges]:
-    for writes in _group_by_size(
-        changes.writes, lambda write: _quoted_size(_encode_contents(write)) + 1
-    ):
+    for writes in _group_by_size(changes.writes, _write_size):
         yield CommitChanges(tuple(writes))
-    for lines in split_lines(changes.lines):
+    for lines in _group_by_size(changes.lines, _line_size):
         yield CommitChanges(lines=tuple(lines))
+
+
+def _write_size(write: RecordWrite) -> int:
+    return _quoted_size(_encode_contents(write)) + 1
+
+
+def _line_size(line: ChainedLine) -> int:
+    return _quoted_size(bytes(line.text)) + LINE_OVERHEAD_BYTES
 
 
 def _quoted_size(text: bytes) -> int:
@@ -253,12 +235,12 @@ def _group_by_size(
 
 
 def _ledger_record(
-    name: str, contents: str, namespace: str, text: bytes, sequence: int
+    name: str, contents: str, namespace: str, content: object, sequence: int
 ) -> LedgerRecord:
     metadata = Metadata(name, namespace, labels=objects.ledger_record_labels(contents))
-    return LedgerRecord(
-        metadata, contents, StoredRecord(sequence, _contents_checksum(name, text), text.decode())
-    )
+    text = _encode_contents(content)
+    record = StoredRecord(sequence, _contents_checksum(name, text), text.decode())
+    return LedgerRecord(metadata, contents, record)
 
 
 def _decode_contents(
@@ -318,28 +300,30 @@ class HeadRecord:
         for _ in range(MAX_ACQUIRE_ATTEMPTS):
             with suppress(Conflict):
                 found, at = await self._latest()
+                writer = secrets.token_hex(8)
                 if found is None:
                     await self._check_no_records()
-                    placeholder = head_object(_new_state(), self._namespace)
-                    await self._set_state(
-                        await self._client.create(LEDGER_RECORDS, placeholder), at
-                    )
+                    key = objects.new_signature_key()
+                    unfinished = objects.LiveSetDigest(key).digest
+                    new = HeadState(epoch=1, writer=writer, key=key, unfinished=unfinished)
+                    made = head_object(new, self._namespace)
+                    await self._set_state(await self._client.create(LEDGER_RECORDS, made), at)
                 else:
                     await self._set_state(found, at)
                     epoch = self.state.epoch + 1
-                    await self._replace_head(
-                        replace(self.state, epoch=epoch, writer=_new_writer_id())
-                    )
+                    await self._replace_head(replace(self.state, epoch=epoch, writer=writer))
                 return
-        raise _too_many_conflicts()
+        raise StoreFailed(
+            "another broker writes too often for the store to be opened", hint="try again"
+        )
 
     async def write(self, state: HeadState) -> None:
         """Commit. `StoreFailed` if another broker has written since the last read or write."""
-        packed = split_oversized(state, self._namespace, self._version)
-        await tasks.gather_limited(self._create_part, packed.parts)
+        packed, parts = split_oversized(state, self._namespace, self._version)
+        await tasks.gather_limited(self._create_part, parts)
         before = self.state.elsewhere
         try:
-            await self._replace_head(replace(packed.state, changes=state.changes))
+            await self._replace_head(replace(packed, changes=state.changes))
         except Conflict as error:
             raise objects.fenced_error() from error
         except NotFound as error:
@@ -354,10 +338,7 @@ class HeadRecord:
 
     async def collect_garbage(self) -> None:
         """Delete parts of commits that were never written to the head."""
-        listed = await self._client.list(
-            LEDGER_RECORDS, self._namespace, labels=f"{CONTENTS_LABEL}=pending"
-        )
-        names = {found.metadata.name for found in listed.objects} - {*self.state.elsewhere}
+        names = (await self._list_pending()).keys() - {*self.state.elsewhere}
         await tasks.gather_limited(self._delete_part, sorted(names))
 
     async def _latest(self) -> tuple[LedgerRecord | None, str]:
@@ -375,17 +356,19 @@ class HeadRecord:
         if not state.key:
             raise CorruptRecord(f"LedgerRecord {found.key} has no signature key")
         if state.elsewhere:
-            state = replace(state, changes=changes_from_parts(await self._read_parts(state, at)))
+            parts = await self._list_pending(at)
+            for name in state.elsewhere:
+                if name not in parts:
+                    raise CorruptRecord(f"LedgerRecord {name} is missing")
+            changes = changes_from_parts(parts[name] for name in state.elsewhere)
+            state = replace(state, changes=changes)
         self.state, self._version = state, found.metadata.resource_version
 
-    async def _read_parts(self, state: HeadState, at: str) -> list[LedgerRecord]:
+    async def _list_pending(self, at: str = "") -> dict[str, LedgerRecord]:
+        """The parts of commits, by name."""
         labels = f"{CONTENTS_LABEL}=pending"
         listed = await self._client.list(LEDGER_RECORDS, self._namespace, labels=labels, at=at)
-        known = {found.metadata.name: found for found in listed.objects}
-        for name in state.elsewhere:
-            if name not in known:
-                raise CorruptRecord(f"LedgerRecord {name} is missing")
-        return [known[name] for name in state.elsewhere]
+        return {found.metadata.name: found for found in listed.objects}
 
     async def _replace_head(self, state: HeadState) -> None:
         """Parts in other objects stay there."""
@@ -437,17 +420,103 @@ def version_compacted_error() -> StoreFailed:
     )
 
 
-def _new_state() -> HeadState:
-    key = objects.new_signature_key()
-    live_set = objects.LiveSetDigest(key).digest
-    return HeadState(epoch=1, writer=_new_writer_id(), key=key, unfinished=live_set)
+class AuditSegments:
+    """The segments of the audit log in one namespace.
+
+    The broker may truncate the audit log during a read. Segments that are deleted by then are read at the
+    version at which the head was read.
+    """
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+
+    async def read(self, state: HeadState, after: int, limit: int, at: str = "") -> list[AuditLine]:
+        """Lines after a number, oldest first, as of this state.
+
+        `at`: the version at which the state was read, if a broker may write meanwhile.
+        """
+        first = max(after, state.start.number) + 1
+        tail = [*state.changes.lines, *state.lines]
+        last_in_segments = tail[0].number - 1 if tail else state.end.number
+        found: list[AuditLine] = []
+        async for part in self._segment_lines(first, last_in_segments, at):
+            found += (chained.line for chained in part if first <= chained.number)
+            if len(found) >= limit:
+                return found[:limit]
+        found += (chained.line for chained in tail if first <= chained.number)
+        return found[:limit]
+
+    async def chain_head_at(self, state: HeadState, number: int) -> ChainHead | None:
+        """The chain head after a line that has not been truncated."""
+        if not state.start.number < number <= state.end.number:
+            return None
+        return next((line.head for line in await self.read(state, number - 1, 1)), None)
+
+    async def create_segments(self, state: HeadState) -> None:
+        for block, lines in groupby(state.changes.lines, lambda line: _block_of(line.number)):
+            if block >= _block_of(state.start.number + 1):
+                groups = list(_group_by_size(lines, _line_size))
+                await tasks.gather_limited(partial(self._create, state.sequence), groups)
+
+    async def delete_truncated(self, state: HeadState) -> None:
+        """Delete the blocks that the last commit has truncated."""
+        blocks = range(_block_of(state.cut_from + 1), _block_of(state.start.number + 1))
+        await tasks.gather_limited(self._delete, list(blocks))
+
+    async def _create(self, sequence: int, lines: Sequence[ChainedLine]) -> None:
+        name = _segment_name(lines[0].number)
+        made = _ledger_record(name, "audit-log", self._namespace, lines, sequence)
+        with suppress(AlreadyExists):  # equal commits make equal objects: it was written before
+            await self._client.create(LEDGER_RECORDS, made)
+
+    async def _delete(self, block: int) -> None:
+        """The first one last: it leads to the others."""
+        names = [
+            part.metadata.name async for part in self._segments_of_block(block * BLOCK_LINES + 1)
+        ]
+        for name in reversed(names):
+            await self._client.delete(LEDGER_RECORDS, name, self._namespace)
+
+    async def _segment_lines(
+        self, first: int, last: int, at: str
+    ) -> AsyncIterator[list[ChainedLine]]:
+        """The segments with these lines, and maybe some before them."""
+        for block in range(_block_of(first), _block_of(last) + 1 if first <= last else 0):
+            begun = reached = block * BLOCK_LINES
+            async for part in self._segments_of_block(begun + 1, at):
+                lines = _decode_contents(_LINES_DECODER, part)
+                reached = lines[-1].number
+                yield [line for line in lines if line.number <= last]
+            if reached < min(last, begun + BLOCK_LINES):
+                raise CorruptRecord(f"LedgerRecord {_segment_name(reached + 1)} is missing")
+
+    async def _segments_of_block(self, first: int, at: str = "") -> AsyncIterator[LedgerRecord]:
+        number, end = first, first + BLOCK_LINES
+        while number < end:
+            found = await self._find(_segment_name(number), at)
+            if found is None:
+                return
+            yield found
+            number = _decode_contents(_LINES_DECODER, found)[-1].number + 1
+
+    async def _find(self, name: str, at: str) -> LedgerRecord | None:
+        found = await self._client.find(LEDGER_RECORDS, name, self._namespace)
+        if found is not None or not at:
+            return found
+        only = f"metadata.name={name}"
+        try:
+            listed = await self._client.list(LEDGER_RECORDS, self._namespace, fields=only, at=at)
+        except Gone as error:
+            raise StoreFailed(
+                "the audit log may have been truncated since it was opened", hint="try again"
+            ) from error
+        return next(iter(listed.objects), None)
 
 
-def _new_writer_id() -> str:
-    return secrets.token_hex(8)
+def _segment_name(first: int) -> str:
+    return f"audit-log-{first}"
 
 
-def _too_many_conflicts() -> StoreFailed:
-    return StoreFailed(
-        "another broker writes too often for the store to be opened", hint="try again"
-    )
+def _block_of(number: int) -> int:
+    return (number - 1) // BLOCK_LINES

@@ -22,9 +22,9 @@ from kubelend.core.errors import Gone
 from kubelend.core.events import WorkingSet
 from kubelend.core.models import Reservation
 from kubelend.kits import tasks
-from kubelend.kube.client import Listing
 from kubelend.stores.batch import CorruptRecord
 from kubelend.stores.kubernetes import cache as kubernetes_cache
+from kubelend.stores.kubernetes import head as kubernetes_head
 from kubelend.stores.kubernetes import projection, writer
 from kubelend.stores.kubernetes.cache import (
     NO_RECORD,
@@ -33,26 +33,18 @@ from kubelend.stores.kubernetes.cache import (
     ObjectKey,
     StaleWrite,
 )
-from kubelend.stores.kubernetes.head import (
-    MAX_READ_ATTEMPTS,
-    HeadRecord,
-    HeadState,
-    RecordWrite,
-    version_compacted_error,
-)
+from kubelend.stores.kubernetes.head import HeadRecord, HeadState, RecordWrite
 from kubelend.stores.kubernetes.objects import (
     ARCHIVED_LABEL,
     CONTENTS_LABEL,
     FINISHED_LABEL,
-    LEDGER_RECORDS,
-    STORED_ADVERTISEMENTS,
     STORED_RESERVATIONS,
     AnyStoredObject,
     LiveSetDigest,
     RecordKind,
     StoredObject,
 )
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 
 RecordsByKey = dict[ObjectKey, Any]
 """Records by kind and object name."""
@@ -73,18 +65,25 @@ async def load_objects(cache: ObjectCache, state: HeadState, at: str = "") -> Lo
 
     `at`: the version to read at, if a broker may write meanwhile.
     """
-    found, client, namespace = LoadedObjects({}, [], set(), []), cache.client, cache.namespace
-    _load_list(found, cache, "cluster", await client.list(STORED_ADVERTISEMENTS, namespace, at=at))
-    unarchived = f"{ARCHIVED_LABEL}!=true"
-    reservations = await client.list(STORED_RESERVATIONS, namespace, labels=unarchived, at=at)
-    _load_list(found, cache, "reservation", reservations)
-    others = f"{CONTENTS_LABEL} notin (head, pending, audit-log)"
-    _load_documents(
-        found, cache, await client.list(LEDGER_RECORDS, namespace, labels=others, at=at)
-    )
+    found = LoadedObjects({}, [], set(), [])
+
+    async def list_kind(kind: str, labels: str = "") -> list[Any]:
+        resource = kubernetes_cache.resource_for(kind)
+        listed = await cache.client.list(resource, cache.namespace, labels=labels, at=at)
+        for one in listed.undecodable:
+            raise CorruptRecord(f"{object_title(kind, one.name)}: {one.error}")
+        return listed.objects
+
+    for one in await list_kind("cluster"):
+        _load_object(found, cache, "cluster", one)
+    for one in await list_kind("reservation", f"{ARCHIVED_LABEL}!=true"):
+        _load_object(found, cache, "reservation", one)
+    for one in await list_kind("document", f"{CONTENTS_LABEL} notin (head, pending, audit-log)"):
+        if one.contents in projection.RECORD_DECODERS:
+            _load_object(found, cache, one.contents, one)
     apply_pending(found.records, state.changes.writes)
     if live_set_of(found.records, state.key).digest != state.unfinished:
-        listed = await client.list(STORED_RESERVATIONS, namespace, at=at)
+        listed = await list_kind("reservation")
         _load_wrongly_archived(found, cache, listed)
         apply_pending(found.records, state.changes.writes)
         _check_missing_records(found, listed, state)
@@ -97,13 +96,13 @@ async def snapshot(head: HeadRecord, cache: ObjectCache) -> tuple[WorkingSet, in
     Everything is read at one version. Versions count all kinds of a server together, so it is a consistent
     snapshot.
     """
-    for _ in range(MAX_READ_ATTEMPTS):
+    for _ in range(kubernetes_head.MAX_READ_ATTEMPTS):
         with suppress(Gone):
             at = await head.read()
             state = head.state
             found = await load_objects(cache, state, at)
             return working_set(found.records, state.revision), state.sequence
-    raise version_compacted_error()
+    raise kubernetes_head.version_compacted_error()
 
 
 def apply_pending(records: RecordsByKey, writes: Iterable[RecordWrite]) -> None:
@@ -130,14 +129,8 @@ def working_set(records: RecordsByKey, revision: int) -> WorkingSet:
     by_kind: dict[RecordKind, list[Any]] = {kind: [] for kind in projection.RECORD_DECODERS}
     for (kind, _), record in records.items():
         by_kind[kind].append(record)
-    return WorkingSet(
-        by_kind["cluster"],
-        by_kind["reservation"],
-        revision,
-        by_kind["member"],
-        by_kind["token"],
-        by_kind["limits"],
-    )
+    documents = by_kind["member"], by_kind["token"], by_kind["limits"]
+    return WorkingSet(by_kind["cluster"], by_kind["reservation"], revision, *documents)
 
 
 def abandoned_placeholders(
@@ -153,11 +146,9 @@ def to_unarchive(found: LoadedObjects, state: HeadState) -> list[ObjectKey]:
 
     Those of the last commit are taken from the head, whatever their labels.
     """
-    pending = (kubernetes_cache.object_key(write) for write in state.changes.writes)
-    return [
-        *found.wrongly_archived,
-        *(key for key in pending if _is_unfinished(found.records.get(key))),
-    ]
+    pending = map(kubernetes_cache.object_key, state.changes.writes)
+    unfinished = (key for key in pending if _is_unfinished(found.records.get(key)))
+    return [*found.wrongly_archived, *unfinished]
 
 
 def decode_stored_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:
@@ -170,29 +161,7 @@ def decode_stored_record(kind: RecordKind, found: AnyStoredObject, key: str) -> 
 
 def object_title(kind: str, name: str) -> str:
     """Kind and name of the object, for messages."""
-    match kind:
-        case "cluster":
-            return f"ClusterAdvertisement {name}"
-        case "reservation":
-            return f"Reservation {name}"
-    return f"{LedgerRecord.kind} {name}"
-
-
-def _load_list(
-    found: LoadedObjects, cache: ObjectCache, kind: RecordKind, listed: Listing[StoredObject]
-) -> None:
-    _check_decodable(kind, listed)
-    for one in listed.objects:
-        _load_object(found, cache, kind, one)
-
-
-def _load_documents(
-    found: LoadedObjects, cache: ObjectCache, listed: Listing[LedgerRecord]
-) -> None:
-    _check_decodable("document", listed)
-    for document in listed.objects:
-        if document.contents in projection.RECORD_DECODERS:
-            _load_object(found, cache, document.contents, document)
+    return f"{kubernetes_cache.resource_for(kind).kind} {name}"
 
 
 def _load_object(
@@ -213,11 +182,10 @@ def _load_object(
 
 
 def _load_wrongly_archived(
-    found: LoadedObjects, cache: ObjectCache, listed: Listing[StoredObject]
+    found: LoadedObjects, cache: ObjectCache, listed: Iterable[StoredObject]
 ) -> None:
     """Unfinished reservations among those with the archive label."""
-    _check_decodable("reservation", listed)
-    for one in listed.objects:
+    for one in listed:
         if not one.is_archived or one.record is None:
             continue
         if _is_unfinished(decode_stored_record("reservation", one, cache.signature_key)):
@@ -226,32 +194,23 @@ def _load_wrongly_archived(
 
 
 def _check_missing_records(
-    found: LoadedObjects, listed: Listing[StoredObject], state: HeadState
+    found: LoadedObjects, listed: Iterable[StoredObject], state: HeadState
 ) -> None:
     """A deleted object counts as released. One with the finalizer but without a record is an error."""
     if not state.unfinished or live_set_of(found.records, state.key).digest == state.unfinished:
         return
-    for one in listed.objects:
+    for one in listed:
         is_held = RESERVATION_FINALIZER in one.metadata.finalizers
-        if (
-            is_held
-            and one.record is None
-            and ("reservation", one.metadata.name) not in found.records
-        ):
-            which = object_title("reservation", one.metadata.name)
+        key: ObjectKey = ("reservation", one.metadata.name)
+        if is_held and one.record is None and key not in found.records:
             raise CorruptRecord(
-                f"{which}: its status was cleared;"
+                f"{object_title(*key)}: its status was cleared;"
                 " to release what it held, delete it and its finalizer"
             )
 
 
 def _is_unfinished(record: Any) -> bool:
     return isinstance(record, Reservation) and record.finished_at is None
-
-
-def _check_decodable(kind: str, listed: Listing[Any]) -> None:
-    for one in listed.undecodable:
-        raise CorruptRecord(f"{object_title(kind, one.name)}: {one.error}")
 
 
 ONE_HOUR: Final = timedelta(hours=1)
@@ -269,16 +228,15 @@ async def sweep_archive(cache: ObjectCache, state: HeadState) -> datetime | None
     since, until = state.swept_until, state.kept_from and start_of_hour(state.kept_from)
     if since is None or until is None or since >= until:
         return since
-    listed = await cache.client.list(
-        STORED_RESERVATIONS, cache.namespace, labels=_archive_selector(since, until)
-    )
+    labels = _archive_selector(since, until)
+    listed = await cache.client.list(STORED_RESERVATIONS, cache.namespace, labels=labels)
     old = [found for found in listed.objects if _is_expired(found, until, cache.signature_key)]
 
     async def delete(found: StoredObject) -> None:
-        cached = cache.put("reservation", found)
+        key: ObjectKey = ("reservation", found.metadata.name)
         with suppress(StaleWrite):  # changed or deleted by others
-            await writer.delete_object(cache, ("reservation", found.metadata.name), cached)
-        cache.forget(("reservation", found.metadata.name))
+            await writer.delete_object(cache, key, cache.put("reservation", found))
+        cache.forget(key)
 
     await tasks.gather_limited(delete, old)
     return until

@@ -19,7 +19,7 @@ from kubelend.kube.resources import Resource
 from kubelend.stores.batch import CorruptRecord
 from kubelend.wire import broker_objects, objects
 from kubelend.wire.broker_objects import LedgerRecord, StoredRecord
-from kubelend.wire.objects import VERSION, Metadata, ObjectStruct
+from kubelend.wire.objects import Metadata, ObjectStruct
 
 MANAGED_BY: Final = "broker.fluidos.eu/managed-by"
 """Label of objects that the broker created: it owns their spec."""
@@ -80,20 +80,13 @@ class StoredObject(ObjectStruct, frozen=True):
 
 AnyStoredObject = StoredObject | LedgerRecord
 
-STORED_ADVERTISEMENTS: Final = Resource(
-    broker_objects.GROUP,
-    VERSION,
-    broker_objects.ClusterAdvertisement.plural,
-    broker_objects.ClusterAdvertisement.kind,
-    StoredObject,
-)
-STORED_RESERVATIONS: Final = Resource(
-    broker_objects.GROUP,
-    VERSION,
-    broker_objects.Reservation.plural,
-    broker_objects.Reservation.kind,
-    StoredObject,
-)
+
+def _stored(kind: type[objects.Object]) -> Resource[StoredObject]:
+    return Resource(kind.group, kind.version, kind.plural, kind.kind, StoredObject)
+
+
+STORED_ADVERTISEMENTS: Final = _stored(broker_objects.ClusterAdvertisement)
+STORED_RESERVATIONS: Final = _stored(broker_objects.Reservation)
 LEDGER_RECORDS: Final = resources.resource_for(LedgerRecord)
 
 
@@ -145,31 +138,23 @@ class LiveSetDigest:
     """Names of the objects of unfinished reservations, with a digest of the set."""
 
     def __init__(self, key: str, names: Iterable[str] = ()) -> None:
+        self.digest = f"{0:032x}"
         self._key = key
         self._names: set[str] = set()
-        self._digest = 0
         self.apply(dict.fromkeys(names, True))
-
-    @property
-    def digest(self) -> str:
-        return f"{self._digest:032x}"
 
     def apply(self, changes: dict[str, bool]) -> None:
         """True marks a reservation as unfinished, False as finished."""
-        self._digest = self._digest_after(changes)
+        self.digest = self.digest_after(changes)
         self._names |= {name for name, is_on in changes.items() if is_on}
         self._names -= {name for name, is_on in changes.items() if not is_on}
 
     def digest_after(self, changes: dict[str, bool]) -> str:
-        """The digest after these changes."""
-        return f"{self._digest_after(changes):032x}"
-
-    def _digest_after(self, changes: dict[str, bool]) -> int:
-        digest = self._digest
+        digest = int(self.digest, 16)
         for name, is_on in changes.items():
             if is_on is not (name in self._names):
                 digest ^= int.from_bytes(_hmac(self._key, f"unfinished {name}"))
-        return digest
+        return f"{digest:032x}"
 
 
 _DIGEST_BYTES: Final = 16
@@ -187,14 +172,12 @@ def translate_api_errors(server: str, namespace: str) -> Iterator[None]:
         yield
     except StoreFailed:
         raise
-    except CorruptRecord as error:
-        raise _store_failure(
-            server, namespace, f"it is damaged: {error}", _RESTORE_OBJECT_HINT
-        ) from error
-    except KubelendError as error:
-        raise _store_failure(
-            server, namespace, error.message, _error_hint(error, namespace)
-        ) from error
+    except (CorruptRecord, KubelendError) as error:
+        where, problem = f"namespace {namespace} of {server}", f"it is damaged: {error}"
+        hint = RESTORE_OBJECT_HINT
+        if isinstance(error, KubelendError):
+            problem, hint = error.message, _error_hint(error, namespace)
+        raise StoreFailed(f"the store in {where} cannot be used: {problem}", hint=hint) from error
 
 
 def fenced_error() -> StoreFailed:
@@ -205,15 +188,10 @@ def fenced_error() -> StoreFailed:
 
 
 def head_deleted_error() -> StoreFailed:
-    return StoreFailed("LedgerRecord head was deleted", hint=_RESTORE_OBJECT_HINT)
+    return StoreFailed("LedgerRecord head was deleted", hint=RESTORE_OBJECT_HINT)
 
 
-_RESTORE_OBJECT_HINT = "restore the object from a backup; only the broker may edit its records"
-
-
-def _store_failure(server: str, namespace: str, problem: str, hint: str) -> StoreFailed:
-    where = f"namespace {namespace} of {server}"
-    return StoreFailed(f"the store in {where} cannot be used: {problem}", hint=hint)
+RESTORE_OBJECT_HINT = "restore the object from a backup; only the broker may edit its records"
 
 
 def _error_hint(error: KubelendError, namespace: str) -> str:

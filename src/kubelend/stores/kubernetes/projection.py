@@ -51,9 +51,8 @@ def project(record: Cluster | Reservation | Document) -> Projection:
         case Cluster():
             return Projection(cluster_spec(record), cluster_status(record))
         case Reservation():
-            return Projection(
-                reservation_spec(record), reservation_status(record), record.finished_at
-            )
+            spec, status = reservation_spec(record), reservation_status(record)
+            return Projection(spec, status, record.finished_at)
     return EMPTY_PROJECTION
 
 
@@ -62,29 +61,21 @@ def minimal(found: Projection) -> Projection:
     spec = {name: value for name, value in found.spec.items() if name in _MINIMAL_FIELDS}
     for name in ("resources", "requestedResources"):
         if isinstance(amounts := spec.get(name), dict):
-            spec[name] = _minimal_amounts(amounts)
+            spec[name] = {one: amounts[one] for one in _MINIMAL_AMOUNTS if one in amounts}
     return Projection(spec, {"phase": found.status.get("phase")}, found.finished_at)
 
 
 def cluster_spec(record: Cluster) -> Spec:
     """Reserved and available are sums that the store does not know: it never overwrites them."""
-    body, known = conversion.from_cluster(record, resources.NOTHING), record.advertisement
+    body = conversion.from_cluster(record, resources.NOTHING)
     return _builtins(
-        ClusterAdvertisementSpec(
+        bodies.copy_fields(
+            body,
+            ClusterAdvertisementSpec,
             cluster_id=_display_name(body.cluster_id),
-            resources=AdvertisedResources(
-                capacity=quantities.to_quantities(known.capacity),
-                allocatable=quantities.to_quantities(known.allocatable),
-                allocated=quantities.to_quantities(known.allocated),
-                available=quantities.to_quantities(record.ceiling.clamped()),
-            ),
             cluster_name=_display_name(body.cluster_name),
-            cost=body.cost,
-            timestamp=body.timestamp,
-            endpoint_url=body.endpoint_url,
-            labels=body.labels,
-            valid_for=body.valid_for,
-            policy=body.policy,
+            resources=bodies.copy_fields(body.resources, AdvertisedResources, reserved=None),
+            region="",  # one of the labels
         )
     )
 
@@ -119,6 +110,8 @@ def reservation_spec(record: Reservation) -> Spec:
 
 def reservation_status(record: Reservation) -> Status:
     """All but the conditions, which the requester sets. None removes a field."""
+    begun = record.created_at, record.reserved_at, record.acknowledged_at
+    changed_at = max(filter(None, (*begun, record.activated_at, record.finished_at)))
     return {
         "phase": record.phase.value,
         "message": record.message,
@@ -130,7 +123,7 @@ def reservation_status(record: Reservation) -> Status:
         "acknowledgedAt": _timestamp(record.acknowledged_at),
         "activatedAt": _timestamp(record.activated_at),
         "finishedAt": _timestamp(record.finished_at),
-        "lastUpdateTime": _timestamp(max(filter(None, _update_times(record)))),
+        "lastUpdateTime": _timestamp(changed_at),
     }
 
 
@@ -170,11 +163,8 @@ def comparable_spec(spec: Spec) -> Spec:
 
 _CONTROLLER_FIELDS: Final = ("reserved", "available")
 _MINIMAL_FIELDS: Final = (
-    "clusterID",
-    "resources",
-    "requestedResources",
-    "requesterID",
-    "targetClusterID",
+    *("clusterID", "resources"),
+    *("requestedResources", "requesterID", "targetClusterID"),
 )
 _MINIMAL_AMOUNTS: Final = ("capacity", "allocated", "available", "cpu", "memory")
 _MAX_DISPLAY_NAME: Final = 253
@@ -192,19 +182,9 @@ def _constraints(known: Constraints) -> bodies.Constraints:
     )
 
 
-def _minimal_amounts(amounts: dict[str, object]) -> dict[str, object]:
-    return {name: amounts[name] for name in _MINIMAL_AMOUNTS if name in amounts}
-
-
 def _display_name(name: str) -> str:
     """Truncated and printable, as the CRDs require: the record has the full value."""
     return validation.to_single_line(name)[:_MAX_DISPLAY_NAME]
-
-
-def _update_times(record: Reservation) -> tuple[datetime | None, ...]:
-    """When it was created and its status changed."""
-    begun = record.created_at, record.reserved_at, record.acknowledged_at
-    return *begun, record.activated_at, record.finished_at
 
 
 def _builtins(spec: msgspec.Struct) -> Spec:

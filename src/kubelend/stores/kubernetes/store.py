@@ -25,16 +25,10 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from kubelend.core import events
 from kubelend.core.audit_log import AuditLine, ChainHead, chain_entries
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import (
-    Archived,
-    Change,
-    ClusterDeleted,
-    CommittedChanges,
-    RecordDeleted,
-    WorkingSet,
-)
+from kubelend.core.events import Change, CommittedChanges, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.kits import tasks
 from kubelend.kube.client import Client
@@ -42,24 +36,18 @@ from kubelend.kube.config import KubeConfig
 from kubelend.kube.informer import Deleted, Listed, list_and_watch
 from kubelend.stores import batch as stores_batch
 from kubelend.stores.batch import CorruptRecord, Document, WriteBatch
-from kubelend.stores.kubernetes import audit_log, loader, objects, projection, writer
 from kubelend.stores.kubernetes import cache as kubernetes_cache
 from kubelend.stores.kubernetes import head as kubernetes_head
+from kubelend.stores.kubernetes import loader, objects, projection, writer
 from kubelend.stores.kubernetes.cache import CachedObject, ObjectCache, ObjectKey, StaleWrite
 from kubelend.stores.kubernetes.head import (
     AuditPosition,
-    ChainedLine,
     CommitChanges,
     HeadRecord,
     HeadState,
     RecordWrite,
 )
-from kubelend.stores.kubernetes.objects import (
-    HEAD_NAME,
-    LEDGER_RECORDS,
-    LiveSetDigest,
-    RecordKind,
-)
+from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS, LiveSetDigest, RecordKind
 from kubelend.wire.broker_objects import LedgerRecord
 
 log = structlog.get_logger("kubelend.store")
@@ -74,7 +62,7 @@ class KubernetesLedger:
         self._namespace = namespace
         self._archive_for = archive_for
         self._cache = ObjectCache(client, namespace, self.head)
-        self._audit_segments = audit_log.AuditSegments(client, namespace)
+        self._audit_segments = kubernetes_head.AuditSegments(client, namespace)
         self._is_applied = False
         """Whether the objects have all changes of the last commit."""
         self._live_set: LiveSetDigest | None = None
@@ -86,7 +74,8 @@ class KubernetesLedger:
         found = await loader.load_objects(self._cache, state)
         self._live_set = loader.live_set_of(found.records, state.key)
         await self._finish_last_commit()
-        await tasks.gather_limited(self._unarchive, loader.to_unarchive(found, state))
+        unarchive = partial(writer.unarchive, self._cache)
+        await tasks.gather_limited(unarchive, loader.to_unarchive(found, state))
         placeholders = loader.abandoned_placeholders(found, self.head.state)
         self._log_without_record(found.without_record.intersection(key for key, _ in placeholders))
         await tasks.gather_limited(self._delete_placeholder, placeholders)
@@ -102,16 +91,14 @@ class KubernetesLedger:
         await self._finish_last_commit()
         state, batch = self.head.state, stores_batch.fold(changes)
         stores_batch.check_revision(state.revision, revision)
-        finish_times = {
-            deleted: await self._finish_time(deleted, batch) for deleted in batch.archived
-        }
-        archiving = plan_archiving(state, finish_times, self._archive_for)
+        finish_times = {one: await self._finish_time(one, batch) for one in batch.archived}
+        limit = state.kept_from
+        if finish_times:
+            current = stores_batch.compute_retention_limit(finish_times.values(), self._archive_for)
+            limit = max(current, limit or current)
+        archiving = Archiving(finish_times, limit)
         after = state_after(state, batch, revision, archiving, self._cache)
-        cut = (
-            await self._audit_segments.chain_head_at(after, batch.truncate_to)
-            if batch.truncate_to
-            else None
-        )
+        cut = await self._audit_segments.chain_head_at(after, batch.truncate_to)
         await self._write_head(replace(after, start=AuditPosition.of(cut)) if cut else after, batch)
         self._is_applied = False
         # An error from here on is raised, although the commit is durable: the next load finishes it.
@@ -124,7 +111,9 @@ class KubernetesLedger:
             if (write.kind, write.id) == ("reservation", reservation):
                 return await self._archived_by(write)
         found = await self._find_reservation(reservation, is_archived=True)
-        return found if found and self._is_retained(found) else None
+        finished_at = found and found.finished_at
+        is_retained = finished_at and finished_at >= (state.kept_from or stores_batch.MIN_TIME)
+        return found if is_retained else None
 
     async def lines(self, after: int, limit: int) -> list[AuditLine]:
         try:
@@ -138,17 +127,13 @@ class KubernetesLedger:
 
     async def _write_head(self, after: HeadState, batch: WriteBatch) -> None:
         """Before the first load the digest is unknown: then the next load searches the archive, too."""
-        live_set, changes = self._known_live_set(), live_set_changes(batch)
+        if self._live_set is None and not self.head.state.sequence:  # that of a new store is empty
+            self._live_set = LiveSetDigest(self.head.state.key)
+        live_set, changes = self._live_set, live_set_changes(batch)
         digest = live_set.digest_after(changes) if live_set else ""
         await self.head.write(replace(after, unfinished=digest))
         if live_set is not None:
             live_set.apply(changes)
-
-    def _known_live_set(self) -> LiveSetDigest | None:
-        """That of a new store is empty."""
-        if self._live_set is None and not self.head.state.sequence:
-            self._live_set = LiveSetDigest(self.head.state.key)
-        return self._live_set
 
     async def _finish_last_commit(self) -> None:
         """Apply the last commit to the objects, if no other broker has written since."""
@@ -158,9 +143,8 @@ class KubernetesLedger:
 
     async def _apply_last_commit(self) -> None:
         state = self.head.state
-        await writer.apply_writes(
-            self._cache, state.changes.writes, state.sequence, self.head.check_fencing
-        )
+        writes, check_fencing = state.changes.writes, self.head.check_fencing
+        await writer.apply_writes(self._cache, writes, state.sequence, check_fencing)
         await self._audit_segments.create_segments(state)
         await self._audit_segments.delete_truncated(state)
         swept_until = await loader.sweep_archive(self._cache, state)
@@ -182,9 +166,8 @@ class KubernetesLedger:
         found = await self._client.find(objects.STORED_RESERVATIONS, name, self._namespace)
         if found is None or found.record is None or found.is_archived is not is_archived:
             return None
-        record: Reservation = loader.decode_stored_record(
-            "reservation", found, self._cache.signature_key
-        )
+        key = self._cache.signature_key
+        record: Reservation = loader.decode_stored_record("reservation", found, key)
         return record
 
     async def _archived_by(self, write: RecordWrite) -> Reservation | None:
@@ -194,16 +177,8 @@ class KubernetesLedger:
             record: Reservation = projection.decode_record_text("reservation", write.text)
             return record
         moved = ReservationId(write.id)
-        return await self._find_reservation(
-            moved, is_archived=True
-        ) or await self._find_reservation(moved)
-
-    def _is_retained(self, found: Reservation) -> bool:
-        retention_limit = self.head.state.kept_from or stores_batch.MIN_TIME
-        return found.finished_at is not None and found.finished_at >= retention_limit
-
-    async def _unarchive(self, key: ObjectKey) -> None:
-        await writer.unarchive(self._cache, key)
+        found = await self._find_reservation(moved, is_archived=True)
+        return found or await self._find_reservation(moved)
 
     def _log_without_record(self, without_record: Iterable[ObjectKey]) -> None:
         for key in without_record:
@@ -262,8 +237,14 @@ class KubernetesStore:
 
     def connect(self, archive_for: timedelta, connect: ClientFactory) -> None:
         """Connect, and read the head."""
+
+        async def acquire() -> None:
+            client = await self._stack.enter_async_context(connect(self._access))
+            self._ledger = ledger = KubernetesLedger(client, self._namespace, archive_for)
+            await (ledger.head.acquire() if self._is_writable else ledger.head.read())
+
         try:
-            self._run(self._connect(archive_for, connect))
+            self._run(acquire())
         except BaseException:
             self.close()
             raise
@@ -297,11 +278,6 @@ class KubernetesStore:
             with runner:
                 runner.run(self._disconnect())
 
-    async def _connect(self, archive_for: timedelta, connect: ClientFactory) -> None:
-        client = await self._stack.enter_async_context(connect(self._access))
-        self._ledger = ledger = KubernetesLedger(client, self._namespace, archive_for)
-        await (ledger.head.acquire() if self._is_writable else ledger.head.read())
-
     async def _disconnect(self) -> None:
         await self._stack.aclose()
         for _ in range(_CLOSE_ITERATIONS):  # the loop releases sockets after they are closed
@@ -333,21 +309,15 @@ class Archiving(NamedTuple):
     retention_limit: datetime | None
 
 
-def plan_archiving(
-    state: HeadState, finish_times: Mapping[ReservationId, datetime], archive_for: timedelta
-) -> Archiving:
-    if not finish_times:
-        return Archiving(finish_times, state.kept_from)
-    current = stores_batch.compute_retention_limit(finish_times.values(), archive_for)
-    return Archiving(finish_times, max(current, state.kept_from or current))
-
-
 def state_after(
     state: HeadState, batch: WriteBatch, revision: int, archiving: Archiving, cache: ObjectCache
 ) -> HeadState:
     """The state after this commit, before the audit log is truncated."""
-    chained = [ChainedLine.of(line) for line in chain_entries(batch.audit_records, state.end.head)]
-    waiting, moved = audit_log.split_log_tail(state, chained)
+    chained = [
+        kubernetes_head.ChainedLine.of(line)
+        for line in chain_entries(batch.audit_records, state.end.head)
+    ]
+    waiting, moved = kubernetes_head.split_log_tail(state, chained)
     last = chained[-1] if chained else None
     return replace(
         state,
@@ -379,22 +349,17 @@ def _record_writes(
     for reservation, found in batch.reservations.items():
         if reservation not in archiving.finish_times:
             yield from _record_write("reservation", reservation, found, cache)
-    for deleted, finished_at in archiving.finish_times.items():
-        yield from _archive_writes(
-            deleted, batch.reservations.get(deleted), finished_at, archiving, cache
-        )
+    for archived in archiving.finish_times:
+        yield from _archive_writes(archived, batch.reservations.get(archived), archiving, cache)
     for (kind, name), document in batch.documents.items():
         yield from _record_write(kind, name, document, cache)
 
 
 def _archive_writes(
-    id: ReservationId,
-    found: Reservation | None,
-    finished_at: datetime,
-    archiving: Archiving,
-    cache: ObjectCache,
+    id: ReservationId, found: Reservation | None, archiving: Archiving, cache: ObjectCache
 ) -> Iterator[RecordWrite]:
     """A reservation older than the retention limit is deleted at once."""
+    finished_at = archiving.finish_times[id]
     if archiving.retention_limit is not None and finished_at < archiving.retention_limit:
         yield RecordWrite("reservation", id)
     elif found is None:
@@ -410,7 +375,9 @@ def _record_write(
     if found is not None:
         _, _, text = stores_batch.encode_record(found)
         write = RecordWrite(kind, id, msgspec.Raw(text))
-        yield replace(write, existed_before=cache.is_cached(kubernetes_cache.object_key(write)))
+        yield replace(
+            write, existed_before=cache.cached(kubernetes_cache.object_key(write)) is not None
+        )
     elif _is_encodable(id):
         yield RecordWrite(kind, id)
 
@@ -437,23 +404,20 @@ class KubernetesReplica:
     async def follow(self) -> AsyncGenerator[WorkingSet | CommittedChanges, None]:
         with objects.translate_api_errors(self._access.server, self._namespace):
             async with Client.open(self._access) as client:
+                only, report = f"metadata.name={HEAD_NAME}", _raise_watch_error
                 heads = list_and_watch(
-                    client,
-                    LEDGER_RECORDS,
-                    self._namespace,
-                    fields=f"metadata.name={HEAD_NAME}",
-                    report=_raise_watch_error,
+                    client, LEDGER_RECORDS, self._namespace, fields=only, report=report
                 )
                 async with aclosing(heads), aclosing(self._commits(client, heads)) as commits:
                     async for commit in commits:
                         yield commit
 
     async def query(self, query: Callable[[KubernetesStore], QueryResult]) -> QueryResult:
-        return await asyncio.to_thread(self._query, query)
+        def run() -> QueryResult:
+            with closing(KubernetesStore.open_readonly(self._access, self._namespace)) as store:
+                return query(store)
 
-    def _query(self, query: Callable[[KubernetesStore], QueryResult]) -> QueryResult:
-        with closing(KubernetesStore.open_readonly(self._access, self._namespace)) as store:
-            return query(store)
+        return await asyncio.to_thread(run)
 
     async def _commits(
         self, client: Client, heads: AsyncGenerator[object, None]
@@ -470,7 +434,8 @@ class KubernetesReplica:
                     continue  # already replicated
                 if (state.epoch, state.sequence) == (epoch, sequence + 1) and not state.elsewhere:
                     sequence = state.sequence
-                    yield CommittedChanges(list(_replicated_changes(state)), state.revision)
+                    changes = [one for w in state.changes.writes for one in _replicated_change(w)]
+                    yield CommittedChanges(changes, state.revision)
                     continue
             # Also after a change of leader, which does not report what was deleted before it loaded.
             head = HeadRecord(client, self._namespace)
@@ -486,11 +451,6 @@ def _raise_watch_error(error: str) -> None:
         raise StoreFailed(error)
 
 
-def _replicated_changes(state: HeadState) -> Iterator[Change]:
-    for write in state.changes.writes:
-        yield from _replicated_change(write)
-
-
 def _replicated_change(write: RecordWrite) -> Iterator[Change]:
     if write.text:
         yield projection.decode_record_text(write.kind, write.text)
@@ -498,8 +458,8 @@ def _replicated_change(write: RecordWrite) -> Iterator[Change]:
         return
     match write.kind:
         case "cluster":
-            yield ClusterDeleted(ClusterId(write.id))
+            yield events.ClusterDeleted(ClusterId(write.id))
         case "reservation":
-            yield Archived(ReservationId(write.id))
+            yield events.Archived(ReservationId(write.id))
         case "member" | "token" | "limits":
-            yield RecordDeleted(write.kind, write.id)
+            yield events.RecordDeleted(write.kind, write.id)

@@ -11,8 +11,10 @@ otherwise an object that the successor has deleted meanwhile would come back.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from kubelend.core.errors import InvalidInput, StoreFailed
 from kubelend.core.models import Reservation
@@ -39,18 +41,18 @@ MAX_WRITE_ATTEMPTS: Final = 50
 FencingCheck = Callable[[], Awaitable[None]]
 """Raises `StoreFailed` if the head is not this store's own any more."""
 
+Result = TypeVar("Result")
+
 
 async def apply_writes(
-    cache: ObjectCache, writes: Iterable[RecordWrite], sequence: int, check_fencing: FencingCheck
+    cache: ObjectCache, changes: Iterable[RecordWrite], sequence: int, check_fencing: FencingCheck
 ) -> None:
-    """Bring the objects into agreement with these writes."""
-    object_writes = [_object_write(write, sequence, cache.signature_key) for write in writes]
+    """Bring the objects into agreement with these changes."""
+    writes = [_object_write(change, sequence, cache.signature_key) for change in changes]
     work = ObjectApplier(cache, check_fencing)
     # Releases first: the objects must never show more reserved than there is.
     for takes in (False, True):
-        await work.apply(
-            [object_write for object_write in object_writes if object_write.takes_capacity is takes]
-        )
+        await work.apply([write for write in writes if write.takes_capacity is takes])
 
 
 async def delete_object(cache: ObjectCache, key: ObjectKey, cached: CachedObject) -> None:
@@ -62,17 +64,13 @@ async def delete_object(cache: ObjectCache, key: ObjectKey, cached: CachedObject
 
 async def unarchive(cache: ObjectCache, key: ObjectKey) -> None:
     """Remove the archive labels from an unfinished reservation, and add the finalizer again."""
-    for _ in range(MAX_WRITE_ATTEMPTS):
-        cached = await cache.get(key)
-        if cached is None or not cached.is_archived:
-            return
-        try:
-            await cache.patch(key, cached, {"metadata": _unarchive_patch(cached)})
-        except StaleWrite:
-            cache.forget(key)
-        else:
-            return
-    raise _too_many_conflicts(key)
+
+    async def attempt(cached: CachedObject | None) -> None:
+        if cached is not None and cached.is_archived:
+            metadata = {"labels": _NO_ARCHIVE_LABELS, **_finalizer_patch(cached)}
+            await cache.patch(key, cached, {"metadata": metadata})
+
+    await _retry_conflicts(cache, key, await cache.get(key), attempt)
 
 
 def hour_label(at: datetime) -> str:
@@ -80,10 +78,28 @@ def hour_label(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%dT%H}"
 
 
-class ObjectWrite(NamedTuple):
-    """A write, with all that does not depend on the object."""
+async def _retry_conflicts(
+    cache: ObjectCache,
+    key: ObjectKey,
+    cached: CachedObject | None,
+    attempt: Callable[[CachedObject | None], Awaitable[Result]],
+) -> Result:
+    """Write the object as it is cached; after each conflict as it is on the server."""
+    for _ in range(MAX_WRITE_ATTEMPTS):
+        try:
+            return await attempt(cached)
+        except StaleWrite:
+            cached = await cache.refresh(key)
+    raise StoreFailed(
+        f"{kubernetes_cache.resource_for(key[0])} {key[1]}: too many conflicting writes by others",
+        hint="find the other writer with `kubectl get --show-managed-fields`",
+    )
 
-    write: RecordWrite
+
+class ObjectWrite(NamedTuple):
+    """A change of a record, with all that does not depend on the object."""
+
+    change: RecordWrite
     key: ObjectKey
     sequence: int
     projection: Projection
@@ -95,35 +111,36 @@ class ObjectWrite(NamedTuple):
     """Of the object that requested it; empty if it was not requested by an object."""
 
     @property
-    def has_record(self) -> bool:
-        return bool(self.record.data)
-
-    @property
     def stays_deleted(self) -> bool:
         """Whether a missing object is not created again, because its user has deleted it."""
-        return bool(self.request_uid) or (self.is_finished and self.write.existed_before)
+        return bool(self.request_uid) or (self.is_finished and self.change.existed_before)
 
     @property
     def needs_finalizer(self) -> bool:
-        """Whether the object needs the finalizer."""
-        return self.write.kind == "reservation" and not self.write.is_archived
+        return self.change.kind == "reservation" and not self.change.is_archived
+
+    def is_for_another(self, cached: CachedObject) -> bool:
+        """Whether the reservation's object was deleted, and another one of its name created since."""
+        is_request = self.change.kind == "reservation" and cached.is_unadopted
+        return is_request and cached.uid != self.request_uid
 
 
-def _object_write(write: RecordWrite, sequence: int, signature_key: str) -> ObjectWrite:
-    key = kubernetes_cache.object_key(write)
-    if not write.text:
+def _object_write(change: RecordWrite, sequence: int, signature_key: str) -> ObjectWrite:
+    key = kubernetes_cache.object_key(change)
+    if not change.text:
         nothing = projection.EMPTY_PROJECTION
         return ObjectWrite(
-            write, key, sequence, nothing, NO_RECORD, takes_capacity=False, is_finished=True
+            change, key, sequence, nothing, NO_RECORD, takes_capacity=False, is_finished=True
         )
-    record = projection.decode_record_text(write.kind, write.text)
-    stored = projection.stored_record(signature_key, write.kind, write.id, write.text, sequence)
-    is_over = isinstance(record, Reservation) and record.finished_at is not None
-    takes = isinstance(record, Reservation) and record.is_live
-    uid = objects.requesting_uid(record) if isinstance(record, Reservation) else ""
-    return ObjectWrite(
-        write, key, sequence, projection.project(record), stored, takes, is_over, uid
-    )
+    record = projection.decode_record_text(change.kind, change.text)
+    stored = projection.stored_record(signature_key, change.kind, change.id, change.text, sequence)
+    projected = projection.project(record)
+    if not isinstance(record, Reservation):
+        return ObjectWrite(
+            change, key, sequence, projected, stored, takes_capacity=False, is_finished=False
+        )
+    is_over, uid = record.finished_at is not None, objects.requesting_uid(record)
+    return ObjectWrite(change, key, sequence, projected, stored, record.is_live, is_over, uid)
 
 
 class ObjectApplier:
@@ -134,162 +151,116 @@ class ObjectApplier:
         self._check_fencing = check
 
     async def apply(self, writes: list[ObjectWrite]) -> None:
-        puts = [object_write for object_write in writes if object_write.has_record]
-        await tasks.gather_limited(
-            self._delete_or_archive,
-            [object_write for object_write in writes if not object_write.has_record],
-        )
+        puts = [write for write in writes if write.record.data]
+        others = [write for write in writes if not write.record.data]
+        await tasks.gather_limited(self._delete_or_archive, others)
         prepared = await tasks.gather_limited(self._prepare, puts)
         if any(_has_no_record(cached) for cached in prepared):
             await self._check_fencing()  # once for all: it is a call
         both = list(zip(puts, prepared, strict=True))
-        done = await tasks.gather_limited(lambda pair: self._write_record(*pair), both)
-        await tasks.gather_limited(
-            self._apply_alone,
-            [object_write for object_write, is_done in zip(puts, done, strict=True) if not is_done],
-        )
+        await tasks.gather_limited(lambda pair: self._write_or_retry(*pair), both)
 
-    async def _apply_alone(self, object_write: ObjectWrite) -> None:
-        """One with concurrent writes by others."""
-        for _ in range(MAX_WRITE_ATTEMPTS):
-            cached = await self._prepare_existing(
-                object_write, await self._cache.refresh(object_write.key)
-            )
-            if _has_no_record(cached):
-                await self._check_fencing()
-            if await self._write_record(object_write, cached):
-                return
-        raise _too_many_conflicts(object_write.key)
+    async def _write_or_retry(self, write: ObjectWrite, prepared: CachedObject | None) -> None:
+        try:
+            await self._write_record(write, prepared)
+        except StaleWrite:  # written by others at the same time
+            current = await self._cache.refresh(write.key)
+            attempt = partial(self._apply_alone, write)
+            await _retry_conflicts(self._cache, write.key, current, attempt)
 
-    async def _prepare(self, object_write: ObjectWrite) -> CachedObject | None:
+    async def _apply_alone(self, write: ObjectWrite, cached: CachedObject | None) -> None:
+        prepared = await self._prepare_existing(write, cached)
+        if _has_no_record(prepared):
+            await self._check_fencing()
+        await self._write_record(write, prepared)
+
+    async def _prepare(self, write: ObjectWrite) -> CachedObject | None:
         """The object, created if needed, with the right spec; None if it has this record or a newer one.
 
         An unknown object is usually new. It is created without a read: the server reports a conflict.
         """
-        cached = self._cache.cached(object_write.key)
-        if cached is None and object_write.stays_deleted:
-            cached = await self._cache.refresh(object_write.key)
-        return await self._prepare_existing(object_write, cached)
+        cached = self._cache.cached(write.key)
+        if cached is None and write.stays_deleted:
+            cached = await self._cache.refresh(write.key)
+        attempt = partial(self._prepare_existing, write)
+        return await _retry_conflicts(self._cache, write.key, cached, attempt)
 
     async def _prepare_existing(
-        self, object_write: ObjectWrite, cached: CachedObject | None
+        self, write: ObjectWrite, cached: CachedObject | None
     ) -> CachedObject | None:
-        for _ in range(MAX_WRITE_ATTEMPTS):
-            try:
-                if cached is None:
-                    return None if object_write.stays_deleted else await self._create(object_write)
-                if _is_other_request(object_write, cached):
-                    return None
-                if cached.sequence < object_write.sequence:
-                    return await self._correct(object_write, cached)
-                await self._remove_finalizer_if_finished(object_write, cached)
-            except StaleWrite:
-                cached = await self._cache.refresh(object_write.key)
-            else:
-                return None
-        raise _too_many_conflicts(object_write.key)
+        if cached is None:
+            return None if write.stays_deleted else await self._create(write)
+        if write.is_for_another(cached):
+            return None
+        if cached.sequence < write.sequence:
+            return await self._correct(write, cached)
+        await self._remove_finalizer_if_finished(write, cached)
+        return None
 
-    async def _create(self, object_write: ObjectWrite) -> CachedObject:
+    async def _create(self, write: ObjectWrite) -> CachedObject:
+        namespace, full = self._cache.namespace, write.projection
         try:
-            placeholder = _placeholder(
-                object_write, object_write.projection.spec, self._cache.namespace
-            )
-            return await self._cache.create(object_write.key, placeholder)
+            return await self._cache.create(write.key, _placeholder(write, full.spec, namespace))
         except InvalidInput:
-            spec = projection.minimal(object_write.projection).spec
-            placeholder = _placeholder(object_write, spec, self._cache.namespace)
-            return await self._cache.create(object_write.key, placeholder)
+            spec = projection.minimal(full).spec
+            return await self._cache.create(write.key, _placeholder(write, spec, namespace))
 
-    async def _correct(self, object_write: ObjectWrite, cached: CachedObject) -> CachedObject:
+    async def _correct(self, write: ObjectWrite, cached: CachedObject) -> CachedObject:
         """Correct edits, and apply changes, outside of the status."""
-        metadata, spec = _metadata_patch(object_write, cached), _spec_patch(object_write, cached)
+        metadata, spec = _metadata_patch(write, cached), _spec_patch(write, cached)
         if spec:
-            try:
+            # The spec is informative: the record follows, even if the spec is rejected.
+            with suppress(InvalidInput):
                 change = {"metadata": metadata, "spec": spec}
-                return await self._cache.patch(object_write.key, cached, change)
-            except InvalidInput:
-                pass  # the spec is informative; the record follows
+                return await self._cache.patch(write.key, cached, change)
         if metadata:
-            return await self._cache.patch(object_write.key, cached, {"metadata": metadata})
+            return await self._cache.patch(write.key, cached, {"metadata": metadata})
         return cached
 
-    async def _write_record(self, object_write: ObjectWrite, cached: CachedObject | None) -> bool:
-        """Write the record, which makes it valid; False after a conflict."""
-        try:
-            if cached is not None:
-                await self._remove_finalizer_if_finished(
-                    object_write, await self._patch_record(object_write, cached)
-                )
-        except StaleWrite:
-            return False
-        return True
+    async def _write_record(self, write: ObjectWrite, cached: CachedObject | None) -> None:
+        """Write the record, which makes it valid."""
+        if cached is not None:
+            patched = await self._patch_record(write, cached)
+            await self._remove_finalizer_if_finished(write, patched)
 
-    async def _patch_record(self, object_write: ObjectWrite, cached: CachedObject) -> CachedObject:
-        key, finished_at = object_write.key, object_write.projection.finished_at
-        if not object_write.projection.status:
+    async def _patch_record(self, write: ObjectWrite, cached: CachedObject) -> CachedObject:
+        known, full = write.record, write.projection
+        record = {"revision": known.revision, "checksum": known.checksum, "data": known.data}
+        if not full.status:
+            return await self._cache.patch(write.key, cached, {"record": record})
+
+        async def patch(status: projection.Status) -> CachedObject:
+            change, at = {"status": {**status, "record": record}}, full.finished_at
             return await self._cache.patch(
-                key, cached, {"record": _record_fields(object_write.record)}
+                write.key, cached, change, subresource="status", finished_at=at
             )
+
         try:
-            change = {
-                "status": {
-                    **object_write.projection.status,
-                    "record": _record_fields(object_write.record),
-                }
-            }
-            return await self._cache.patch(
-                key, cached, change, subresource="status", finished_at=finished_at
-            )
+            return await patch(full.status)
         except InvalidInput:
-            status = projection.minimal(object_write.projection).status
-            change = {"status": {**status, "record": _record_fields(object_write.record)}}
-            return await self._cache.patch(
-                key, cached, change, subresource="status", finished_at=finished_at
-            )
+            return await patch(projection.minimal(full).status)
 
-    async def _remove_finalizer_if_finished(
-        self, object_write: ObjectWrite, cached: CachedObject
-    ) -> None:
+    async def _remove_finalizer_if_finished(self, write: ObjectWrite, cached: CachedObject) -> None:
         """The finalizer of a finished reservation that its user has deleted is removed."""
-        if object_write.is_finished and cached.is_being_deleted and cached.has_finalizer:
-            await _remove_finalizer(self._cache, object_write.key, cached)
+        if write.is_finished and cached.is_being_deleted and cached.has_finalizer:
+            await _remove_finalizer(self._cache, write.key, cached)
 
-    async def _delete_or_archive(self, object_write: ObjectWrite) -> None:
-        """Delete an object, or archive it."""
-        cached = await self._cache.get(object_write.key)
-        for _ in range(MAX_WRITE_ATTEMPTS):
-            if (
-                cached is None
-                or cached.sequence > object_write.sequence
-                or _is_other_request(object_write, cached)
-            ):
-                return
-            try:
-                await self._delete_or_archive_existing(object_write, cached)
-            except StaleWrite:
-                cached = await self._cache.refresh(object_write.key)
-            else:
-                return
-        raise _too_many_conflicts(object_write.key)
+    async def _delete_or_archive(self, write: ObjectWrite) -> None:
+        cached = await self._cache.get(write.key)
+        attempt = partial(self._delete_or_archive_existing, write)
+        await _retry_conflicts(self._cache, write.key, cached, attempt)
 
     async def _delete_or_archive_existing(
-        self, object_write: ObjectWrite, cached: CachedObject
+        self, write: ObjectWrite, cached: CachedObject | None
     ) -> None:
-        if not object_write.write.is_archived:
+        if cached is None or cached.sequence > write.sequence or write.is_for_another(cached):
+            return
+        if not write.change.is_archived:
             if not cached.is_unadopted:
-                await delete_object(self._cache, object_write.key, cached)
-        elif metadata := _metadata_patch(object_write, cached):
-            await self._cache.patch(object_write.key, cached, {"metadata": metadata})
-        self._cache.forget(object_write.key)
-
-
-def _is_other_request(object_write: ObjectWrite, cached: CachedObject) -> bool:
-    """Whether the reservation's object was deleted, and another one of its name created since."""
-    return (
-        object_write.write.kind == "reservation"
-        and cached.is_unadopted
-        and cached.uid != object_write.request_uid
-    )
+                await delete_object(self._cache, write.key, cached)
+        elif metadata := _metadata_patch(write, cached):
+            await self._cache.patch(write.key, cached, {"metadata": metadata})
+        self._cache.forget(write.key)
 
 
 def _has_no_record(cached: CachedObject | None) -> bool:
@@ -297,34 +268,30 @@ def _has_no_record(cached: CachedObject | None) -> bool:
     return cached is not None and cached.sequence <= 0
 
 
-def _placeholder(object_write: ObjectWrite, spec: Spec, namespace: str) -> AnyStoredObject:
-    write, (_, name) = object_write.write, object_write.key
-    if write.kind not in {"cluster", "reservation"}:
-        metadata = Metadata(name, namespace, labels=objects.ledger_record_labels(write.kind))
-        return LedgerRecord(metadata, write.kind, NO_RECORD)
-    labels = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER, **_archive_labels(write)}
-    finalizers = (RESERVATION_FINALIZER,) if object_write.needs_finalizer else ()
+def _placeholder(write: ObjectWrite, spec: Spec, namespace: str) -> AnyStoredObject:
+    kind, name = write.key
+    if kind not in {"cluster", "reservation"}:
+        metadata = Metadata(name, namespace, labels=objects.ledger_record_labels(kind))
+        return LedgerRecord(metadata, kind, NO_RECORD)
+    labels = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER, **_archive_labels(write.change)}
+    finalizers = (RESERVATION_FINALIZER,) if write.needs_finalizer else ()
     return StoredObject(Metadata(name, namespace, finalizers=finalizers, labels=labels), spec)
 
 
-def _metadata_patch(object_write: ObjectWrite, cached: CachedObject) -> dict[str, object]:
-    if object_write.write.kind != "reservation":
+def _metadata_patch(write: ObjectWrite, cached: CachedObject) -> dict[str, object]:
+    if write.change.kind != "reservation":
         return {}
     change: dict[str, object] = {}
-    if object_write.needs_finalizer:
+    if write.needs_finalizer:
         change |= _finalizer_patch(cached)
     elif cached.has_finalizer:
         change["finalizers"] = _other_finalizers(cached)
-    if object_write.write.is_archived != cached.is_archived:
-        change["labels"] = _archive_labels(object_write.write) or _NO_ARCHIVE_LABELS
+    if write.change.is_archived != cached.is_archived:
+        change["labels"] = _archive_labels(write.change) or _NO_ARCHIVE_LABELS
     return change
 
 
 _NO_ARCHIVE_LABELS: Final = {objects.ARCHIVED_LABEL: None, objects.FINISHED_LABEL: None}
-
-
-def _unarchive_patch(cached: CachedObject) -> dict[str, object]:
-    return {"labels": _NO_ARCHIVE_LABELS, **_finalizer_patch(cached)}
 
 
 def _finalizer_patch(cached: CachedObject) -> dict[str, object]:
@@ -333,9 +300,9 @@ def _finalizer_patch(cached: CachedObject) -> dict[str, object]:
     return {"finalizers": [*cached.finalizers, RESERVATION_FINALIZER]}
 
 
-def _spec_patch(object_write: ObjectWrite, cached: CachedObject) -> Spec:
+def _spec_patch(write: ObjectWrite, cached: CachedObject) -> Spec:
     """Of an object that a user made, only the target cluster: the rest of the spec is the user's."""
-    wanted = object_write.projection.spec
+    wanted = write.projection.spec
     if cached.is_managed:
         if cached.spec == kubernetes_cache.canonical_spec(wanted):
             return {}
@@ -347,13 +314,11 @@ def _spec_patch(object_write: ObjectWrite, cached: CachedObject) -> Spec:
     return {}
 
 
-def _archive_labels(write: RecordWrite) -> dict[str, str]:
-    if write.finished_at is None:
+def _archive_labels(change: RecordWrite) -> dict[str, str]:
+    at = change.finished_at
+    if at is None:
         return {}
-    return {
-        objects.ARCHIVED_LABEL: "true",
-        objects.FINISHED_LABEL: hour_label(write.finished_at),
-    }
+    return {objects.ARCHIVED_LABEL: "true", objects.FINISHED_LABEL: hour_label(at)}
 
 
 async def _remove_finalizer(
@@ -364,15 +329,3 @@ async def _remove_finalizer(
 
 def _other_finalizers(cached: CachedObject) -> list[str]:
     return [name for name in cached.finalizers if name != RESERVATION_FINALIZER]
-
-
-def _record_fields(record: StoredRecord) -> dict[str, object]:
-    return {"revision": record.revision, "checksum": record.checksum, "data": record.data}
-
-
-def _too_many_conflicts(key: ObjectKey) -> StoreFailed:
-    kind, name = key
-    return StoreFailed(
-        f"{kubernetes_cache.resource_for(kind)} {name}: too many conflicting writes by others",
-        hint="find the other writer with `kubectl get --show-managed-fields`",
-    )
