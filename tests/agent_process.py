@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kubelend.core.errors import InvalidInput
-from kubelend.sources import yaml_documents
-from kubelend.wire.objects import Kind, ResourceRequest
+from kubelend.sources import file_objects, yaml_documents
+from kubelend.wire.objects import Kind, Object
 from waiting import PATIENCE, wait_until
 
 SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
@@ -87,7 +87,7 @@ class Running:
 
     def put(self, name: str, cpu: str = "1", **spec: str) -> None:
         """Drop a ResourceRequest in."""
-        path = self.path(ResourceRequest, name)
+        path = self.manifest(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         more = "".join(f"  {field}: {value}\n" for field, value in spec.items())
         path.write_text(
@@ -97,7 +97,10 @@ class Running:
         )
 
     def remove(self, name: str) -> None:
-        self.path(ResourceRequest, name).unlink()
+        self.manifest(name).unlink()
+
+    def manifest(self, name: str) -> Path:
+        return self.directory / "objects" / "requests" / f"default.{name}.yaml"
 
     def find(self, kind: type[Kind], name: str) -> Kind | None:
         """None if it is not there, or being written."""
@@ -128,6 +131,35 @@ class Running:
 
     def misses(self, kind: type[Kind], name: str) -> None:
         self.wait_for(lambda: not self.path(kind, name).exists())
+
+
+class ObjectFiles:
+    """The objects of an agent in another process, as its users see and request them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def list(self, kind: type[Kind]) -> list[Kind]:
+        found = (
+            yaml_documents.parse_object(path.read_bytes(), kind)
+            for path in sorted((self._directory / kind.plural).glob("[!.]*.yaml"))
+        )
+        with contextlib.suppress(FileNotFoundError):
+            return list(found)
+        return await self.list(kind)
+
+    async def find(self, kind: type[Kind], key: str) -> Kind | None:
+        return file_objects.read_object(self._directory, kind, key)
+
+    async def apply(self, wanted: Kind) -> Kind:
+        self._manifest(wanted.key).write_bytes(yaml_documents.dump_object(wanted))
+        return wanted
+
+    async def delete(self, kind: type[Object], key: str) -> None:
+        self._manifest(key).unlink(missing_ok=True)
+
+    def _manifest(self, key: str) -> Path:
+        return self._directory / file_objects.REQUESTS_DIRECTORY / f"{key.replace('/', '.')}.yaml"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -36,7 +36,8 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.broker import agent_sessions
 from kubelend.communicators import http
 from kubelend.communicators.factory import IDLE_TIMEOUT, CommunicatorOptions
-from kubelend.kits import tasks
+from kubelend.kits import clock, tasks
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.stores import factory
 from kubelend.wire.objects import (
     Metadata,
@@ -160,6 +161,15 @@ class Agent(Cluster):
         self.process = app.AgentApp(settings, self._around, name)
         self._connections = AsyncExitStack()
         self._roots: asyncio.Task[str] | None = None
+
+    def skew_clock(self, skew: timedelta) -> None:
+        """Before its start: its clock is ahead by so much, or behind if it is negative."""
+
+        def now() -> datetime:
+            return clock.utc_now() + skew
+
+        self.objects = MemoryObjects(now)
+        self._around = self._around._replace(clock=now, objects=self.objects)
 
     async def start(self) -> None:
         options = CommunicatorOptions(

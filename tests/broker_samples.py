@@ -1,4 +1,4 @@
-"""Objects of the broker as they stand in the API server, made from records, for tests without one."""
+"""Objects of the broker as an API server would return them, made from records, for tests without one."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ from kubelend.wire.broker_objects import (
 )
 from kubelend.wire.objects import Metadata
 
-OWN = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
+MANAGED = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
 UID = "u-1"
 
 
-def wish(name: str = "mine", *, cpu: str = "1", labels: Any = None, **spec: Any) -> Reservation:
-    """As somebody has applied it."""
+def request_object(
+    name: str = "mine", *, cpu: str = "1", labels: Any = None, **spec: Any
+) -> Reservation:
+    """As a user has applied it."""
     amounts = bodies.Quantities(cpu, "1Gi")
     known = Metadata(name, "hub", UID, 1, "7", make.T0, labels=labels or {})
     return Reservation(known, ReservationSpec(amounts, **spec))
 
 
 def record(phase: str = "Reserved", **fields: Any) -> models.Reservation:
-    """What the ledger makes of `wish()`."""
+    """The ledger's record of `request_object()`."""
     asked = make.request(key=objects.request_key_for_uid(UID), requester="hub")
     if phase in {"Reserved", "Active"}:
         times = {"reserved_at": make.T0, "expires_at": make.T0 + make.HOUR}
@@ -52,7 +54,7 @@ def record(phase: str = "Reserved", **fields: Any) -> models.Reservation:
     return make.reservation("mine", asked, phase=Phase(phase), revision=3, **fields)
 
 
-def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
+def reservation_object(found: models.Reservation, *, is_managed: bool = False) -> Reservation:
     """The object as the store has written it, and the generation noted."""
     spec = projection.reservation_spec(found)
     status = {
@@ -62,26 +64,21 @@ def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
     }
     made = Reservation(
         Metadata(
-            found.id,
-            "hub",
-            UID,
-            2,
-            "9",
-            make.T0,
+            *(found.id, "hub", UID, 2, "9", make.T0),
             finalizers=(RESERVATION_FINALIZER,),
-            labels=OWN if is_own else {},
+            labels=MANAGED if is_managed else {},
         ),
         msgspec.convert(spec, ReservationSpec),
         msgspec.convert(status, ReservationStatus),
     )
-    filled: Reservation = with_status(made, record=kept(found), observed_generation=2)
+    filled: Reservation = with_status(made, record=stored_record(found), observed_generation=2)
     return filled
 
 
-def kept(found: models.Reservation | models.Cluster) -> StoredRecord:
-    """The store alone looks at the checksum."""
+def stored_record(found: models.Reservation | models.Cluster) -> StoredRecord:
+    """Only the store verifies the checksum."""
     _, _, text = batch.encode_record(found)
-    return StoredRecord(5, "sealed", text.decode())
+    return StoredRecord(5, "signature", text.decode())
 
 
 def with_status(found: Any, **fields: Any) -> Any:
@@ -96,7 +93,7 @@ def with_spec(found: Any, **fields: Any) -> Any:
     return replace(found, spec=replace(found.spec, **fields))
 
 
-def leaving(found: Any) -> Any:
+def being_deleted(found: Any) -> Any:
     return with_metadata(found, deletion_timestamp=make.T0)
 
 
@@ -108,7 +105,7 @@ def condition(type: str, status: str = "True", after: timedelta | None = None) -
 def advertisement(
     cluster: str = "lender", *, cpu: str = "4", name: str = "", labels: Any = None, **spec: Any
 ) -> ClusterAdvertisement:
-    """As somebody has applied it."""
+    """As a user has applied it."""
     amounts, nothing = bodies.Quantities(cpu, "8Gi"), bodies.Quantities("0", "0")
     resources = AdvertisedResources(amounts, nothing, bodies.Amounts(cpu, "8Gi"), amounts)
     known = Metadata(name or f"{cluster}-adv", "hub", UID, 1, "7", make.T0, labels=labels or {})
@@ -116,8 +113,8 @@ def advertisement(
     return ClusterAdvertisement(known, ClusterAdvertisementSpec(cluster, resources, **spec))
 
 
-def shown(found: models.Cluster, *, is_own: bool = True) -> ClusterAdvertisement:
+def advertisement_object(found: models.Cluster, *, is_managed: bool = True) -> ClusterAdvertisement:
     """The object as the store has written it."""
-    made = advertisement(found.id, labels=OWN if is_own else {})
+    made = advertisement(found.id, labels=MANAGED if is_managed else {})
     spec = msgspec.convert(projection.cluster_spec(found), ClusterAdvertisementSpec)
-    return replace(made, spec=spec, status=ClusterAdvertisementStatus(record=kept(found)))
+    return replace(made, spec=spec, status=ClusterAdvertisementStatus(record=stored_record(found)))

@@ -63,10 +63,9 @@ async def keeping(
         case "memory":
             yield Keeping(MemoryObjects(hands), hands)
         case "files":
-            # An hour between looks at the disk: what is done through it, its watches hear of at once.
             files = FileObjects(directory, hands, poll=timedelta(hours=1))
             yield Keeping(files, hands)
-            await files.close()
+            files.close()
         case "kubernetes":
             async with kube_objects.opened(fixture("kube")) as client:
                 await kube_objects.make_namespaces(client, *NAMESPACES)

@@ -46,7 +46,7 @@ WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 
 class Objects:
-    """The broker's objects, and whoever writes them."""
+    """The broker's objects, as their users write them."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client = client
@@ -251,16 +251,16 @@ async def running(
         lambda: KubernetesStore.open(found, namespace), clock, rules or BrokerRules(), Metrics()
     )
     async with Client.open(found) as client:
-        office = ControllerManager(service, client, namespace, TERMS)
+        manager = ControllerManager(service, client, namespace, TERMS)
 
         async def attend() -> None:
             await until(lambda: service.unready is None)
             await meanwhile(Objects(client, namespace))
-            await office.run()
+            await manager.run()
 
         roots = asyncio.create_task(tasks.run_all({"broker": service.run(), "objects": attend()}))
         try:
-            await until(lambda: service.unready is None and office.unready is None)
+            await until(lambda: service.unready is None and manager.unready is None)
             yield Running(service, client, namespace, clock)
             assert not roots.done(), roots.exception()
             assert audit.invariant_violations(service.current()[0]) == []

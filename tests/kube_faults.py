@@ -4,7 +4,7 @@
         done = await home.load.under(trouble)
         await home.load.check(done)
 
-Whoever asks does not give up: what is not answered is asked again, with the same key or the same name. So at
+Clients do not give up: a request without a response is repeated, with the same key or the same name. So at
 the end it is known what everybody was promised, and that has to be what the broker says, what the objects
 show, and what the store holds.
 """
@@ -105,17 +105,17 @@ class Load:
         """
         self._is_over = False
         async with asyncio.timeout(6 * PATIENCE), asyncio.TaskGroup() as group:
-            crew = [
+            workers = [
                 group.create_task(work(number))
                 for number in range(CREW)
-                for work in (self._borrow_on, self._wish_on)
+                for work in (self._borrow_on, self._apply_on)
             ]
             await eventually(lambda: self.answered > CREW)
             try:
                 await trouble()
             finally:
                 self._is_over = True
-        kept = {one.result() for one in crew}
+        kept = {one.result() for one in workers}
         return kept | await self.fill_up()
 
     async def borrow(self, borrower: str, key: str) -> str:
@@ -131,7 +131,7 @@ class Load:
     async def release(self, borrower: str, name: str) -> None:
         await self.rest(borrower, lambda client: client.release(name))
 
-    async def wish(self, name: str) -> str:
+    async def apply_request(self, name: str) -> str:
         """With an object; the same."""
         await self.apply(lambda: self.objects.reserve(name))
         found = await self.shows(Reservation, name, lambda one: one.status.phase != "")
@@ -159,11 +159,11 @@ class Load:
                 break
         return kept
 
-    async def _wish_on(self, number: int) -> str:
+    async def _apply_on(self, number: int) -> str:
         kept = ""
         for turn in itertools.count():
-            name = f"wish-{number}-{turn % 2 if not kept else 'again'}"
-            is_granted = await self.wish(name)
+            name = f"request-{number}-{turn % 2 if not kept else 'again'}"
+            is_granted = await self.apply_request(name)
             if is_granted and not kept and turn > number:
                 kept = name
             else:
@@ -176,7 +176,7 @@ class Load:
         """Ask for as much as both lenders have; gives the names of what is promised."""
         asked = [
             *(self.borrow("borrower-last", f"last-{number}") for number in range(CPUS)),
-            *(self.wish(f"last-wish-{number}") for number in range(CPUS)),
+            *(self.apply_request(f"last-request-{number}") for number in range(CPUS)),
         ]
         return {name for name in await asyncio.gather(*asked) if name}
 

@@ -5,19 +5,43 @@ def test_faults(clusters):                           clusters of the test's own,
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
 
 import pytest
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 REQUIRED = "KUBELEND_KUBE_TESTS"
 MOST_FAILURES = 3
+DIRECTORIES = ("tests/contract/", "tests/kube/")
+"""Only tests below these may use an API server."""
+
+
+class OneApiServer(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Distributes tests by file, but all that may use an API server to one worker.
+
+    So there is one API server for the whole run, and no other test works on it at the same time: tests may
+    count its writes, pause its etcd, and run brokers that watch all namespaces.
+    """
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return "API server" if file.startswith(DIRECTORIES) else file
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return OneApiServer(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items):
     """Whatever needs a cluster can be chosen, or left out, by the mark `kube`."""
     chosen = [item for item in items if _needs_assets(item)]
+    for item in chosen:
+        if not item.nodeid.startswith(DIRECTORIES):
+            raise pytest.UsageError(f"{item.nodeid} uses an API server: move it to {DIRECTORIES}")
     missing = _missing() if chosen else ""
     for item in chosen:
         item.add_marker(pytest.mark.kube)
@@ -151,6 +175,17 @@ async def kube_client(kube):
 
     async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         yield client
+
+
+def compact(etcd):
+    """Compact all older revisions, so that watches from one of them fail with 410 Gone.
+
+    Recent API servers also cache the last revisions: restart them to drop the cache. Requires etcd 3.5.
+    """
+    found = json.loads(etcd.request("POST", "/v3/kv/range", b'{"key": "AA=="}').body)
+    order = {"revision": found["header"]["revision"], "physical": True}
+    answer = etcd.request("POST", "/v3/kv/compaction", json.dumps(order).encode())
+    assert answer.status == 200, answer.body
 
 
 def _needs_assets(item):

@@ -16,7 +16,7 @@ from kubelend.kube import config
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
 from kubelend.stores.kubernetes.store import ClientFactory, KubernetesStore
-from shelves import ARCHIVE_FOR, new_namespace
+from store_kinds import ARCHIVE_FOR, new_namespace
 
 Result = TypeVar("Result")
 Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]

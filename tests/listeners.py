@@ -1,35 +1,36 @@
-"""A listener with a broker that decides at the other end; in virtual time."""
+"""An instruction listener in virtual time, with a broker that really decides."""
 
 from __future__ import annotations
 
 from asyncio import create_task
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import make
-from desk_broker import DeskBroker
+from fake_broker import FakeBroker
 from kubelend.agent import stream
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.agent.stream import InstructionListener
 from kubelend.core.models import ReservationId
-from virtual_time import now, settled, stopped
+from virtual_time import now, settled, stopped, with_rig
 
 
 class Rig:
-    """A cluster `me`, whose listener hears what the desk decides once it is told."""
+    """The listener of cluster `me`."""
 
     def __init__(
         self, *, poll_every: timedelta = stream.POLL_INTERVAL, chance: float = 0.0
     ) -> None:
-        self.broker = DeskBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
+        self.broker = FakeBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
         self.reservations, self.health = (
             ReservationCache(),
             ComponentHealth(lambda: now().timestamp()),
         )
-        self.heard: list[str] = []
-        self.reservations.subscribe(self.heard.append)
+        self.changes: list[str] = []
+        self.reservations.subscribe(self.changes.append)
         self.listener = InstructionListener(
             self.broker,
             self.reservations,
@@ -50,7 +51,7 @@ class Rig:
         return None if found is None else found.status.phase
 
     def times(self, name: str) -> list[float]:
-        """When the broker was called so."""
+        """When this call was made."""
         return [call.at for call in self.broker.named(name)]
 
     @asynccontextmanager
@@ -61,3 +62,15 @@ class Rig:
             yield
         finally:
             await stopped(task)
+
+
+def listener(**settings: Any) -> Callable[..., Callable[..., None]]:
+    """Decorates a test with a `rig` that runs; the parameters are those of `Rig`."""
+
+    @asynccontextmanager
+    async def open_rig() -> AsyncIterator[Rig]:
+        rig = Rig(**settings)
+        async with rig.running():
+            yield rig
+
+    return with_rig(open_rig)

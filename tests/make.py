@@ -1,10 +1,10 @@
-"""Builders with defaults, so that a test names only what it is about; and a desk to give orders at.
+"""Builders with defaults, so that a test names only what it is about; and a runner of commands.
 
-    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi")
-    held = desk.reserve("cpu=3,memory=1Gi", requester="r")
-    desk.pass_time(make.HOUR)
-    desk.expire()
-    assert desk.available("a") == make.resources("cpu=4,memory=8Gi")
+    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi")
+    held = runner.reserve("cpu=3,memory=1Gi", requester="r")
+    runner.pass_time(make.HOUR)
+    runner.expire()
+    assert runner.available("a") == make.resources("cpu=4,memory=8Gi")
 
 Amounts are texts ("cpu=500m,memory=1Gi,example.com/fpga=2") or ready vectors; prices are decimal texts.
 """
@@ -189,11 +189,11 @@ def reservation(id: str = "rsv-1", asked: Request | None = None, **fields) -> Re
 
 def ledger(**clusters: Amounts | Advertisement) -> Ledger:
     """A ledger with these clusters, all heard from at T0."""
-    return desk(**clusters).ledger
+    return runner(**clusters).ledger
 
 
-def desk(**clusters: Amounts | Advertisement) -> Desk:
-    made = Desk()
+def runner(**clusters: Amounts | Advertisement) -> CommandRunner:
+    made = CommandRunner()
     for name, offer in clusters.items():
         made.advertise(name, offer)
     return made
@@ -212,7 +212,7 @@ class Recorder(Ledger):
         return change
 
 
-class Desk:
+class CommandRunner:
     """Runs commands as the broker does: one after the other, at a time that moves by hand."""
 
     def __init__(self, ledger: Recorder | None = None, now: datetime = T0) -> None:
@@ -230,7 +230,7 @@ class Desk:
     def pass_time(self, duration: timedelta) -> None:
         self.now += duration
 
-    # -- orders
+    # -- commands
 
     def advertise(
         self, name: str, offer: Amounts | Advertisement = "cpu=4,memory=8Gi", **fields
@@ -326,7 +326,7 @@ class Desk:
             given_up += self.fail_over(monitor)
         return given_up
 
-    # -- questions
+    # -- queries
 
     def question(self, wanted: Amounts | Request, **fields) -> PlacementQuery:
         """What a decision is asked about a request made now."""
@@ -388,3 +388,8 @@ def kept(changes: Iterable[Change], revision: int) -> WorkingSet:
         [found for found in few if isinstance(found, Token)],
         [found for found in few if isinstance(found, Limits)],
     )
+
+
+Desk = CommandRunner
+desk = runner
+"""The former names, which other tests still use."""

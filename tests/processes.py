@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubelend.apps.agent_launcher import SETTINGS_VARIABLE
-from waiting import PATIENCE
+from waiting import FACTOR, PATIENCE
 
 
 def kubelend(*arguments: str, temporary: Path) -> subprocess.Popen[str]:
     """Start a command whose temporary files go to this directory."""
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")},
+        "KUBELEND_PATIENCE": str(FACTOR),
         "TMPDIR": str(temporary),
     }
     return subprocess.Popen(

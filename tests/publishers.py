@@ -65,16 +65,16 @@ class Rig:
         await stopped(task)
 
     def moments(self) -> list[float]:
-        """Of every advertisement that was heard, in seconds from the start."""
-        return [round((heard.at - make.T0) / make.SECOND, 3) for heard in self.broker.heard]
+        """Of every accepted advertisement, in seconds from the start."""
+        return [round((each.at - make.T0) / make.SECOND, 3) for each in self.broker.accepted]
 
     def tries(self) -> list[float]:
         """Of every call, in seconds from the start."""
         return [round((at - make.T0) / make.SECOND, 3) for at in self.broker.tries]
 
     def cpus(self) -> list[str | int]:
-        """What was said to be allocated, each time."""
-        found = [heard.body.resources.allocated for heard in self.broker.heard]
+        """What was advertised as allocated, each time."""
+        found = [each.body.resources.allocated for each in self.broker.accepted]
         return [allocated.cpu for allocated in found if allocated is not None]
 
     async def shown(self) -> Advertisement:

@@ -1,9 +1,10 @@
-"""A requester and all that it works with, in virtual time: real objects, and a broker that really decides.
+"""A requester in virtual time, with real objects and a broker that really decides.
 
-async with requesters.running() as rig:
+@requester()
+async def test_request_is_reserved(rig):
     key = await rig.create_request(cpu="2")
-    await rig.passed(60)
-    assert (await rig.status(key)).phase == "Reserved"
+    await passed(60)
+    await rig.expect(key, "Reserved", reservation_name="rsv-1")
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 import make
-from desk_broker import DeskBroker
+from fake_broker import FakeBroker
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import LocalObjects
 from kubelend.agent.requester import ResourceRequestReconciler
@@ -37,39 +38,39 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
-from virtual_time import now, settled, stopped
+from virtual_time import now, settled, stopped, with_rig
 
 TERMS = conversion.RequestLimits(make.HOUR, 24 * make.HOUR, make.HOUR)
 OFFERS = {"p1": "cpu=8,memory=16Gi,gpu=2", "p2": "cpu=4,memory=8Gi"}
-GONE = BrokerUnreachable("nobody answers")
+UNREACHABLE = BrokerUnreachable("no route")
 
 
-def away(by: timedelta) -> Callable[[], datetime]:
-    """A clock that is wrong."""
+def clock_off(by: timedelta) -> Callable[[], datetime]:
+    """A clock that is wrong by so much."""
     return lambda: now() + by
 
 
-class LendingBroker(DeskBroker):
-    """One from which cluster `me` borrows. Its providers never fall silent, and what is over ends in time."""
+class LendingBroker(FakeBroker):
+    """Of the requester `me`. Its providers always advertise, and reservations expire in time."""
 
     def __init__(self, **offers: str) -> None:
         super().__init__("me", make.Desk(now=make.T0))
         self.offers = offers or OFFERS
         self.keys: list[str] = []
-        """Of each request that came."""
-        self.loses_answers = False
-        """Whether it does what it is asked, and nobody hears of it."""
-        self.takes_after = 0.0
-        """Seconds between its decision and the answer."""
+        """The idempotency key of each request."""
+        self.loses_responses = False
+        """Whether calls take effect without a response."""
+        self.response_delay = 0.0
+        """Seconds between the decision and the response."""
 
     @property
     def reserved(self) -> dict[str, str]:
-        """What is taken, by provider."""
+        """Reserved amounts by provider."""
         amounts = {name: self.desk.reserved(name) for name in self.offers}
         return {name: amount.describe() for name, amount in amounts.items() if amount}
 
-    def turn(self) -> None:
-        """Let everything happen that is due by now."""
+    def advance(self) -> None:
+        """Expire what is due, and advertise."""
         self.desk.now = now()
         self.desk.expire()
         for name, offer in self.offers.items():
@@ -78,42 +79,42 @@ class LendingBroker(DeskBroker):
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         self.keys.append(key)
         await self._called("request")
-        asked = conversion.to_request(request, ClusterId(self.cluster), key, TERMS)
-        answer = self.desk.ask(asked)
-        if isinstance(answer, NoFit):
-            raise explanations.no_capacity_error(answer.explanation)
-        return await self._answer(answer)
+        wanted = conversion.to_request(request, ClusterId(self.cluster), key, TERMS)
+        decision = self.desk.ask(wanted)
+        if isinstance(decision, NoFit):
+            raise explanations.no_capacity_error(decision.explanation)
+        return await self._response(decision)
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         await self._called("renew", reservation)
         found = self.desk[ReservationId(reservation)]
         longer = durations.parse_duration(duration) if duration else found.request.duration
         self.desk.renew(found.id, longer)
-        return await self._answer(found.id)
+        return await self._response(found.id)
 
     async def release(self, reservation: str) -> bodies.Reservation:
         await self._called("release", reservation)
         self.desk.release(ReservationId(reservation), Reason.BY_REQUESTER)
-        return await self._answer(ReservationId(reservation))
+        return await self._response(ReservationId(reservation))
 
     async def _called(self, name: str, reservation: str = "") -> None:
         await super()._called(name, reservation)
-        self.turn()
+        self.advance()
 
-    async def _answer(self, reservation: ReservationId) -> bodies.Reservation:
+    async def _response(self, reservation: ReservationId) -> bodies.Reservation:
         body = self.body(reservation)
-        await asyncio.sleep(self.takes_after)
-        if self.loses_answers:
-            raise GONE
+        await asyncio.sleep(self.response_delay)
+        if self.loses_responses:
+            raise UNREACHABLE
         return body
 
 
-class TroubledObjects(MemoryObjects):
-    """Writes fail as long as there is a trouble for them."""
+class FailingObjects(MemoryObjects):
+    """Writes fail while `error` is set."""
 
     def __init__(self) -> None:
         super().__init__(now)
-        self.trouble: Exception | None = None
+        self.error: Exception | None = None
 
     async def apply(self, wanted: Kind) -> Kind:
         self._fail()
@@ -124,12 +125,12 @@ class TroubledObjects(MemoryObjects):
         return await super().set_status(wanted)
 
     def _fail(self) -> None:
-        if self.trouble is not None:
-            raise self.trouble
+        if self.error is not None:
+            raise self.error
 
 
 class Rig:
-    """What a requester has around it."""
+    """A requester and everything around it."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class Rig:
     async def create_request(
         self, name: str = "w", namespace: str = "default", cpu: str = "1", **spec: Any
     ) -> str:
-        """Make a request; gives its key."""
+        """Create a ResourceRequest; returns its key."""
         spec = {"requested_memory": "1Gi", **spec}
         wanted = ResourceRequestSpec(requested_cpu=cpu, **spec)
         made = await self.objects.apply(ResourceRequest(Metadata(name, namespace), wanted))
@@ -185,8 +186,20 @@ class Rig:
     async def status(self, key: str) -> ResourceRequestStatus:
         return (await self.found(key)).status
 
+    async def expect(self, key: str, phase: str, **fields: object) -> ResourceRequestStatus:
+        """The status, which has this phase and these fields."""
+        status, wanted = await self.status(key), {"phase": phase, **fields}
+        assert {name: getattr(status, name) for name in wanted} == wanted
+        return status
+
+    async def set_finalizers(self, key: str, *finalizers: str) -> None:
+        found = await self.found(key)
+        await self.objects.apply(
+            replace(found, metadata=replace(found.metadata, finalizers=finalizers))
+        )
+
     async def writes(self, key: str) -> int:
-        """How often it was written."""
+        """How often the object was written."""
         return int((await self.found(key)).metadata.resource_version.partition("-")[0])
 
     async def instruction(self, key: str) -> ReservationInstruction:
@@ -197,10 +210,15 @@ class Rig:
     async def instructions(self) -> list[str]:
         return [found.key for found in await self.objects.list(ReservationInstruction)]
 
-    async def hear(self, reservation: str) -> None:
-        """The broker tells, as it does on its stream."""
+    async def notify(self, reservation: str) -> None:
+        """The current state of a reservation arrives, as by the stream."""
         self.reservations.put(self.broker.body(reservation))
         await settled()
+
+
+def requester(**settings: Any) -> Callable[..., Callable[..., None]]:
+    """Decorates a test with a `rig`; the parameters are those of `Rig`."""
+    return with_rig(lambda: running(**settings))
 
 
 @asynccontextmanager
@@ -213,9 +231,3 @@ async def running(**settings: Any) -> AsyncGenerator[Rig, None]:
         yield rig
     finally:
         await stopped(task)
-
-
-async def passed(seconds: float) -> None:
-    """Let time pass, and all that comes of it."""
-    await asyncio.sleep(seconds)
-    await settled()

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from kubelend.controllers.reconciler import ReconcileQueue
+from kubelend.kits.workqueue import ReconcileQueue
 
 
 @contextlib.asynccontextmanager
-async def working(looks: ReconcileQueue) -> AsyncIterator[None]:
-    """What was noticed is looked at; the task may not end by itself."""
-    task = asyncio.create_task(looks.run())
+async def working(queue: ReconcileQueue[str]) -> AsyncIterator[None]:
+    """Run the queue; the task may not end by itself."""
+    task = asyncio.create_task(queue.run())
     try:
         yield
         assert not task.done(), task.exception()

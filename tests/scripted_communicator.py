@@ -1,4 +1,4 @@
-"""A broker at the other end of the port, as a test wants it: it hears advertisements, or is in trouble."""
+"""A communicator that accepts advertisements or fails, as a test wants it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from kubelend.core.errors import KubelendError
 from kubelend.wire import bodies
 
 
-class Heard(NamedTuple):
+class Accepted(NamedTuple):
     at: datetime
     body: bodies.Advertisement
 
 
 class ScriptedCommunicator:
-    """Takes every advertisement, unless it is given a reason not to. All else is not in its script."""
+    """Accepts every advertisement unless `error` is set; other calls are not implemented."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
-        self.heard: list[Heard] = []
+        self.accepted: list[Accepted] = []
         self.tries: list[datetime] = []
-        self.trouble: Callable[[], KubelendError] | None = None
+        self.error: Callable[[], KubelendError] | None = None
         self.seconds = 0.0
-        """How long it takes to answer."""
+        """Duration of a call."""
         self.available: bodies.Amounts | None = None
-        self.promises: list[bodies.Reservation] = []
+        self.reservations: list[bodies.Reservation] = []
         self._clock = clock
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         self.tries.append(self._clock())
         await asyncio.sleep(self.seconds)
-        if self.trouble is not None:
-            raise self.trouble()
-        self.heard.append(Heard(self._clock(), advertisement))
+        if self.error is not None:
+            raise self.error()
+        self.accepted.append(Accepted(self._clock(), advertisement))
         resources = replace(advertisement.resources, available=self.available)
-        return bodies.PublishResult(replace(advertisement, resources=resources), self.promises)
+        return bodies.PublishResult(replace(advertisement, resources=resources), self.reservations)
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         raise NotImplementedError

@@ -26,7 +26,7 @@ HOME = "kubelend"
 _PARTS = {
     "broker": ("broker/overlays/replicated", "broker/components/cluster-namespaces"),
     "agent": ("agent/base",),
-    "agent-by-mailbox": ("agent/overlays/cluster-namespace",),
+    "agent-by-namespace": ("agent/overlays/cluster-namespace",),
 }
 """A kustomization, and components on it."""
 

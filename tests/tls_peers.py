@@ -11,7 +11,7 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,15 +117,39 @@ def _serve_one(listener: socket.socket, context: ssl.SSLContext, seen: Handshake
     raw, _ = listener.accept()
     raw.settimeout(10)
     try:
-        with context.wrap_socket(raw, server_side=True) as connection:
-            seen.caller = identity.caller_from_peercert(connection.getpeercert() or {}).name
-            connection.recv(100)
-            connection.sendall(b"welcome\n")
-            connection.unwrap().close()
+        connection = _Connection(raw, context)
+        connection.do(connection.tls.do_handshake)
+        seen.caller = identity.caller_from_peercert(connection.tls.getpeercert() or {}).name
+        connection.do(connection.tls.read, 100)
+        connection.do(connection.tls.write, b"welcome\n")
+        connection.do(connection.tls.unwrap)
     except (ssl.SSLError, ConnectionError, InvalidIdentity) as error:
         seen.server_error = str(error)
     finally:
         raw.close()
+
+
+class _Connection:
+    """A server's end, wrapped as event loops do it."""
+
+    def __init__(self, raw: socket.socket, context: ssl.SSLContext) -> None:
+        self._raw, self._incoming, self._outgoing = raw, ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    def do(self, step: Callable[..., object], *arguments: object) -> None:
+        """Take a step as soon as enough has arrived for it; what it says, an alert too, is sent."""
+        while True:
+            try:
+                step(*arguments)
+                return
+            except ssl.SSLWantReadError:
+                pass
+            finally:
+                self._raw.sendall(self._outgoing.read())
+            if received := self._raw.recv(2**16):
+                self._incoming.write(received)
+            else:
+                self._incoming.write_eof()
 
 
 def _call(

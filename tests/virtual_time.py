@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
@@ -47,6 +49,25 @@ def in_virtual_time(
     return run
 
 
+def with_rig(
+    open_rig: Callable[[], AbstractAsyncContextManager[Any]],
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """As `in_virtual_time`, for a test with a parameter `rig`: what `open_rig` yields while it runs."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        async def run(**given: Any) -> None:
+            async with open_rig() as rig:
+                await test(rig=rig, **given)
+
+        wrapped = in_virtual_time(functools.wraps(test)(run))
+        signature = inspect.signature(test)
+        others = [each for each in signature.parameters.values() if each.name != "rig"]
+        wrapped.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return wrapped
+
+    return decorate
+
+
 def now() -> datetime:
     """The time by the loop that runs."""
     return make.T0 + timedelta(seconds=asyncio.get_running_loop().time())
@@ -59,6 +80,12 @@ async def stopped(*tasks: asyncio.Task[Any]) -> None:
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(outcome, Exception):
             raise outcome
+
+
+async def passed(seconds: float) -> None:
+    """Let time pass, and everything happen that is due by then."""
+    await asyncio.sleep(seconds)
+    await settled()
 
 
 async def settled() -> None:

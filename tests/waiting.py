@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-FACTOR = float(os.environ.get("KUBELEND_PATIENCE", "1"))
+import kubelend.envtest.waiting
+
+FACTOR = kubelend.envtest.waiting.FACTOR
+
 PATIENCE = 30.0 * FACTOR
 """In seconds."""
 

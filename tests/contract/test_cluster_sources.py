@@ -1,7 +1,7 @@
 """What a collector relies on, wherever nodes and pods are. A new kind is one more of `STAGES`.
 
-A stage has the source and can make things happen: `stir` has pods and nodes come, go and be otherwise, and
-`truth` says what is there, by other means than the source.
+A stage has the source and can make things happen: `stir` has pods (in a real cluster nodes too) come, go and
+change, and `truth` says what is there, by other means than the source.
 """
 
 import asyncio
@@ -31,7 +31,6 @@ class SimulatedStage:
         nodes: [{count: 3, capacity: {cpu: 2, memory: 4Gi}, labels: {zone: a}}]
         pods: [{count: 4, requests: {cpu: 100m, memory: 64Mi}}]
         work: [{rate: 10/s, requests: {cpu: 50m..400m}, lifetime: 1s..4s}]
-        failures: [{rate: 1/s, repair: 500ms..2s}, {rate: 30/m, repair: 1s..2s, gone: true}]
         """,
         "test",
     )
@@ -112,7 +111,8 @@ async def set_up(kind, request):
         await stage.clear()
 
 
-STAGES = ("simulated", pytest.param("kubernetes", marks=pytest.mark.kube))
+KUBERNETES = [pytest.param("kubernetes", marks=pytest.mark.kube)]
+STAGES = ["simulated", *KUBERNETES]
 
 
 @pytest.fixture(params=STAGES)
@@ -178,7 +178,8 @@ async def test_changes_applied_to_the_snapshot_give_what_is_there(stage):
             await follow(changes, picture, await stage.truth())
 
 
-async def test_nodes_that_leave_and_join_are_told(stage):
+@pytest.mark.parametrize("stage", KUBERNETES, indirect=True)
+async def test_nodes_that_leave_and_join_are_reported(stage):
     async with aclosing(stage.source.changes()) as changes:
         first = await anext(changes)
         known = {node.name for node in first.nodes}

@@ -3,15 +3,13 @@
 import asyncio
 import contextlib
 from contextlib import aclosing
-from datetime import timedelta
 
 import pytest
 
 import make
-from in_process import TERMS, InProcessCommunicator
 from kubelend.communicators import factory
 from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.communicators.middleware import DelayMiddleware, MetricsMiddleware
+from kubelend.communicators.middleware import MetricsMiddleware
 from kubelend.core.errors import (
     BrokerUnreachable,
     Forbidden,
@@ -30,6 +28,7 @@ from troubled import outage
 from waiting import PATIENCE, until
 
 REQUEST = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
+LIMITS = conversion.RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
 SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
 
 pytestmark = pytest.mark.broker(fails=True)
@@ -42,19 +41,11 @@ async def over_http(broker, cluster):
     return await factory.open_communicator("http", options)
 
 
-async def in_process(broker, cluster):
-    return InProcessCommunicator(broker.service, cluster)
+async def with_metrics(broker, cluster):
+    return MetricsMiddleware(await over_http(broker, cluster), lambda *_: None)
 
 
-async def delayed(broker, cluster):
-    return DelayMiddleware(await in_process(broker, cluster), timedelta(milliseconds=1))
-
-
-async def measured(broker, cluster):
-    return MetricsMiddleware(await in_process(broker, cluster), lambda *_: None)
-
-
-KINDS = {kind.__name__: kind for kind in (over_http, in_process, delayed, measured)}
+KINDS = {kind.__name__: kind for kind in (over_http, with_metrics)}
 
 
 @pytest.fixture(params=[*KINDS, pytest.param("kubernetes", marks=pytest.mark.kube)])
@@ -69,15 +60,15 @@ async def kind(request):
 
 @contextlib.asynccontextmanager
 async def in_cluster_namespaces(kube):
-    from post_offices import PostOffice
+    from tenants import Tenants
 
-    deployment, namespaces = PostOffice(kube), {}
+    deployment, namespaces = Tenants(kube), {}
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(deployment.close)
 
         async def in_a_cluster_namespace(broker, cluster):
             if deployment.controller is None:
-                await stack.enter_async_context(deployment.attended(broker.service))
+                await stack.enter_async_context(deployment.served_by(broker.service))
             if cluster not in namespaces:
                 namespaces[cluster] = deployment.create(cluster)
             return await deployment.open(namespaces[cluster])
@@ -232,7 +223,7 @@ async def test_every_field_of_an_advertisement_and_of_a_request_arrives(broker, 
         FULL_OFFER, ClusterId("lender"), now
     )
     assert ledger.reservations[ReservationId(made.id)].request == conversion.to_request(
-        FULL_REQUEST, ClusterId("borrower"), "k", TERMS
+        FULL_REQUEST, ClusterId("borrower"), "k", LIMITS
     )
     assert made.status.phase == "Reserved"
 

@@ -1,4 +1,4 @@
-"""What the broker relies on, whatever keeps its records. A new kind is one more of `shelves.KINDS`."""
+"""The contract of all stores: records, archive, documents and the audit log."""
 
 import tempfile
 from contextlib import suppress
@@ -11,19 +11,23 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import make
+from kubelend.core import audit_log
+from kubelend.core.audit_log import CHAIN_START, Actor, AuditEntry
 from kubelend.core.errors import KubelendError, StoreFailed
-from kubelend.core.events import Archived, ClusterDeleted
+from kubelend.core.events import Archived, AuditLogTruncated, ClusterDeleted, RecordDeleted
 from kubelend.core.ledger import Ledger
-from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.models import Charge, ClusterId, RequestKey, ReservationId
-from shelves import ARCHIVE_FOR, HERE, KINDS, Shelf, in_kubernetes
+from kubelend.core.lending import LendingPolicy
+from kubelend.core.lifecycle import Phase, Reason, Role
+from kubelend.core.members import Certificate, Member, MembershipStatus, Token, TokenId
+from kubelend.core.models import Charge, ClusterId, Limits, Quota, RequestKey, ReservationId
+from store_kinds import ARCHIVE_FOR, KINDS, LOCAL_KINDS, StoreUnderTest, in_kubernetes
 
 
 @pytest.fixture(params=KINDS)
-def shelf(request):
-    shelf = Shelf.of(request)
-    yield shelf
-    shelf.store.close()
+def opened(request):
+    opened = StoreUnderTest.of(request)
+    yield opened
+    opened.store.close()
 
 
 def finished(id, at=make.T0, **fields):
@@ -55,6 +59,8 @@ FULL_CLUSTER = make.cluster(
         hours=["Mon-Fri 18:00-08:00 Europe/Rome"],
     ),
 )
+
+
 FULL_REQUEST = make.request(
     "cpu=500m,memory=1Gi,gpu=1,example.com/fpga=1",
     "borrower",
@@ -70,6 +76,8 @@ FULL_REQUEST = make.request(
     currency="EUR",
     key="key/1",
 )
+
+
 FULL_RESERVATION = make.reservation(
     "rsv-full",
     FULL_REQUEST,
@@ -93,47 +101,47 @@ FULL_RESERVATION = make.reservation(
 )
 
 
-def test_new_store_is_empty(shelf):
-    assert shelf.contents() == ({}, {}, 0)
+def test_new_store_is_empty(opened):
+    assert opened.contents() == ({}, {}, 0)
 
 
-def test_what_is_committed_is_loaded_field_by_field(shelf):
+def test_every_committed_field_is_loaded(opened):
     plain = make.cluster("plain"), make.reservation("rsv-plain")
-    shelf.commit(FULL_CLUSTER, FULL_RESERVATION, *plain, revision=2**53 + 1)
-    assert shelf.contents() == (
+    opened.commit(FULL_CLUSTER, FULL_RESERVATION, *plain, revision=2**53 + 1)
+    assert opened.contents() == (
         by_id(FULL_CLUSTER, plain[0]),
         by_id(FULL_RESERVATION, plain[1]),
         2**53 + 1,
     )
 
 
-def test_commit_in_one_step_keeps_the_same(shelf):
-    shelf.store.commit([make.cluster("a"), make.reservation("rsv-1")], 7)
-    clusters, reservations, revision = shelf.contents()
+def test_commit_in_one_step_stores_the_same(opened):
+    opened.store.commit([make.cluster("a"), make.reservation("rsv-1")], 7)
+    clusters, reservations, revision = opened.contents()
     assert (list(clusters), list(reservations), revision) == (["a"], ["rsv-1"], 7)
 
 
-def test_what_is_prepared_and_never_finished_is_not_kept(shelf):
-    shelf.commit(make.cluster("a"), revision=1)
-    shelf.store.prepare([make.cluster("b"), make.reservation("rsv-1")], 3)
-    clusters, reservations, revision = shelf.contents()
+def test_unfinished_prepare_stores_nothing(opened):
+    opened.commit(make.cluster("a"), revision=1)
+    opened.store.prepare([make.cluster("b"), make.reservation("rsv-1")], 3)
+    clusters, reservations, revision = opened.contents()
     assert (list(clusters), list(reservations), revision) == (["a"], [], 1)
 
 
-def test_later_commit_changes_what_it_names_and_nothing_else(shelf):
-    shelf.commit(make.cluster("a"), make.cluster("b"), make.reservation("rsv-1"), revision=3)
+def test_later_commit_changes_only_its_records(opened):
+    opened.commit(make.cluster("a"), make.cluster("b"), make.reservation("rsv-1"), revision=3)
     closed = make.cluster("b", cordon="closed")
-    shelf.commit(closed, make.reservation("rsv-2"), revision=5)
-    assert shelf.contents() == (
+    opened.commit(closed, make.reservation("rsv-2"), revision=5)
+    assert opened.contents() == (
         by_id(make.cluster("a"), closed),
         by_id(make.reservation("rsv-1"), make.reservation("rsv-2")),
         5,
     )
 
 
-def test_last_change_of_a_record_in_a_commit_wins(shelf):
+def test_last_change_of_a_record_in_a_commit_wins(opened):
     waiting, placed = make.reservation("rsv-1"), make.reservation("rsv-1", phase=Phase.RESERVED)
-    shelf.commit(
+    opened.commit(
         make.cluster("a"),
         waiting,
         make.cluster("a", "cpu=8,memory=1Gi"),
@@ -141,7 +149,7 @@ def test_last_change_of_a_record_in_a_commit_wins(shelf):
         make.cluster("a", "cpu=2,memory=1Gi"),
         revision=5,
     )
-    assert shelf.contents() == (by_id(make.cluster("a", "cpu=2,memory=1Gi")), by_id(placed), 5)
+    assert opened.contents() == (by_id(make.cluster("a", "cpu=2,memory=1Gi")), by_id(placed), 5)
 
 
 @pytest.mark.parametrize(
@@ -157,55 +165,55 @@ def test_last_change_of_a_record_in_a_commit_wins(shelf):
         ),
     ],
 )
-def test_dropped_clusters_are_gone(shelf, changes, left):
-    shelf.commit(make.cluster("a"), make.cluster("b"), revision=2)
-    shelf.commit(*changes, revision=4)
-    assert shelf.contents()[0].keys() == left
+def test_deleted_clusters_are_not_loaded(opened, changes, left):
+    opened.commit(make.cluster("a"), make.cluster("b"), revision=2)
+    opened.commit(*changes, revision=4)
+    assert opened.contents()[0].keys() == left
 
 
-def test_archived_reservation_leaves_the_working_set_and_is_still_found(shelf):
+def test_archived_reservation_is_only_in_the_archive(opened):
     gone, here = finished("rsv-1"), make.reservation("rsv-2")
-    shelf.commit(gone, here, revision=2)
-    shelf.commit(Archived(gone.id), revision=3)
-    assert shelf.contents() == ({}, by_id(here), 3)
-    assert shelf.archived("rsv-1") == gone
+    opened.commit(gone, here, revision=2)
+    opened.commit(Archived(gone.id), revision=3)
+    assert opened.contents() == ({}, by_id(here), 3)
+    assert opened.archived("rsv-1") == gone
 
 
-def test_reservation_that_lives_and_ends_within_one_commit_is_archived_as_it_ended(shelf):
+def test_reservation_changed_and_archived_in_one_commit_has_its_last_state(opened):
     ended = finished("rsv-1", message="over")
-    shelf.commit(make.reservation("rsv-1"), ended, Archived(ended.id), revision=3)
-    assert shelf.contents() == ({}, {}, 3)
-    assert shelf.archived("rsv-1") == ended
+    opened.commit(make.reservation("rsv-1"), ended, Archived(ended.id), revision=3)
+    assert opened.contents() == ({}, {}, 3)
+    assert opened.archived("rsv-1") == ended
 
 
-def test_reservation_that_comes_back_after_it_was_archived_is_in_the_working_set(shelf):
+def test_reservation_written_after_its_archival_is_in_the_working_set(opened):
     again = make.reservation("rsv-1", message="again")
-    shelf.commit(finished("rsv-1"), Archived(again.id), again, revision=3)
-    assert shelf.contents() == ({}, by_id(again), 3)
+    opened.commit(finished("rsv-1"), Archived(again.id), again, revision=3)
+    assert opened.contents() == ({}, by_id(again), 3)
 
 
 @pytest.mark.parametrize("id", ["rsv-1", "ghost", "", "rsv-1\0", "\ud800"])
-def test_archive_knows_nothing_of_what_was_not_archived(shelf, id):
-    shelf.commit(finished("rsv-1"), revision=1)
-    assert shelf.archived(id) is None
+def test_archive_has_only_archived_reservations(opened, id):
+    opened.commit(finished("rsv-1"), revision=1)
+    assert opened.archived(id) is None
 
 
-def test_archive_forgets_what_finished_too_long_before_the_newcomers(shelf):
+def test_archive_evicts_by_finish_time(opened):
     times = {
         "old": make.T0,
         "kept": make.T0 + timedelta(microseconds=1),
         "new": make.T0 + ARCHIVE_FOR + timedelta(microseconds=1),
     }
     for revision, (name, at) in enumerate(times.items(), start=1):
-        shelf.commit(finished(name, at), Archived(ReservationId(name)), revision=revision)
-    found = {name for name in times if shelf.archived(name) is not None}
+        opened.commit(finished(name, at), Archived(ReservationId(name)), revision=revision)
+    found = {name for name in times if opened.archived(name) is not None}
     assert found == {"kept", "new"}
 
 
-def test_archive_is_judged_by_the_newest_of_a_commit_in_any_order(shelf):
+def test_newest_finish_time_of_a_commit_counts_in_any_order(opened):
     new, old = finished("new", make.T0 + 2 * ARCHIVE_FOR), finished("old", make.T0)
-    shelf.commit(new, old, Archived(new.id), Archived(old.id), revision=4)
-    assert (shelf.archived("new"), shelf.archived("old")) == (new, None)
+    opened.commit(new, old, Archived(new.id), Archived(old.id), revision=4)
+    assert (opened.archived("new"), opened.archived("old")) == (new, None)
 
 
 UNSTORABLE = [
@@ -215,11 +223,11 @@ UNSTORABLE = [
 
 
 @pytest.mark.parametrize("bad", UNSTORABLE)
-def test_commit_with_one_change_that_cannot_be_kept_keeps_nothing(shelf, bad):
-    shelf.commit(make.cluster("a"), make.reservation("rsv-1"), finished("rsv-2"), revision=3)
-    before = shelf.contents()
+def test_commit_with_one_invalid_change_stores_nothing(opened, bad):
+    opened.commit(make.cluster("a"), make.reservation("rsv-1"), finished("rsv-2"), revision=3)
+    before = opened.contents()
     with pytest.raises(StoreFailed):
-        shelf.commit(
+        opened.commit(
             make.cluster("b"),
             ClusterDeleted(ClusterId("a")),
             make.reservation("rsv-1", message="changed"),
@@ -228,29 +236,29 @@ def test_commit_with_one_change_that_cannot_be_kept_keeps_nothing(shelf, bad):
             make.reservation("rsv-3"),
             revision=9,
         )
-    assert shelf.contents() == before
-    assert shelf.archived("rsv-2") is None
+    assert opened.contents() == before
+    assert opened.archived("rsv-2") is None
 
 
-def test_store_that_refused_a_commit_takes_the_next_one_without_reopening(shelf):
+def test_store_accepts_commits_after_a_rejected_one(opened):
     with pytest.raises(StoreFailed):
-        shelf.commit(Archived(ReservationId("ghost")), revision=1)
-    shelf.commit(make.cluster("a"), revision=1)
-    assert shelf.contents() == (by_id(make.cluster("a")), {}, 1)
+        opened.commit(Archived(ReservationId("ghost")), revision=1)
+    opened.commit(make.cluster("a"), revision=1)
+    assert opened.contents() == (by_id(make.cluster("a")), {}, 1)
 
 
-def test_commit_from_behind_the_store_is_refused(shelf):
-    shelf.commit(make.cluster("a"), revision=5)
+def test_commit_with_an_older_revision_is_rejected(opened):
+    opened.commit(make.cluster("a"), revision=5)
     with pytest.raises(StoreFailed, match="revision"):
-        shelf.commit(make.cluster("b"), revision=4)
-    assert shelf.contents() == (by_id(make.cluster("a")), {}, 5)
+        opened.commit(make.cluster("b"), revision=4)
+    assert opened.contents() == (by_id(make.cluster("a")), {}, 5)
 
 
-def test_empty_commit_keeps_its_revision_and_changes_nothing_else(shelf):
-    shelf.commit(make.cluster("a"), revision=1)
-    shelf.commit(revision=2)
-    shelf.commit(revision=2)
-    assert shelf.contents() == (by_id(make.cluster("a")), {}, 2)
+def test_empty_commit_stores_its_revision(opened):
+    opened.commit(make.cluster("a"), revision=1)
+    opened.commit(revision=2)
+    opened.commit(revision=2)
+    assert opened.contents() == (by_id(make.cluster("a")), {}, 2)
 
 
 STRANGE = [
@@ -270,50 +278,59 @@ STRANGE = [
 ]
 
 
-def test_strange_ids_stay_what_they_are_and_apart(shelf):
+def test_unusual_ids_are_distinct_and_unchanged(opened):
     clusters = [make.cluster(name) for name in STRANGE]
     reservations = [finished(name) for name in STRANGE]
-    shelf.commit(*clusters, *reservations, revision=1)
-    assert shelf.contents() == (by_id(*clusters), by_id(*reservations), 1)
-    shelf.commit(*(Archived(found.id) for found in reservations), revision=2)
-    shelf.commit(*(ClusterDeleted(found.id) for found in clusters), revision=3)
-    assert shelf.contents() == ({}, {}, 3)
-    assert [shelf.archived(found.id) for found in reservations] == reservations
+    opened.commit(*clusters, *reservations, revision=1)
+    assert opened.contents() == (by_id(*clusters), by_id(*reservations), 1)
+    opened.commit(*(Archived(found.id) for found in reservations), revision=2)
+    opened.commit(*(ClusterDeleted(found.id) for found in clusters), revision=3)
+    assert opened.contents() == ({}, {}, 3)
+    assert [opened.archived(found.id) for found in reservations] == reservations
 
 
 LARGE = {"kubernetes": (500, "much more than one object holds " * 80)}
+
+
 """Each reservation is two calls there."""
 
 
 @pytest.mark.timeout(120)
-def test_large_commit_is_kept_whole(shelf, request):
-    count, text = LARGE.get(request.node.callspec.params["shelf"], (20_000, ""))
+def test_large_commit_is_stored(opened, request):
+    count, text = LARGE.get(request.node.callspec.params["opened"], (20_000, ""))
     made = (make.reservation(f"rsv-{number}", message=text) for number in range(count))
     reservations = by_id(*made)
-    shelf.commit(*reservations.values(), revision=count)
-    assert shelf.contents() == ({}, reservations, count)
+    opened.commit(*reservations.values(), revision=count)
+    assert opened.contents() == ({}, reservations, count)
 
 
-def test_loaded_lists_are_the_callers_own(shelf):
-    shelf.commit(make.cluster("a"), revision=1)
-    shelf.store.load().clusters.clear()
-    assert shelf.contents()[0].keys() == {"a"}
+def test_loaded_lists_are_copies(opened):
+    opened.commit(make.cluster("a"), revision=1)
+    opened.store.load().clusters.clear()
+    assert opened.contents()[0].keys() == {"a"}
 
 
-def test_closing_twice_is_harmless(shelf):
-    shelf.commit(make.cluster("a"), revision=1)
-    shelf.store.close()
-    shelf.store.close()
-    assert shelf.contents()[0].keys() == {"a"}
+def test_close_is_idempotent(opened):
+    opened.commit(make.cluster("a"), revision=1)
+    opened.store.close()
+    opened.store.close()
+    assert opened.contents()[0].keys() == {"a"}
 
 
 # -- replay equals live
 
+
 NAMES = st.sampled_from("abc")
+
+
 NUMBERS = st.integers(0, 9)
+
+
 SIZES = st.sampled_from(
     ["cpu=1,memory=1Gi", "cpu=3,memory=2Gi", "cpu=2,memory=1Gi,example.com/fpga=1"]
 )
+
+
 ORDERS = st.one_of(
     st.tuples(st.just("advertise"), NAMES, SIZES),
     st.tuples(st.just("reserve"), NAMES, SIZES, st.booleans(), NUMBERS),
@@ -326,37 +343,37 @@ ORDERS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("kind", HERE)
+@pytest.mark.parametrize("kind", LOCAL_KINDS)
 @given(orders=st.lists(ORDERS, min_size=5, max_size=60))
 @settings(max_examples=150)
 def test_ledger_restored_from_a_store_equals_the_live_one(kind, orders):
     with tempfile.TemporaryDirectory() as directory:
-        check_restored(Shelf(HERE[kind](Path(directory))), orders)
+        check_restored(StoreUnderTest(LOCAL_KINDS[kind](Path(directory))), orders)
 
 
 @pytest.mark.timeout(180)
 @given(orders=st.lists(ORDERS, min_size=20, max_size=60))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ledger_restored_from_kubernetes_equals_the_live_one(kube, orders):
-    check_restored(Shelf(in_kubernetes(kube)), orders)
+    check_restored(StoreUnderTest(in_kubernetes(kube)), orders)
 
 
-def check_restored(shelf, orders):
+def check_restored(opened, orders):
     desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,example.com/fpga=1")
     for order, *details in orders:
         if order == "commit":
-            commit_all(shelf, desk)
+            commit_all(opened, desk)
         else:
             with suppress(KubelendError):
                 give(desk, order, *details)
-    commit_all(shelf, desk)
-    restored = Ledger.restore(shelf.reopened().load())
-    shelf.store.close()
+    commit_all(opened, desk)
+    restored = Ledger.restore(opened.reopened().load())
+    opened.store.close()
     assert make.state(restored) == make.state(desk.ledger)
 
 
-def commit_all(shelf, desk):
-    shelf.commit(*desk.changes, revision=desk.ledger.revision)
+def commit_all(opened, desk):
+    opened.commit(*desk.changes, revision=desk.ledger.revision)
     desk.changes.clear()
 
 
@@ -381,3 +398,144 @@ def give(desk, order, *details):
             getattr(desk, order)(found, desk[found].target)
         case (("activate" | "release"), number):
             getattr(desk, order)(ReservationId(f"rsv-{number}"))
+
+
+# -- documents and the audit log
+
+
+MEMBER = Member(
+    Role.CLUSTER,
+    "b\u00e9rlin",
+    MembershipStatus.REVOKED,
+    make.T0,
+    key="sha256:01",
+    asks="sha256:02",
+    token=TokenId("abc"),
+    decided_at=make.T0,
+    decided_by="alice",
+    certificate=Certificate("1f", make.T0, make.T0 + make.HOUR, "sha256:00"),
+    certified_until=make.T0 + make.HOUR,
+    revoked_at=make.T0,
+    reason="left",
+    revision=3,
+)
+
+
+TOKEN = Token(TokenId("abc"), "d1", Role.VIEWER, make.T0, "alice", make.T0, 5, "paris", revision=4)
+
+
+LIMITS = Limits(
+    ClusterId("paris"),
+    LendingPolicy(allow=("team-*",), max_lent={"gpu": 0}),
+    Quota(amounts={"cpu": 1000}, reservations=3, budget=10**9, currency="EUR"),
+    revision=5,
+)
+
+
+def entries(*names):
+    return [AuditEntry(make.T0, Actor("alice", "admin"), "Cordoned", name) for name in names]
+
+
+def documents(opened):
+    loaded = opened.reopened().load()
+    return loaded.members, loaded.tokens, loaded.limits
+
+
+def subjects(opened, after=0, limit=100):
+    return [
+        audit_log.decode_line(line).subject for line in opened.reopened().audit_lines(after, limit)
+    ]
+
+
+def cut(opened, number):
+    (last,) = opened.store.audit_lines(number - 1, 1)
+    opened.commit(
+        AuditLogTruncated(number), audit_log.truncation_entry(last, make.T0, make.T0), revision=1
+    )
+
+
+def is_whole(opened):
+    store = opened.reopened()
+    start, end = store.audit_log_bounds()
+    return not list(audit_log.verify_chain(store.audit_lines(0, 1000), start, end))
+
+
+def test_members_tokens_and_limits_are_loaded(opened):
+    opened.commit(MEMBER, TOKEN, LIMITS, revision=5)
+    assert documents(opened) == ([MEMBER], [TOKEN], [LIMITS])
+
+
+def test_last_document_wins_and_a_deleted_one_is_not_loaded(opened):
+    opened.commit(MEMBER, TOKEN, LIMITS, revision=5)
+    newer = Token(TOKEN.id, "d2", Role.VIEWER, make.T0, "alice", make.T0, 4)
+    opened.commit(
+        RecordDeleted("member", MEMBER.id),
+        TOKEN,
+        newer,
+        RecordDeleted("limits", LIMITS.id),
+        revision=6,
+    )
+    assert documents(opened) == ([], [newer], [])
+    opened.commit(RecordDeleted("token", TOKEN.id), RecordDeleted("token", "nobody"), revision=7)
+    assert documents(opened) == ([], [], [])
+
+
+def test_documents_of_two_kinds_may_share_an_id(opened):
+    token = Token(TokenId("paris"), "d", Role.CLUSTER, make.T0, "alice", make.T0)
+    opened.commit(token, LIMITS, revision=1)
+    opened.commit(RecordDeleted("token", "paris"), revision=2)
+    assert documents(opened) == ([], [], [LIMITS])
+
+
+def test_lines_are_chained_over_commits_and_restarts(opened):
+    assert opened.store.audit_log_bounds() == (CHAIN_START, CHAIN_START)
+    opened.commit(make.cluster("a"), *entries("1", "2"), revision=1)
+    opened.reopened()
+    opened.commit(*entries("3"), revision=1)
+    assert subjects(opened) == ["1", "2", "3"]
+    assert subjects(opened, after=1, limit=1) == ["2"]
+    assert opened.store.audit_log_bounds()[1].number == 3
+    assert is_whole(opened)
+
+
+def test_many_audit_lines_are_stored_in_order(opened):
+    names = [str(number) for number in range(200)]
+    opened.commit(*entries(*names), revision=1)
+    assert subjects(opened, limit=1000) == names
+    assert is_whole(opened)
+
+
+def test_rejected_commit_appends_no_audit_line(opened):
+    opened.commit(*entries("1"), revision=1)
+    with pytest.raises(StoreFailed):
+        opened.commit(*entries("2"), Archived(ReservationId("ghost")), revision=2)
+    opened.commit(*entries("3"), revision=2)
+    assert subjects(opened) == ["1", "3"]
+    assert is_whole(opened)
+
+
+def test_truncation_stores_the_chain_head(opened):
+    opened.commit(*entries("1", "2", "3", "4"), revision=1)
+    cut(opened, 3)
+    assert [audit_log.decode_line(line).number for line in opened.reopened().audit_lines(0, 9)] == [
+        4,
+        5,
+    ]
+    start, end = opened.reopened().audit_log_bounds()
+    assert (start.number, end.number) == (3, 5)
+    assert is_whole(opened)
+    cut(opened, 5)
+    opened.commit(*entries("7"), revision=1)
+    assert [audit_log.decode_line(line).number for line in opened.reopened().audit_lines(0, 9)] == [
+        6,
+        7,
+    ]
+    assert is_whole(opened)
+
+
+@pytest.mark.parametrize("line", [0, 9])
+def test_truncation_of_missing_lines_changes_nothing(opened, line):
+    opened.commit(*entries("1", "2"), revision=1)
+    opened.commit(AuditLogTruncated(line), revision=1)
+    assert subjects(opened) == ["1", "2"]
+    assert is_whole(opened)

@@ -80,7 +80,7 @@ def test_a_request_that_is_dropped_in_as_a_file_becomes_a_promise_at_both_ends(r
 
 
 def test_a_file_that_nobody_can_read_is_told_and_ignored(rome, bonn):
-    path = rome.path(ResourceRequest, "odd")
+    path = rome.manifest("odd")
     path.write_text("kind: [")
     rome.wait_for(
         lambda: any("odd" in line["file"] for line in rome.logged("Ignoring invalid object file"))

@@ -284,7 +284,7 @@ def test_a_watch_ends_when_nobody_reads_it(kubelend, broker, certificates):
 def watching(broker, certificates):
     program = str(Path(sys.executable).with_name("kubelend"))
     environment = {
-        "PATH": os.environ["PATH"],
+        **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
         "KUBELEND_BROKER_URL": broker.url,
         "KUBELEND_CERT_PATH": str(certificates.cluster("borrower")),
     }

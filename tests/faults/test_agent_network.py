@@ -1,15 +1,22 @@
-"""Agents behind a network that is cut, either way, or slow: they wait, and nothing is taken twice."""
+"""Agents behind a network that is cut, slow or repeats messages, and agents with wrong clocks."""
 
 import asyncio
 import contextlib
+import random
+import time
 from collections import Counter
+from contextlib import aclosing, suppress
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 import agents
 import tcp_cuts
 from kubelend.api import instructions
+from kubelend.communicators.middleware import Middleware
+from kubelend.core.errors import KubelendError
+from kubelend.wire import bodies
 from waiting import until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
@@ -24,14 +31,14 @@ IMPATIENT = {
     "silence": timedelta(seconds=1),
 }
 LATE = 1.2
-"""Seconds: nobody waits so long."""
+"""Seconds, longer than any timeout."""
 CONNECTIONS = 6
 """More than the agent uses at a time."""
 
 
 @pytest.fixture
 async def scene(certificates, tmp_path, monkeypatch):
-    # A stream shows every moment that it lives, or a short silence would mean nothing.
+    # Frequent keep-alives, so that a short silence means that the stream is dead.
     monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.2)
     async with agents.scene(certificates, tmp_path) as scene:
         yield scene
@@ -51,15 +58,17 @@ async def behind(scene):
 
 async def at_once(act, members):
     async with asyncio.TaskGroup() as group:
-        for member in members:
-            group.create_task(act(*member))
+        acting = [group.create_task(act(*member)) for member in members]
+    return [task.result() for task in acting]
 
 
-def is_unheard(found):
+def is_unanswered(found):
     return (found.status.phase, found.status.reason) == ("Pending", "BrokerUnreachable")
 
 
-async def test_cut_off_requester_keeps_what_it_has_and_gets_the_rest_afterwards(scene, behind):
+async def test_cut_off_requester_keeps_its_reservations_and_gets_the_others_afterwards(
+    scene, behind
+):
     lender = await scene.start("lender", scene.broker.port)
     members = [(way, *await behind(f"r-{number}")) for number, way in enumerate(CUTS)]
     kept = {}
@@ -74,13 +83,13 @@ async def test_cut_off_requester_keeps_what_it_has_and_gets_the_rest_afterwards(
         await agent.delete_request("dropped")
 
     async def suffer(way, line, agent):
-        late = await agent.shows("late", is_unheard)
+        late = await agent.shows("late", is_unanswered)
         assert "did not answer within" in late.status.message
         dropped = await agent.shows("dropped", lambda found: found.status.reason != "InUse")
         assert dropped.status.message.startswith(
             "Deletion waits until the reservation is released: "
         )
-        # What comes down alone still comes: a stream that speaks is not dead.
+        # What the broker sends still arrives: the stream is alive.
         parts = {"publisher"} if way == "upwards" else {"publisher", "stream"}
         await until_resolved(lambda: missing(agent, parts))
         assert kept[way, "kept"] in await lender.holds()
@@ -99,12 +108,12 @@ async def test_cut_off_requester_keeps_what_it_has_and_gets_the_rest_afterwards(
     assert len(await agents.until_agreed(scene.broker, lender, *borrowers)) == 2 * len(CUTS)
     for agent in borrowers:
         await agent.wait_until_ready()
-    # However often each was asked for, and whichever of that was heard.
-    assert await locks(scene.broker) == {"r-0": 3, "r-1": 3, "r-2": 3}
+    # However often each was requested, and whichever of those arrived.
+    assert await reservation_counts(scene.broker) == {"r-0": 3, "r-1": 3, "r-2": 3}
     await agents.until_over(scene.broker, lender, *borrowers)
 
 
-async def locks(broker):
+async def reservation_counts(broker):
     """How many reservations each requester has, or has had."""
     found = (await broker.viewer().read("reservations"))["reservations"]
     return Counter(one["requesterID"] for one in found)
@@ -114,7 +123,7 @@ async def missing(agent, parts):
     return ", ".join(parts - agent.problems.keys())
 
 
-async def test_cut_off_provider_keeps_its_promises_and_hears_of_the_rest_afterwards(scene, behind):
+async def test_cut_off_provider_keeps_its_holds_and_learns_of_the_others_afterwards(scene, behind):
     borrower = await scene.start("borrower", scene.broker.port)
     members = [(way, *await behind(f"p-{number}", agents.SOME)) for number, way in enumerate(CUTS)]
 
@@ -168,7 +177,7 @@ async def knows(agent, reservation):
     return "" if reservation in holds else f"{agent.name} holds {holds}"
 
 
-async def test_broker_that_is_slow_but_in_time_is_only_slow(scene, behind):
+async def test_slow_broker_causes_no_errors(scene, behind):
     lender = await scene.start("lender", scene.broker.port)
     line, agent = await behind("r")
     line.slow(up=0.1, down=0.1)
@@ -179,9 +188,9 @@ async def test_broker_that_is_slow_but_in_time_is_only_slow(scene, behind):
     await agents.until_over(scene.broker, lender, agent)
 
 
-async def untaken(broker, count):
+async def unreserved(broker, count):
     found = len(await agents.open_reservations(broker))
-    return "" if found == count else f"{found} of {count} have been heard all the same"
+    return "" if found == count else f"{found} of {count} have arrived all the same"
 
 
 async def open_connections(agent):
@@ -197,17 +206,17 @@ async def open_connections(agent):
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-async def test_what_arrives_too_late_takes_nothing_twice(scene, behind, way):
-    """Questions, or answers, arrive when nobody waits for them any more."""
+async def test_late_requests_and_responses_reserve_nothing_twice(scene, behind, way):
+    """They arrive when the caller no longer waits for them."""
     lender = await scene.start("lender", scene.broker.port)
     line, agent = await behind("r")
     await open_connections(agent)
     line.slow(**{way: LATE})
     await agent.create_request("kept")
     await agent.create_request("dropped")
-    await agent.shows("kept", is_unheard)
-    await agent.shows("dropped", is_unheard)
-    await until_resolved(lambda: untaken(scene.broker, 2))
+    await agent.shows("kept", is_unanswered)
+    await agent.shows("dropped", is_unanswered)
+    await until_resolved(lambda: unreserved(scene.broker, 2))
     taken = await agents.open_reservations(scene.broker)
     await agent.delete_request("dropped")
     line.mend()
@@ -216,3 +225,205 @@ async def test_what_arrives_too_late_takes_nothing_twice(scene, behind, way):
     assert found.status.reservation_name in taken
     assert len(await agents.until_agreed(scene.broker, lender, agent)) == 1
     await agents.until_over(scene.broker, lender, agent)
+
+
+# -- repeated and reordered messages
+
+NAMES = ("a", "b", "c")
+ROUNDS = 12
+MEMORY = 200
+"""Number of messages that are repeated."""
+
+
+class Reordering(Middleware):
+    """Repeats and reorders all that the broker sends about reservations."""
+
+    def __init__(self, inner, dice):
+        super().__init__(inner)
+        self.repeated = 0
+        self._dice = dice
+        self._sent = []
+        self._instructions = []
+
+    async def wrap_call(self, name, call):
+        return await call()
+
+    async def publish(self, advertisement):
+        answer = await self._inner.publish(advertisement)
+        return replace(answer, provider_instructions=self._reordered(answer.provider_instructions))
+
+    async def instructions(self):
+        return self._reordered(await self._inner.instructions())
+
+    async def stream(self, on_reset):
+        """Yields what has come within a moment, with some of what came before."""
+        news: asyncio.Queue[bodies.Instruction | KubelendError] = asyncio.Queue()
+        reading = asyncio.create_task(self._read(on_reset, news))
+        try:
+            while True:
+                batch = [await news.get()]
+                await asyncio.sleep(self._dice.uniform(0, 0.03))
+                while not news.empty():
+                    batch.append(news.get_nowait())
+                for one in self._mixed(batch, self._instructions):
+                    if isinstance(one, KubelendError):
+                        raise one
+                    yield one
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+
+    async def _read(self, on_reset, news):
+        try:
+            async with aclosing(self._inner.stream(on_reset)) as instructions:
+                async for instruction in instructions:
+                    self._sent.append(instruction.reservation)
+                    news.put_nowait(instruction)
+        except KubelendError as error:
+            news.put_nowait(error)
+
+    def _reordered(self, listed):
+        return self._mixed(listed, self._sent)
+
+    def _mixed(self, news, before):
+        old = self._dice.sample(before, min(len(before), 5))
+        self.repeated += len(old)
+        before += [one for one in news if not isinstance(one, KubelendError)]
+        del before[:-MEMORY]
+        mixed = [*news, *news, *old]
+        self._dice.shuffle(mixed)
+        return mixed
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_repeated_and_reordered_messages_change_nothing(certificates, tmp_path, seed):
+    dice, routes = random.Random(seed), []
+
+    def reordering(inner):
+        routes.append(Reordering(inner, dice))
+        return routes[-1]
+
+    def disturb(agent):
+        agent.wrap = reordering
+
+    async with agents.scene(certificates, tmp_path) as (broker, start, _):
+        members = [await start(name, broker.port, prepare=disturb) for name in NAMES]
+        for number in range(ROUNDS):
+            for agent in members:
+                await agent.create_request(f"w{number}", cpu="100m", memory="64Mi")
+            for agent in members if number % 3 else ():
+                await agent.becomes(f"w{number}", "Active")
+            for agent in members if number % 2 else ():
+                await agent.delete_request(f"w{number}")
+        for agent in members:
+            await agent.becomes(f"w{ROUNDS - 2}", "Active")
+            await agent.wait_deleted(f"w{ROUNDS - 1}")
+        left = await agents.until_agreed(broker, *members)
+        assert len(left) == ROUNDS // 2 * len(members)
+        await agents.until_over(broker, *members)
+        assert all(route.repeated > ROUNDS for route in routes)
+        # More repetitions, after everything is released.
+        repeated = [route.repeated for route in routes]
+        await until_resolved(lambda: all_repeat(routes, repeated))
+        assert await agents.until_agreed(broker, *members) == {}
+
+
+async def all_repeat(routes, before):
+    many = [route.repeated - then for route, then in zip(routes, before, strict=True)]
+    return "" if min(many) > 5 else f"repeated {many}"
+
+
+# -- wrong clocks
+
+SKEWS = {"ahead": agents.HOUR, "behind": -agents.HOUR}
+SHORT = 2.0
+"""Seconds that a reservation lasts."""
+
+
+@pytest.fixture
+async def skewed(scene):
+    """A lender and a borrower for each skew."""
+
+    async def start(role, way, cluster):
+        return await scene.start(
+            f"{role}-{way}",
+            scene.broker.port,
+            cluster=cluster,
+            prepare=lambda agent: agent.skew_clock(SKEWS[way]),
+        )
+
+    return [
+        (await start("lender", way, agents.SOME), await start("borrower", way, agents.NOTHING))
+        for way in SKEWS
+    ]
+
+
+async def test_reservations_with_wrong_clocks_last_as_long_as_the_broker_says(scene, skewed):
+    async def live(lender, borrower):
+        for name, renew in (("short", False), ("renewed", True)):
+            await borrower.create_request(
+                name, duration=f"{SHORT}s", renew=renew, target_cluster_id=lender.name
+            )
+        for name in ("short", "renewed"):
+            await borrower.becomes(name, "Active")
+        began = time.monotonic()
+        await until_resolved(lambda: holding(lender, 2))
+        first = await borrower.request("renewed")
+        expired = await borrower.becomes("short", "Expired")
+        lasted = time.monotonic() - began
+        return first, expired, lasted
+
+    lived = await at_once(live, skewed)
+    everyone = [agent for member in skewed for agent in member]
+    # Longer than requested: it has been renewed by an agent whose clock is wrong.
+    await at_once(
+        renewed, [(one[1], first) for one, (first, *_) in zip(skewed, lived, strict=True)]
+    )
+    for _, expired, lasted in lived:
+        assert lasted > SHORT - 1
+        assert expired.status.reason == "Expired"
+    known = await agents.until_agreed(scene.broker, *everyone)
+    assert sorted(found["requesterID"] for found in known.values()) == sorted(
+        borrower.name for _, borrower in skewed
+    )
+    await agents.until_over(scene.broker, *everyone)
+
+
+async def holding(lender, count):
+    holds = await lender.holds()
+    return "" if len(holds) == count else f"{lender.name} holds {holds}"
+
+
+async def renewed(borrower, first):
+    """Wait until a request has been renewed twice."""
+    ends = {first.status.expires_at}
+
+    def is_later(found):
+        ends.add(found.status.expires_at)
+        return len(ends) > 2
+
+    found = await borrower.shows("renewed", is_later)
+    assert found.status.reservation_name == first.status.reservation_name
+
+
+async def test_expiry_is_seen_with_wrong_clocks_when_the_broker_says_so(scene, skewed):
+    async def begin(lender, borrower):
+        await borrower.create_request("w", duration="4h", target_cluster_id=lender.name)
+        await borrower.becomes("w", "Active")
+
+    async def see(lender, borrower):
+        found = await borrower.becomes("w", "Expired")
+        assert found.status.message
+
+    await at_once(begin, skewed)
+    everyone = [agent for member in skewed for agent in member]
+    assert len(await agents.until_agreed(scene.broker, *everyone)) == len(skewed)
+    # By the clocks that are ahead it is later already; they do nothing.
+    scene.broker.clock.pass_time(3 * agents.HOUR)
+    await scene.broker.expire()
+    assert len(await agents.until_agreed(scene.broker, *everyone)) == len(skewed)
+    scene.broker.clock.pass_time(agents.HOUR)
+    await scene.broker.expire()
+    await at_once(see, skewed)
+    assert await agents.until_agreed(scene.broker, *everyone) == {}

@@ -43,7 +43,7 @@ async def state(broker, name):
     }
 
 
-async def test_two_hundred_at_once_fill_three_clusters_to_the_last_unit(broker):
+async def test_concurrent_requests_fill_all_capacity_exactly(broker):
     for name in CLUSTERS:
         await broker.cluster(name).advertise("10", "100Gi")
     answers = await ask_at_once(broker, [wish("1", "1Gi") for _ in range(200)])
@@ -58,7 +58,7 @@ async def test_two_hundred_at_once_fill_three_clusters_to_the_last_unit(broker):
         assert len(await broker.cluster(name).read("instructions")) == 10
 
 
-async def test_two_hundred_of_all_sizes_never_overbook_and_leave_no_room_for_the_refused(broker):
+async def test_concurrent_requests_of_all_sizes_never_overbook(broker):
     dice = random.Random(7)
     for name, cpu in zip(CLUSTERS, ("16", "32", "48"), strict=True):
         await broker.cluster(name).advertise(cpu, "256Gi")
@@ -82,7 +82,7 @@ async def test_two_hundred_of_all_sizes_never_overbook_and_leave_no_room_for_the
             assert not any(amounts.fits_in(found["available"]) for found in states.values())
 
 
-async def test_requests_for_the_last_piece_have_one_winner(broker):
+async def test_last_unit_is_reserved_once(broker):
     for _ in range(5):
         await broker.cluster("a").advertise("1", "1Gi")
         answers = await ask_at_once(broker, [wish("1", "1Gi") for _ in range(40)])
@@ -96,7 +96,7 @@ async def test_requests_for_the_last_piece_have_one_winner(broker):
         assert {answer.status for answer in released} == {200}
 
 
-async def test_waiters_and_takers_at_once_are_all_served_in_the_end(broker):
+async def test_queued_and_immediate_requests_are_all_served(broker):
     """Each gives back what it had; who waits gets it; at the end nothing is held and nobody waits."""
     await broker.cluster("a").advertise("8", "64Gi")
     callers = [broker.cluster(f"r{number}") for number in range(CALLERS)]
@@ -120,7 +120,7 @@ async def is_placed(caller, found):
 
 
 @pytest.mark.timeout(60)
-async def test_everything_at_once_leaves_a_ledger_without_a_fault(start, tmp_path):
+async def test_concurrent_operations_leave_a_consistent_ledger(start, tmp_path):
     """Advertising, borrowing, giving back, refusing, cordoning and draining, with nobody in order."""
     path = tmp_path / "kubelend.db"
     broker = await start(open_store=partial(factory.open_store, str(path)))

@@ -1,5 +1,6 @@
-"""A holder killed in the middle of a renewal has a certificate that works, and renews it when it is back."""
+"""A process killed while it renews its certificate leaves one that works."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,21 +15,20 @@ from kubelend.transports import tls
 
 TESTS = Path(__file__).parents[1]
 
-# Renews without a pause; a desk instead of a broker, for the disk is what this is about.
+# Renews without a pause, without a broker.
 _PROGRAM = """
 import asyncio, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from desks import Desk
-from kubelend.apps.renewal import Renewer
+from issuers import Issuer
+from kubelend.apps import renewal
 from kubelend.pki.authority import Authority
 
 async def main(authority, directory):
     now = datetime.now(UTC)
-    desk = Desk(Authority.load(authority), now)
-    renewer = Renewer(directory, desk.ask, desk.prove)
+    issuer = Issuer(Authority.load(authority), now)
     while True:
-        assert await renewer.renew(now, force=True) is not None
+        assert await renewal.renew(directory, issuer.issue, issuer.verify, now, force=True)
         print("renewed", flush=True)
 
 asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
@@ -60,7 +60,7 @@ def test_a_kill_at_any_moment_leaves_a_pair_that_works(tmp_path):
 def renewing(authority, directory):
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, authority, directory],
-        env={"PYTHONPATH": str(TESTS)},
+        env={"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -1,20 +1,20 @@
-"""What several of the tests on a real API server begin with."""
+"""Fixtures of the tests on a real API server."""
 
 import pytest
 
 from kube_stores import Place
-from post_offices import PostOffice
+from tenants import Tenants
 
 
 @pytest.fixture
 def place(kube):
-    """Where a store can be, or several brokers' one."""
+    """A namespace for a store, or for the store of several brokers."""
     return Place(kube)
 
 
 @pytest.fixture
-def office(kube):
-    """A broker's namespace, in which mailboxes can be made."""
-    office = PostOffice(kube)
-    yield office
-    office.close()
+def tenants(kube):
+    """Cluster namespaces of a broker."""
+    tenants = Tenants(kube)
+    yield tenants
+    tenants.close()

@@ -116,7 +116,7 @@ async def test_edited_reserved_is_put_right(broker):
         pytest.param({"phase": "Stale", "active": False, "score": "1.00"}, id="what is shown"),
         pytest.param({"record": None}, id="record taken out"),
         pytest.param(
-            {"record": {"revision": 99999, "checksum": "1", "data": "{}"}}, id="record spoilt"
+            {"record": {"revision": 99999, "checksum": "1", "data": "{}"}}, id="record corrupt"
         ),
     ],
 )
@@ -166,12 +166,12 @@ async def test_ghost_is_removed(broker):
     await broker.advertise("lender", "4")
     amounts = {"cpu": "9", "memory": "9Gi"}
     spec = {
-        "clusterID": "ghost",
+        "clusterID": "orphan",
         "resources": {"capacity": amounts, "allocated": amounts, "available": amounts},
     }
     label = {"broker.fluidos.eu/managed-by": "broker"}
-    await broker.apply(ClusterAdvertisement, "ghost-adv", spec, labels=label)
-    await broker.gone(ClusterAdvertisement, "ghost-adv")
+    await broker.apply(ClusterAdvertisement, "orphan-adv", spec, labels=label)
+    await broker.gone(ClusterAdvertisement, "orphan-adv")
     assert list(broker.ledger.clusters) == ["lender"]
 
 
@@ -188,7 +188,7 @@ async def test_cordoned_cluster_is_shown_closed(broker):
 
 
 async def test_word_of_an_object_and_of_the_rest_interface_do_not_fight(broker):
-    """Whoever spoke last counts, until the other says something new."""
+    """The latest advertisement counts, until the other source sends a newer one."""
     await broker.advertise("lender", "4")
     await broker.available("lender", "4")
     await broker.service.advertise(make.advertisement("lender", "cpu=9,memory=16Gi"))

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 DEFINITIONS = Path(__file__).parents[2] / "deploy" / "crds"
 LENDING = "lending"
 
-WISH = """
+REQUEST = """
 apiVersion: rear.fluidos.eu/v1alpha1
 kind: ResourceRequest
 metadata: {name: %s, namespace: team}
@@ -131,7 +131,7 @@ def test_sums_are_advertised(bonn, machines):
 
 
 def test_request_becomes_a_promise_at_both_ends_and_is_given_back(rome, bonn, machines):
-    rome.apply(WISH % "training")
+    rome.apply(REQUEST % "training")
     found = rome.shows(ResourceRequest, "training", has("Active"), "team")
     reservation = found.status.reservation_name
     assert found.status.target_cluster_id == "bonn"
@@ -147,19 +147,19 @@ def test_request_becomes_a_promise_at_both_ends_and_is_given_back(rome, bonn, ma
 
 def test_annotations_of_others_stay(rome, bonn, machines):
     """What kubectl has noted there is how it knows its own changes from those of others."""
-    rome.apply(WISH % "noted")
+    rome.apply(REQUEST % "noted")
     found = rome.shows(ResourceRequest, "noted", has("Active"), "team")
     assert "kubectl.kubernetes.io/last-applied-configuration" in found.metadata.annotations
     rome.cluster.kubectl("delete", "resourcerequest", "noted", "--namespace=team")
 
 
 def test_restart_of_the_api_server_in_the_middle_is_survived(rome, bonn, machines):
-    rome.apply(WISH % "before")
+    rome.apply(REQUEST % "before")
     before = rome.shows(ResourceRequest, "before", has("Active"), "team")
     bonn.cluster.kill()
     bonn.wait_for(lambda: "cannot watch nodes" in bonn.get("/readyz")[1])
     assert bonn.get("/healthz") == (200, "ok")
-    rome.apply(WISH % "meanwhile")
+    rome.apply(REQUEST % "meanwhile")
     rome.shows(ResourceRequest, "meanwhile", has("Reserved"), "team")
     bonn.cluster.start()
     bonn.cluster.wait_until_ready()

@@ -72,12 +72,12 @@ def hasty(kube_client):
 
 
 @pytest.fixture
-def wish(namespace):
-    def wish(cpu="1", name="wish", **metadata):
+def make_request(namespace):
+    def make(cpu="1", name="request", **metadata):
         spec = ResourceRequestSpec(cpu, "1Gi", duration="1h")
         return ResourceRequest(Metadata(name, namespace, **metadata), spec)
 
-    return wish
+    return make
 
 
 def pending(found):
@@ -87,12 +87,12 @@ def pending(found):
 # -- others who are quicker
 
 
-async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, wish):
-    made = await objects.apply(wish())
-    late = hasty(lambda: objects.apply(wish(cpu="2")))
+async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, make_request):
+    made = await objects.apply(make_request())
+    late = hasty(lambda: objects.apply(make_request(cpu="2")))
     with pytest.raises(Conflict, match="was modified"):
-        await late.apply(replace(made, spec=wish(cpu="3").spec))
-    late = hasty(lambda: objects.apply(wish(cpu="4")))
+        await late.apply(replace(made, spec=make_request(cpu="3").spec))
+    late = hasty(lambda: objects.apply(make_request(cpu="4")))
     newest = await objects.find(ResourceRequest, made.key)
     with pytest.raises(Conflict, match="was modified"):
         await late.set_status(pending(newest))
@@ -100,37 +100,39 @@ async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, 
     assert (found.spec.requested_cpu, found.status.phase) == ("4", "")
 
 
-async def test_change_in_between_is_kept_beside_that_of_who_has_not_read(objects, hasty, wish):
-    made = await objects.apply(wish())
+async def test_change_in_between_is_kept_beside_that_of_who_has_not_read(
+    objects, hasty, make_request
+):
+    made = await objects.apply(make_request())
     late = hasty(lambda: objects.set_status(pending(made)))
-    changed = await late.apply(wish(cpu="2"))
+    changed = await late.apply(make_request(cpu="2"))
     assert (changed.spec.requested_cpu, changed.status.phase) == ("2", "Pending")
 
 
-async def test_object_that_somebody_makes_in_between_is_changed(objects, hasty, wish):
-    late = hasty(lambda: objects.apply(wish(cpu="1")))
-    changed = await late.apply(wish(cpu="2"))
+async def test_object_that_somebody_makes_in_between_is_changed(objects, hasty, make_request):
+    late = hasty(lambda: objects.apply(make_request(cpu="1")))
+    changed = await late.apply(make_request(cpu="2"))
     assert (changed.spec.requested_cpu, changed.metadata.generation) == ("2", 2)
 
 
-async def test_object_that_goes_in_between_is_not_made_anew(objects, hasty, wish):
-    made = await objects.apply(wish())
+async def test_object_that_goes_in_between_is_not_made_anew(objects, hasty, make_request):
+    made = await objects.apply(make_request())
     late = hasty(lambda: objects.delete(ResourceRequest, made.key))
     with pytest.raises(Conflict):
-        await late.apply(replace(made, spec=wish(cpu="2").spec))
-    made = await objects.apply(wish())
+        await late.apply(replace(made, spec=make_request(cpu="2").spec))
+    made = await objects.apply(make_request())
     late = hasty(lambda: objects.delete(ResourceRequest, made.key))
-    assert await late.set_status(pending(replace(made, metadata=wish().metadata))) is None
+    assert await late.set_status(pending(replace(made, metadata=make_request().metadata))) is None
     assert await objects.list(ResourceRequest) == []
 
 
-async def test_what_others_have_written_beside_ours_stays(kube_client, objects, wish):
-    made = await objects.apply(wish())
+async def test_what_others_have_written_beside_ours_stays(kube_client, objects, make_request):
+    made = await objects.apply(make_request())
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": "u-1"}
     change = {"metadata": {"ownerReferences": [owner]}}
     await kube_client.patch(REQUESTS, made.metadata.name, made.metadata.namespace, change)
     newest = await objects.find(ResourceRequest, made.key)
-    await objects.apply(replace(newest, spec=wish(cpu="2").spec))
+    await objects.apply(replace(newest, spec=make_request(cpu="2").spec))
     path = REQUESTS.path(made.metadata.namespace, made.metadata.name)
     assert b'"ownerReferences"' in await kube_client.raw("GET", path)
 
@@ -138,10 +140,10 @@ async def test_what_others_have_written_beside_ours_stays(kube_client, objects, 
 # -- where they are, and whether they can be seen
 
 
-async def test_only_the_namespace_counts_if_one_is_named(kube_client, objects, wish):
+async def test_only_the_namespace_counts_if_one_is_named(kube_client, objects, make_request):
     await kube_objects.make_namespaces(kube_client, "elsewhere")
-    elsewhere = replace(wish(name="other"), metadata=Metadata("other", "elsewhere"))
-    made = await objects.apply(wish())
+    elsewhere = replace(make_request(name="other"), metadata=Metadata("other", "elsewhere"))
+    made = await objects.apply(make_request())
     await objects.apply(elsewhere)
     assert await objects.list(ResourceRequest) == [made]
     async with contextlib.aclosing(objects.watch(ResourceRequest)) as watch:
@@ -149,9 +151,9 @@ async def test_only_the_namespace_counts_if_one_is_named(kube_client, objects, w
     await objects.delete(ResourceRequest, elsewhere.key)
 
 
-async def test_namespace_that_is_not_there_is_told(objects, wish):
+async def test_missing_namespace_is_reported(objects, make_request):
     with pytest.raises(NotFound, match='namespaces "nowhere" not found'):
-        await objects.apply(replace(wish(), metadata=Metadata("a", "nowhere")))
+        await objects.apply(replace(make_request(), metadata=Metadata("a", "nowhere")))
 
 
 async def test_missing_permission_is_told_and_waited_for(kube, namespace):

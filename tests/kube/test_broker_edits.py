@@ -45,7 +45,7 @@ async def edit_each(load, kind, change, subresource=""):
         await edit(load, kind, found.metadata.name, change, subresource)
 
 
-async def test_somebody_who_writes_into_all_objects_all_the_time_stops_nothing(home):
+async def test_constant_edits_of_all_objects_stop_nothing(home):
     load = home.load
 
     async def meddle(number):
@@ -59,7 +59,7 @@ async def test_somebody_who_writes_into_all_objects_all_the_time_stops_nothing(h
     await load.check(promised)
 
 
-SPOILT = [
+CORRUPT = [
     pytest.param({"status": None}, "status", id="status emptied"),
     pytest.param({"status": {"record": None}}, "status", id="record taken out"),
     pytest.param(
@@ -71,8 +71,8 @@ SPOILT = [
 ]
 
 
-@pytest.mark.parametrize("change, subresource", SPOILT)
-async def test_spoilt_objects_are_put_right_and_hold_what_they_held(home, change, subresource):
+@pytest.mark.parametrize("change, subresource", CORRUPT)
+async def test_edited_objects_are_repaired_and_keep_their_reservations(home, change, subresource):
     load = home.load
 
     async def spoil(number):
@@ -87,7 +87,7 @@ async def test_spoilt_objects_are_put_right_and_hold_what_they_held(home, change
         assert (found.status.record is not None) == (found.status.phase != "Failed"), found
 
 
-async def test_advertisements_that_go_and_come_back_find_their_locks(home):
+async def test_recreated_advertisements_have_their_reservations(home):
     load = home.load
 
     async def trouble():
@@ -107,8 +107,8 @@ EMPTIED = [
 
 
 @pytest.mark.parametrize("change", EMPTIED)
-@pytest.mark.parametrize("kind", ["rsv-", "last-wish-"], ids=["over REST", "by object"])
-async def test_what_is_emptied_while_no_broker_runs_is_lent_to_nobody_else(
+@pytest.mark.parametrize("kind", ["rsv-", "last-request-"], ids=["over REST", "by object"])
+async def test_objects_cleared_while_no_broker_runs_are_not_lent_again(
     kube, namespace, certificates, kind, change
 ):
     """The next one does not guess: it names the object and waits. To delete that is to give it back."""
@@ -127,7 +127,7 @@ async def test_what_is_emptied_while_no_broker_runs_is_lent_to_nobody_else(
             await objects.edit(Reservation, emptied, {"metadata": {"finalizers": None}})
             await objects.delete(Reservation, emptied)
             await eventually(home.is_ready)
-            assert await home.load.wish("thief")
+            assert await home.load.apply_request("thief")
             await home.load.check(promised - {emptied} | {"thief"})
 
 

@@ -1,25 +1,29 @@
-"""A broker at home in Kubernetes, under load from both sides, while what it stands on fails.
-
-Each ends with all of it equal: what was answered, what is shown, what is stored. And the audit is clean.
-"""
+"""A broker in Kubernetes under load from REST and objects, while what it depends on fails or it is killed."""
 
 import asyncio
 import contextlib
+import random
+from collections import Counter
 from contextlib import aclosing
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
+import broker_process
 import kube_faults
+import kube_fixtures
 import tcp_cuts
-from kube_faults import BY_OBJECT, eventually
+from kube_faults import BY_OBJECT, CPUS, LIVE, eventually
 from kubelend.core.errors import Gone
-from kubelend.envtest import servers
+from kubelend.envtest import assets, servers
 from kubelend.kube import resources
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
-from shelves import new_namespace
+from store_kinds import new_namespace
 
 pytestmark = pytest.mark.timeout(240)
+
 
 RESERVATIONS = resources.resource_for(Reservation)
 
@@ -64,7 +68,7 @@ def cut_power(cluster):
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_api_server_that_goes_and_comes_back_costs_no_promise(own, home, how):
+async def test_restart_of_the_api_server_loses_no_reservation(own, home, how):
     async def trouble():
         await asyncio.to_thread(getattr(own, how))
         await eventually(home.is_unready)
@@ -75,7 +79,7 @@ async def test_api_server_that_goes_and_comes_back_costs_no_promise(own, home, h
     await home.load.check(await home.load.under(trouble))
 
 
-async def test_etcd_that_stands_still_keeps_everybody_waiting_and_nothing_else(lab, home):
+async def test_suspended_etcd_delays_only(lab, home):
     answered = []
 
     async def trouble():
@@ -96,7 +100,7 @@ async def test_etcd_that_stands_still_keeps_everybody_waiting_and_nothing_else(l
 
 
 async def leave_and_come(load):
-    """What the broker cannot see: deletions, also by force, a new wish, and a lender's new word."""
+    """Changes that the broker misses: deletions, also by force, a new request and a new advertisement."""
     await load.objects.delete(Reservation, "leaves")
     await load.objects.edit(Reservation, "vanishes", {"metadata": {"finalizers": None}})
     await load.objects.delete(Reservation, "vanishes")
@@ -108,7 +112,7 @@ async def leave_and_come(load):
 
 async def settle_before(load):
     for name in ("leaves", "vanishes"):
-        assert await load.wish(name)
+        assert await load.apply_request(name)
     await load.objects.advertise("passing", "0")
     await load.shows(ClusterAdvertisement, "passing-adv", lambda one: one.status.score != "")
 
@@ -138,7 +142,7 @@ async def has_forgotten(client, since):
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["remembers", "has forgotten"])
-async def test_what_happens_behind_a_cut_line_is_made_up_for(lab, own, far_home, line, forgets):
+async def test_changes_during_a_network_partition_are_caught_up(lab, own, far_home, line, forgets):
     """Where the server has forgotten what it was last asked for (410), everything is listed anew."""
     load = far_home.load
 
@@ -149,7 +153,7 @@ async def test_what_happens_behind_a_cut_line_is_made_up_for(lab, own, far_home,
             await leave_and_come(load)
             if forgets:
                 await asyncio.to_thread(cut_power, own)
-                lab.etcd.compact()
+                kube_fixtures.compact(lab.etcd)
                 await eventually(lambda: has_forgotten(load.objects.client, since))
             await eventually(far_home.is_unready)
         finally:
@@ -160,3 +164,106 @@ async def test_what_happens_behind_a_cut_line_is_made_up_for(lab, own, far_home,
 
     await settle_before(load)
     await load.check(await load.under(trouble))
+
+
+# -- killed brokers
+
+
+KILLS = 10
+WISHES = 24
+
+
+def flags(kube, namespace, identity):
+    return broker_process.election_flags(kube, namespace, identity, 3, 2, 0.5)
+
+
+def kill(broker):
+    broker.process.kill()
+    broker.process.wait()
+
+
+async def test_broker_killed_at_any_moment_leaves_one_reservation_or_none(
+    kube, namespace, certificates, tmp_path
+):
+    """Started anew at the same address each time, and with the same name: so it has not to wait."""
+    port, dice = assets.free_port(), random.Random(7)
+    options = (*flags(kube, namespace, "only"), f"--http-port={port}")
+
+    def running():
+        return broker_process.running(certificates.server(), tmp_path, *options)
+
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await asyncio.to_thread(stack.enter_context, running())
+        urls = [f"https://localhost:{port}"]
+        load = await stack.enter_async_context(
+            kube_faults.loading(kube, namespace, urls, certificates)
+        )
+        await load.offer()
+
+        async def kill_again_and_again():
+            nonlocal broker
+            for _ in range(KILLS):
+                enough = load.answered + dice.randrange(12)
+                await eventually(partial(has_answered, load, enough))
+                await asyncio.sleep(dice.random() / 10)
+                await asyncio.to_thread(kill, broker)
+                broker = await asyncio.to_thread(stack.enter_context, running())
+
+        promised = await load.under(kill_again_and_again)
+        await load.check(promised)
+        await asyncio.to_thread(kill, broker)
+
+
+def requests(namespace):
+    """A document for each, as one would hand it to kubectl."""
+    return yaml.safe_dump_all(
+        {
+            "apiVersion": "broker.fluidos.eu/v1alpha1",
+            "kind": "Reservation",
+            "metadata": {"name": f"request-{number}", "namespace": namespace},
+            "spec": {"requestedResources": {"cpu": "1", "memory": "1Gi"}, "requesterID": "me"},
+        }
+        for number in range(WISHES)
+    )
+
+
+async def test_leader_killed_while_objects_are_applied_leaves_each_in_one_phase(
+    kube, namespace, certificates, tmp_path
+):
+    documents = tmp_path / "requests.yaml"
+    documents.write_text(requests(namespace))
+    async with contextlib.AsyncExitStack() as stack:
+        brokers = []
+        for name in ("first", "second"):
+            directory = tmp_path / name
+            directory.mkdir()
+            running = broker_process.running(
+                certificates.server(), directory, *flags(kube, namespace, name)
+            )
+            brokers.append(await asyncio.to_thread(stack.enter_context, running))
+        urls = [broker.url for broker in brokers]
+        load = await stack.enter_async_context(
+            kube_faults.loading(kube, namespace, urls, certificates)
+        )
+        await load.offer()
+        applying = asyncio.create_task(
+            asyncio.to_thread(kube.kubectl, "apply", f"--filename={documents}")
+        )
+        await load.shows(Reservation, "request-1", lambda one: one.status.phase != "")
+        await asyncio.to_thread(kill, brokers[0])
+        await applying
+        found = [
+            await load.shows(Reservation, f"request-{number}", lambda one: one.status.phase != "")
+            for number in range(WISHES)
+        ]
+        phases = Counter(one.status.phase for one in found)
+        assert phases == {"Reserved": 2 * CPUS, "Failed": WISHES - 2 * CPUS}
+        await load.check({one.metadata.name for one in found if one.status.phase in LIVE})
+        for one in found:
+            told = Counter(reason for reason, _ in await load.objects.events(one.metadata.name))
+            assert set(told) <= {one.status.phase}
+            assert told.total() <= 2
+
+
+def has_answered(load, enough):
+    return load.answered >= enough

@@ -101,7 +101,7 @@ def test_examples_are_served_and_pass_the_audit(kube, namespace, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_missing_rights_are_told_by_the_probe(kube, namespace, tmp_path):
+def test_missing_permissions_are_reported_by_the_probe(kube, namespace, tmp_path):
     kubeconfig = kube.kubeconfig_for("nobody")
     with running(kube, namespace, tmp_path, f"--store=kubernetes://{kubeconfig}") as broker:
         broker.wait_until(lambda: broker.readiness()[0] == 503)
@@ -117,9 +117,9 @@ async def test_both_interfaces_are_served_at_once(kube, namespace, certificates)
         store=f"kubernetes://{kube.admin_kubeconfig}",
         http_namespace=namespace,
     ) as broker:
-        office = broker.process.controller_manager
-        assert office is not None
-        await waiting.until(lambda: office.unready is None)
+        manager = broker.process.controller_manager
+        assert manager is not None
+        await waiting.until(lambda: manager.unready is None)
         await broker.cluster("lender").advertise()
         kube.kubectl(
             f"--namespace={namespace}", "apply", f"--filename={EXAMPLES / 'reservation.yaml'}"

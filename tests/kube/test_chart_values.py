@@ -81,18 +81,22 @@ def test_broker_with_a_file_gets_neither_token_nor_roles(helm):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "kubernetes"])
-@pytest.mark.parametrize("attends", [True, False])
-def test_only_a_broker_of_mailboxes_has_rights_in_all_namespaces(helm, kind, attends):
-    found = charts.render(helm, "broker", {"clusterNamespaces": attends, "store": {"kind": kind}})
+@pytest.mark.parametrize("is_serving", [True, False])
+def test_only_a_broker_of_cluster_namespaces_has_permissions_in_all_namespaces(
+    helm, kind, is_serving
+):
+    found = charts.render(
+        helm, "broker", {"clusterNamespaces": is_serving, "store": {"kind": kind}}
+    )
     bound = [one["roleRef"]["name"] for one in charts.of_kind(found, "ClusterRoleBinding")]
-    assert bound == (["kubelend-broker-cluster-namespaces"] if attends else [])
-    assert ("--cluster-namespaces" in charts.container(found)["args"]) is attends
+    assert bound == (["kubelend-broker-cluster-namespaces"] if is_serving else [])
+    assert ("--cluster-namespaces" in charts.container(found)["args"]) is is_serving
     defined = {one["metadata"]["name"] for one in charts.of_kind(found, "CustomResourceDefinition")}
-    assert ("providerinstructions.rear.fluidos.eu" in defined) is attends
-    assert ("clustersessions.broker.fluidos.eu" in defined) is (attends or kind == "kubernetes")
+    assert ("providerinstructions.rear.fluidos.eu" in defined) is is_serving
+    assert ("clustersessions.broker.fluidos.eu" in defined) is (is_serving or kind == "kubernetes")
     [deployment] = charts.of_kind(found, "Deployment")
     mounts = deployment["spec"]["template"]["spec"]["automountServiceAccountToken"]
-    assert mounts is (attends or kind == "kubernetes")
+    assert mounts is (is_serving or kind == "kubernetes")
     assert bool(charts.of_kind(found, "Role")) is (kind == "kubernetes")
 
 

@@ -249,7 +249,9 @@ async def create(client, namespace, sample):
     made = await client.create(kind, msgspec.structs.replace(sample, metadata=metadata))
     if not hasattr(sample, "status"):
         return made
-    return await client.update_status(kind, msgspec.structs.replace(made, status=sample.status))
+    status = {"status": msgspec.to_builtins(sample.status)}
+    name, namespace = made.metadata.name, made.metadata.namespace
+    return await client.patch(kind, name, namespace, status, subresource="status")
 
 
 async def finish(client, namespace, sample):

@@ -50,7 +50,7 @@ CASES = {
         "broker",
         {"interfaces": ["kubernetes"], "store": {"kind": "kubernetes"}},
     ),
-    "broker-with-mailboxes": ("broker", {"clusterNamespaces": True}),
+    "broker-with-cluster-namespaces": ("broker", {"clusterNamespaces": True}),
     "broker-everything": (
         "broker",
         THREE

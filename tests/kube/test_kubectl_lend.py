@@ -1,18 +1,25 @@
-"""`kubectl lend` in the clusters of a whole set-up, as people with more and with fewer rights type it."""
+"""`kubectl lend` in the clusters of a whole set-up, with more and with fewer permissions."""
 
 import json
 import re
+import secrets
 import signal
 from pathlib import Path
 
 import pytest
 
-import lend_plugin
+import kubectl_lend
 import processes
+from kubelend.envtest import servers
+from kubelend.kube import resources
 from kubelend.lab import hosts
+from kubelend.wire import cluster_namespaces, crds
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.objects import ResourceRequest
 from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
+
 
 AGENT, PROVIDER = hosts.AGENT_CLUSTERS
 REQUESTS = "resourcerequests.rear.fluidos.eu"
@@ -27,7 +34,7 @@ class Site:
     def __init__(self, directory: Path, assets):
         self.directory = directory
         self.assets = assets
-        self.operator = lend_plugin.person(assets, directory / "kubeconfig", directory.parent)
+        self.operator = kubectl_lend.user(assets, directory / "kubeconfig", directory.parent)
 
     def kubectl(self, context, *arguments):
         said = self.operator.run("kubectl", f"--context={context}", *arguments)
@@ -38,10 +45,10 @@ class Site:
         return Path(self.record["clusters"][context])
 
     def hire(self, context, name, rules):
-        path = lend_plugin.hired(
+        path = kubectl_lend.service_account(
             self.administrator(context), self.assets, name, rules, namespace="team"
         )
-        return lend_plugin.person(self.assets, path, self.directory.parent)
+        return kubectl_lend.user(self.assets, path, self.directory.parent)
 
     @property
     def record(self):
@@ -85,7 +92,7 @@ def name_in(text):
     return name
 
 
-def test_developer_borrows_looks_and_gives_back_with_nothing_but_a_kubeconfig(site, developer):
+def test_developer_borrows_lists_and_releases_with_a_kubeconfig_only(site, developer):
     borrowed = developer.lend(*BORROW, "--for", "2h")
     assert (borrowed.code, borrowed.err) == (0, "")
     name = name_in(borrowed.out)
@@ -107,7 +114,7 @@ def test_developer_borrows_looks_and_gives_back_with_nothing_but_a_kubeconfig(si
     assert said == (0, "", "No reservations found in namespace team.\n")
 
 
-def test_same_key_borrows_once_and_another_request_with_it_is_refused(site, developer):
+def test_same_key_borrows_once_and_another_request_with_it_is_rejected(site, developer):
     first, second = (developer.lend(*BORROW, "--key", "deploy-7", "-oname") for _ in range(2))
     assert (first.code, second) == (0, first)
     assert len(site.requests(AGENT)) == 1
@@ -117,7 +124,9 @@ def test_same_key_borrows_once_and_another_request_with_it_is_refused(site, deve
     assert developer.lend("release", first.out.strip()).code == 0
 
 
-def test_what_fits_nowhere_is_told_with_what_would_and_leaves_nothing(site, developer):
+def test_request_that_does_not_fit_is_reported_with_a_suggestion_and_leaves_nothing(
+    site, developer
+):
     said = developer.lend("borrow", "--cpu", "500", "--memory", "256Mi")
     assert (said.code, said.out) == (5, "")
     assert re.search(rf"{PROVIDER} fits if you request \d+m? cpu less\n$", said.err)
@@ -125,8 +134,8 @@ def test_what_fits_nowhere_is_told_with_what_would_and_leaves_nothing(site, deve
 
 
 @pytest.mark.parametrize("command", [("get", "reservations"), BORROW, ("release", "x")], ids=str)
-def test_who_may_nothing_is_told_what_is_missing(site, command):
-    stranger = lend_plugin.person(site.assets, _stranger(site), site.directory.parent)
+def test_missing_permissions_are_reported(site, command):
+    stranger = kubectl_lend.user(site.assets, _stranger(site), site.directory.parent)
     said = stranger.lend(*command)
     assert (said.code, said.out, said.err.count("\n")) == (4, "", 1)
     assert 'User "system:serviceaccount:team:stranger" cannot' in said.err
@@ -140,7 +149,7 @@ def _stranger(site):
     return path
 
 
-def test_viewer_looks_and_does_not_borrow(site):
+def test_viewer_can_read_and_not_borrow(site):
     viewer = site.hire(AGENT, "viewer", {REQUESTS: LOOK})
     assert viewer.lend("get", "reservations").code == 0
     said = viewer.lend(*BORROW)
@@ -180,7 +189,7 @@ def test_context_may_stand_before_the_command_and_behind_it(site):
     assert before == behind == (0, "", "No reservations found in namespace team.\n")
 
 
-def test_lender_sees_for_whom(site, developer):
+def test_provider_sees_the_requesters(site, developer):
     name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     lends = ("get", "reservations", "--role=provider", "--phase=Reserved", "-owide")
     wait_until(lambda: AGENT in site.operator.lend(*lends, "--context", PROVIDER).out)
@@ -189,13 +198,13 @@ def test_lender_sees_for_whom(site, developer):
     assert site.operator.lend("release", everywhere.strip(), "--context", AGENT).code == 0
 
 
-def test_agents_cluster_does_not_know_the_others(site):
+def test_agents_cluster_has_no_other_clusters(site):
     said = site.operator.lend("get", "clusters", "--context", AGENT)
     assert (said.code, said.out) == (2, "")
     assert "only the broker's cluster has the list of clusters; select it with" in said.err
 
 
-def test_what_nobody_answers_is_taken_back(site):
+def test_request_without_a_response_is_deleted(site):
     """There are ResourceRequests in the broker's cluster, and no agent."""
     said = site.operator.lend(*BORROW, "-nteam", "--timeout=1s")
     assert (said.code, said.out) == (7, "")
@@ -205,7 +214,7 @@ def test_what_nobody_answers_is_taken_back(site):
     assert site.requests(hosts.BROKER_CLUSTER) == []
 
 
-def test_interrupted_borrower_takes_it_back(site):
+def test_interrupted_request_is_deleted(site):
     started = site.operator.start("kubectl", "lend", *BORROW, "-nteam")
     wait_until(lambda: site.requests(hosts.BROKER_CLUSTER))
     started.send_signal(signal.SIGINT)
@@ -248,7 +257,7 @@ def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
     assert site.operator.run("kubelend", "get", "clusters").code == 2
 
 
-def test_wrong_context_is_told_with_those_that_there_are(site):
+def test_unknown_context_is_reported_with_the_known_ones(site):
     said = site.operator.lend("get", "reservations", "--context", "nowhere")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert (
@@ -257,7 +266,7 @@ def test_wrong_context_is_told_with_those_that_there_are(site):
     )
 
 
-def test_cluster_that_is_away_is_exit_code_7(site, tmp_path):
+def test_unreachable_cluster_is_exit_code_7(site, tmp_path):
     path = tmp_path / "away"
     text = site.administrator(AGENT).read_text()
     path.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", text))
@@ -281,3 +290,114 @@ def test_help_names_the_plugin_and_its_flags(site):
     said = site.operator.lend("borrow", "--help").out
     assert said.startswith("Usage: kubectl lend borrow")
     assert max(map(len, said.splitlines())) <= 80
+
+
+# -- where it looks
+
+
+AMOUNTS = {"cpu": "4", "memory": "8Gi"}
+RECORD = {"revision": 1, "checksum": "0", "data": "{}"}
+
+
+@pytest.fixture
+def bare(lab):
+    """A cluster that knows none of our kinds yet."""
+    [cluster] = lab.start(f"bare-{secrets.token_hex(4)}")
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def operator(bare, tmp_path):
+    return kubectl_lend.user(bare.assets, bare.admin_kubeconfig, tmp_path)
+
+
+def define(cluster, *kinds):
+    paths = [cluster.directory / f"{kind.plural}.json" for kind in kinds]
+    for kind, path in zip(kinds, paths, strict=True):
+        path.write_text(json.dumps(crds.crd(kind)))
+    servers.apply_manifests(cluster, paths)
+
+
+def make(cluster, namespace, **labels):
+    metadata = {"name": namespace, "labels": labels}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    cluster.call("POST", "/api/v1/namespaces", json.dumps(body).encode())
+
+
+def keep(cluster, namespace, name):
+    """An advertisement as a broker has it in its own namespace."""
+    shares = dict.fromkeys(("capacity", "allocated", "available"), AMOUNTS)
+    found = {
+        "apiVersion": f"{ClusterAdvertisement.group}/{ClusterAdvertisement.version}",
+        "kind": ClusterAdvertisement.kind,
+        "metadata": {"name": f"{name}-adv", "namespace": namespace},
+        "spec": {"clusterID": name, "resources": shares},
+    }
+    path = resources.resource_for(ClusterAdvertisement).path(namespace)
+    found = json.loads(cluster.call("POST", path, json.dumps(found).encode()))
+    found["status"] = {"phase": "Active", "active": True, "score": "50.00", "record": RECORD}
+    cluster.call("PUT", f"{path}/{name}-adv/status", json.dumps(found).encode())
+
+
+def test_cluster_without_crds_is_distinguished_from_an_empty_one(bare, operator):
+    said = operator.lend("get", "reservations")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert f"the cluster of context '{bare.name}' serves neither ResourceRequests nor" in said.err
+    assert (
+        "install Kubelend there (docs/deploy.md), or select another with --kube-context" in said.err
+    )
+    define(bare, ResourceRequest)
+    said = operator.lend("get", "reservations")
+    assert said == (0, "", "No reservations found in namespace default.\n")
+
+
+def test_brokers_namespace_is_found_unless_there_are_several(bare, operator):
+    define(bare, ClusterAdvertisement, Reservation)
+    assert operator.lend("get", "clusters").err == "No clusters found in namespace default.\n"
+    make(bare, "lending")
+    keep(bare, "lending", "rome")
+    assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
+    assert (
+        operator.lend("get", "reservations").err == "No reservations found in namespace lending.\n"
+    )
+
+    make(bare, "other")
+    keep(bare, "other", "oslo")
+    said = operator.lend("get", "clusters")
+    assert (said.code, said.out) == (2, "")
+    assert "brokers in the namespaces lending, other; select one with --namespace" in said.err
+    assert operator.lend("get", "clusters", "-oname", "-nother").out == "cluster/oslo\n"
+
+
+def test_brokers_namespace_in_a_cluster_with_both_kinds(bare, operator):
+    define(bare, ClusterAdvertisement, Reservation, ResourceRequest)
+    make(bare, "lending")
+    keep(bare, "lending", "rome")
+    want = ("borrow", "--cpu=1", "--memory=1Gi", "--timeout=1s")
+    assert "Not reconciled by a broker yet" in operator.lend(*want, "-nlending").err
+    assert "Not reconciled by an agent yet" in operator.lend(*want).err
+    assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
+
+
+def test_requester_in_a_cluster_namespace_is_its_cluster(bare, operator):
+    define(bare, ClusterAdvertisement, Reservation)
+    make(bare, "mail-7", **{cluster_namespaces.CLUSTER_LABEL: "rome"})
+    make(bare, "team")
+    for namespace in ("mail-7", "team"):
+        body = {
+            "apiVersion": f"{Reservation.group}/{Reservation.version}",
+            "kind": Reservation.kind,
+            "metadata": {"name": "mine", "namespace": namespace},
+            "spec": {"requestedResources": AMOUNTS},
+        }
+        path = resources.resource_for(Reservation).path(namespace)
+        bare.call("POST", path, json.dumps(body).encode())
+
+    def requesters(*flags):
+        found = json.loads(operator.lend("get", "reservations", "-ojson", *flags).out)
+        return [(one["id"], one["requesterID"]) for one in found["items"]]
+
+    assert requesters("-nmail-7") == requesters("-nmail-7", "--cluster=rome") == [("mine", "rome")]
+    assert requesters("-nteam") == [("mine", "team")]
+    assert requesters("-A") == [("mail-7/mine", "rome"), ("team/mine", "team")]

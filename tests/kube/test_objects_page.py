@@ -1,20 +1,16 @@
 """docs/objects.md shows what people see: done again, line by line, with a broker on a real API server."""
 
 import contextlib
-import os
 import re
 import shlex
 import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 import transcripts
-from kubelend.envtest import assets
 from kubelend.envtest.assets import KubernetesVersion
-from kubelend.envtest.processes import SupervisedProcess
+from kubelend.envtest.processes import ChildProcess
 from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -54,27 +50,19 @@ def outcome(cluster, step):
 @contextlib.contextmanager
 def broker_of(cluster, directory):
     """As a person starts it."""
-    program, port = Path(sys.executable).with_name("kubelend"), assets.free_port()
     flags = (
         "--broker-interface=kubernetes",
         f"--kubeconfig={cluster.admin_kubeconfig}",
-        f"--health-probe-bind-address=127.0.0.1:{port}",
+        "--health-probe-bind-address=127.0.0.1:0",
         "--metrics-bind-address=0",
     )
-    process = SupervisedProcess(
-        "broker", directory / "log", [str(program), "broker", *flags], os.environ
-    )
+    process = ChildProcess("broker", directory / "log", list(flags))
     try:
-        process.wait_until(lambda: is_ready(port), 0.1)
+        process.start()
+        process.wait_until_ready()
         yield
     finally:
         process.stop()
-
-
-def is_ready(port):
-    with contextlib.suppress(OSError):
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).read() == b"ok"
-    return False
 
 
 @pytest.mark.timeout(240)

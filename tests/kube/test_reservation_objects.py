@@ -188,7 +188,7 @@ async def test_deletion_by_force_is_a_release(broker):
         pytest.param({"expiresAt": None, "targetClusterID": "elsewhere"}, id="target and end"),
         pytest.param({"record": None}, id="record taken out"),
         pytest.param(
-            {"record": {"revision": 99999, "checksum": "1", "data": "{}"}}, id="record spoilt"
+            {"record": {"revision": 99999, "checksum": "1", "data": "{}"}}, id="record corrupt"
         ),
     ],
 )
@@ -228,8 +228,8 @@ async def test_ghost_is_removed(broker):
     amounts = {"requestedResources": {"cpu": "1", "memory": "1Gi"}}
     label = {"broker.fluidos.eu/managed-by": "broker"}
     finalizers = [RESERVATION_FINALIZER]
-    await broker.apply(Reservation, "ghost", amounts, labels=label, finalizers=finalizers)
-    await broker.gone(Reservation, "ghost")
+    await broker.apply(Reservation, "orphan", amounts, labels=label, finalizers=finalizers)
+    await broker.gone(Reservation, "orphan")
 
 
 async def test_requester_is_the_namespace_if_nobody_is_named(broker):

@@ -29,12 +29,12 @@ pytestmark = pytest.mark.timeout(240)
 PODS = ("kubelend-broker-0", "kubelend-broker-1")
 """Of the brokers, which nobody runs: but their labels are set."""
 
-MAILBOX = "cluster-bonn"
+NAMESPACE = "cluster-bonn"
 
 ACCOUNTS = [
     ("hub", f"{HOME}/kubelend-broker"),
     ("hub", f"{HOME}/kubelend-agent"),
-    ("hub", f"{MAILBOX}/{cluster_namespaces.AGENT_ACCOUNT}"),
+    ("hub", f"{NAMESPACE}/{cluster_namespaces.AGENT_ACCOUNT}"),
     ("lender", f"{HOME}/kubelend-agent"),
 ]
 
@@ -48,14 +48,14 @@ spec: {requestedCPU: "500", requestedMemory: 256Mi, duration: 1h}
 GHOSTS = """
 apiVersion: broker.fluidos.eu/v1alpha1
 kind: Reservation
-metadata: {name: ghost, namespace: kubelend, labels: {broker.fluidos.eu/managed-by: broker}}
+metadata: {name: orphan, namespace: kubelend, labels: {broker.fluidos.eu/managed-by: broker}}
 spec: {requesterID: rome, requestedResources: {cpu: 250m, memory: 128Mi}, duration: 1h}
 ---
 apiVersion: broker.fluidos.eu/v1alpha1
 kind: ClusterAdvertisement
-metadata: {name: ghost-adv, namespace: kubelend, labels: {broker.fluidos.eu/managed-by: broker}}
+metadata: {name: orphan-adv, namespace: kubelend, labels: {broker.fluidos.eu/managed-by: broker}}
 spec:
-  clusterID: ghost
+  clusterID: orphan
   resources:
     capacity: {cpu: "1", memory: 1Gi}
     allocatable: {cpu: "1", memory: 1Gi}
@@ -64,7 +64,7 @@ spec:
 """
 """What a broker has written that another has forgotten."""
 
-WISH = """
+REQUEST = """
 apiVersion: rear.fluidos.eu/v1alpha1
 kind: ResourceRequest
 metadata: {name: training, namespace: team}
@@ -74,14 +74,14 @@ spec: {requestedCPU: 500m, requestedMemory: 256Mi, duration: 1h}
 SELDOM = {
     "broker": {
         "patch ledgerrecords.broker.fluidos.eu in kubelend": "when a membership changes",
-        "delete ledgerrecords.broker.fluidos.eu in kubelend": "when it or old lines of the journal end",
+        "delete ledgerrecords.broker.fluidos.eu in kubelend": "when it or old lines of the audit log end",
     },
     "agent": {
         "get reservationinstructions.rear.fluidos.eu in kubelend": "when somebody else changes one",
         "get providerinstructions.rear.fluidos.eu in kubelend": "likewise",
         "patch providerinstructions.rear.fluidos.eu in kubelend": "when a reservation is renewed",
     },
-    "mailbox": {
+    "cluster namespace": {
         "get reservations.broker.fluidos.eu in cluster-bonn": "when it asks again, or has to wait long",
         "get clustersessions.broker.fluidos.eu in cluster-bonn": "when an answer is long in coming",
         "list clusteradvertisements.broker.fluidos.eu in cluster-bonn": "when people look",
@@ -104,16 +104,16 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hub(lab):
-    """Where the brokers are, the borrower's agent, and the lender's mailbox."""
+    """Where the brokers are, the borrower's agent, and the provider's cluster namespace."""
     with installed(lab, "hub", "broker", "agent") as cluster:
-        shipped.apply(cluster, cluster_namespaces.cluster_namespace_manifests("bonn", MAILBOX))
+        shipped.apply(cluster, cluster_namespaces.cluster_namespace_manifests("bonn", NAMESPACE))
         asyncio.run(add_pods(cluster))
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def lender(lab):
-    with installed(lab, "lender", "agent-by-mailbox") as cluster:
+    with installed(lab, "lender", "agent-by-namespace") as cluster:
         yield cluster
 
 
@@ -177,13 +177,13 @@ def agent(name, cluster, directory, *flags):
 @pytest.fixture(scope="module")
 def bonn(brokers, hub, lender, root):
     """Knows the API server of the brokers' cluster, and not the brokers."""
-    kubeconfig = hub.kubeconfig_of_account(cluster_namespaces.AGENT_ACCOUNT, MAILBOX)
+    kubeconfig = hub.kubeconfig_of_account(cluster_namespaces.AGENT_ACCOUNT, NAMESPACE)
     flags = (
         *shipped.flags(
-            "agent-by-mailbox", "--broker-kubeconfig", "--broker-namespace", "--cluster-id"
+            "agent-by-namespace", "--broker-kubeconfig", "--broker-namespace", "--cluster-id"
         ),
         f"--broker-kubeconfig={kubeconfig}",
-        f"--broker-namespace={MAILBOX}",
+        f"--broker-namespace={NAMESPACE}",
         "--cluster-id=bonn",
     )
     with agent("bonn", lender, root, *flags) as running:
@@ -211,9 +211,9 @@ def life(bonn, rome, brokers, hub):
     bonn.apply(TOO_MUCH)
     bonn.shows(ResourceRequest, "too-much", has("Failed"), "team")
     rome.apply(GHOSTS)
-    for kind, name in ((Reservation, "ghost"), (ClusterAdvertisement, "ghost-adv")):
+    for kind, name in ((Reservation, "orphan"), (ClusterAdvertisement, "orphan-adv")):
         rome.wait_for(lambda kind=kind, name=name: rome.find_in(kind, name, HOME) is None)
-    rome.wait_for(lambda: told_in_mailbox(hub) == "")
+    rome.wait_for(lambda: objects_in_namespace(hub) == "")
     hub.kubectl("label", "pod", PODS[0], f"--namespace={HOME}", "kubelend.io/role-")
     rome.wait_for(lambda: leading(hub) == [PODS[0]])
     leader = [leading(hub)]
@@ -227,7 +227,7 @@ def life(bonn, rome, brokers, hub):
 
 def live(borrower, lender):
     """Gives the request as it was, and the state of the broker about it."""
-    borrower.apply(WISH)
+    borrower.apply(REQUEST)
     found = borrower.shows(ResourceRequest, "training", has("Active"), "team")
     reservation = found.status.reservation_name
     lender.shows(ProviderInstruction, f"{reservation}-provider", has("Held"), HOME)
@@ -241,10 +241,10 @@ def live(borrower, lender):
     return found
 
 
-def told_in_mailbox(hub):
+def objects_in_namespace(hub):
     """What was said there, until the ledger archives it."""
     kinds = "reservations,providerinstructions"
-    return hub.kubectl("get", kinds, f"--namespace={MAILBOX}", "--output=name")
+    return hub.kubectl("get", kinds, f"--namespace={NAMESPACE}", "--output=name")
 
 
 def leading(hub):
@@ -271,7 +271,7 @@ def reserve_by_hand(rome):
     path.write_text(BY_HAND)
     rome.cluster.kubectl("apply", f"--filename={path}", kubeconfig=alice)
     rome.shows(Reservation, "by-hand", has("Reserved"), HOME)
-    rome.wait_for(lambda: told_in_mailbox(rome.cluster) != "")
+    rome.wait_for(lambda: objects_in_namespace(rome.cluster) != "")
     rome.cluster.kubectl("delete", "--timeout=30s", f"--filename={path}", kubeconfig=alice)
 
 
@@ -306,9 +306,9 @@ def unused(roles, used):
 
 
 def roles(part):
-    if part == "mailbox":
+    if part == "cluster namespace":
         return charts.of_kind(
-            cluster_namespaces.cluster_namespace_manifests("bonn", MAILBOX), "Role"
+            cluster_namespaces.cluster_namespace_manifests("bonn", NAMESPACE), "Role"
         )
     return shipped.roles(part)
 
@@ -318,7 +318,7 @@ def roles(part):
     [
         ("broker", f"{HOME}/kubelend-broker"),
         ("agent", f"{HOME}/kubelend-agent"),
-        ("mailbox", f"{MAILBOX}/{cluster_namespaces.AGENT_ACCOUNT}"),
+        ("cluster namespace", f"{NAMESPACE}/{cluster_namespaces.AGENT_ACCOUNT}"),
     ],
 )
 def test_nothing_is_granted_that_nobody_uses(life, hub, lender, part, account):

@@ -1,13 +1,19 @@
-"""What users and administrators do to the objects of a store, and what it makes of that."""
+"""Edits and deletions of the store's objects by others, faults at its start, and brokers on it."""
 
+import json
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+import broker_process
 import make
 from kube_stores import Place, told
+from kubelend.cli import main
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived
 from kubelend.core.ledger import Ledger
@@ -21,7 +27,8 @@ from kubelend.stores.kubernetes.objects import (
     STORED_RESERVATIONS,
 )
 from kubelend.stores.kubernetes.store import KubernetesStore
-from kubelend.wire import broker_objects
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import bodies, broker_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 from kubelend.wire.objects import Metadata
 
@@ -61,7 +68,7 @@ def remove(place, resource, name):
     place.run(both)
 
 
-def test_people_read_in_the_objects_what_the_records_say(place, store):
+def test_objects_show_the_records(place, store):
     reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
     assert reservation.metadata.finalizers == (RESERVATION_FINALIZER,)
     assert reservation.metadata.labels == {"broker.fluidos.eu/managed-by": "broker"}
@@ -74,7 +81,7 @@ def test_people_read_in_the_objects_what_the_records_say(place, store):
     assert (offer.status.phase, offer.status.active) == ("Active", True)
 
 
-def test_edits_are_written_over_by_the_next_write_of_the_record(place, store):
+def test_edits_are_overwritten_by_the_next_write_of_the_record(place, store):
     spec = {"targetClusterID": "elsewhere", "priority": 7, "duration": None}
     edit(place, WHOLE, "rsv-1", {"metadata": {"finalizers": None}, "spec": spec})
     edit(place, WHOLE, "rsv-1", {"status": {"phase": "Failed", "message": "hm"}}, "status")
@@ -90,7 +97,7 @@ def test_edits_are_written_over_by_the_next_write_of_the_record(place, store):
     assert offer.status.cordon_reason == "why"
 
 
-def test_what_others_write_into_an_object_stays(place, store):
+def test_fields_of_others_stay(place, store):
     condition = {"type": "RequesterActive", "status": "True"}
     edit(place, WHOLE, "rsv-1", {"status": {"conditions": [condition]}}, "status")
     mine = {"finalizers": [RESERVATION_FINALIZER, "example.com/mine"], "labels": {"team": "x"}}
@@ -107,7 +114,7 @@ def test_what_others_write_into_an_object_stays(place, store):
     assert offer.spec.resources.capacity.cpu == "8"
 
 
-def test_object_that_somebody_else_made_keeps_its_own_words(place, store):
+def test_users_object_keeps_its_spec(place, store):
     body = {
         "apiVersion": "broker.fluidos.eu/v1alpha1",
         "kind": "Reservation",
@@ -126,7 +133,7 @@ def test_object_that_somebody_else_made_keeps_its_own_words(place, store):
     assert {one.id for one in store.load().reservations} == {"rsv-1", "mine"}
 
 
-def test_name_that_was_seen_as_a_wish_before_is_judged_by_what_has_it_now(place, store):
+def test_object_is_evaluated_as_it_is_now_and_not_as_the_earlier_request_of_its_name(place, store):
     """Its owner has deleted it since and made another: what is remembered of the first decides nothing."""
     body = {
         "apiVersion": "broker.fluidos.eu/v1alpha1",
@@ -144,7 +151,7 @@ def test_name_that_was_seen_as_a_wish_before_is_judged_by_what_has_it_now(place,
     assert find(place, WHOLE, "mine").status.phase == "Reserved"
 
 
-def test_deleted_object_is_made_anew_by_the_next_write(place, store):
+def test_deleted_object_is_created_again_by_the_next_write(place, store):
     remove(place, STORED_RESERVATIONS, "rsv-1")
     store.commit([ACTIVE], 2)
     assert find(place, WHOLE, "rsv-1").status.phase == "Active"
@@ -165,7 +172,7 @@ def test_deleted_objects_are_no_records_after_a_restart(place, store):
     assert ledger.reservations[second.id].target == "a"
 
 
-def test_reservation_that_its_user_deletes_stays_until_it_is_over(place, store):
+def test_reservation_that_its_user_deletes_stays_until_it_is_finished(place, store):
     place.run(lambda client: client.delete(STORED_RESERVATIONS, "rsv-1", place.namespace))
     store.commit([ACTIVE], 2)
     assert find(place, WHOLE, "rsv-1").metadata.deletion_timestamp is not None
@@ -176,14 +183,14 @@ def test_reservation_that_its_user_deletes_stays_until_it_is_over(place, store):
     assert find(place, WHOLE, "rsv-1") is None
 
 
-def test_reservation_whose_object_is_gone_can_be_archived(place, store):
+def test_reservation_without_its_object_can_be_archived(place, store):
     store.commit([OVER], 2)
     remove(place, STORED_RESERVATIONS, "rsv-1")
     store.commit([Archived(OVER.id)], 3)
     assert told(place.open(), ["rsv-1"])[2] == {"rsv-1": None}
 
 
-def test_archived_reservations_of_hours_gone_by_are_deleted(place, store):
+def test_expired_archived_reservations_are_deleted(place, store):
     store.commit([OVER, Archived(OVER.id)], 2)
     assert find(place, WHOLE, "rsv-1").metadata.finalizers == ()
     late = replace(OVER, id="rsv-2", finished_at=make.T0 + 31 * 24 * make.HOUR)
@@ -204,7 +211,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("resource, name, change, subresource", DAMAGE)
-def test_damage_is_told_with_the_name_of_the_object(
+def test_corruption_is_reported_with_the_name_of_the_object(
     place, store, resource, name, change, subresource
 ):
     edit(place, resource, name, change, subresource)
@@ -224,8 +231,8 @@ def test_damage_is_told_with_the_name_of_the_object(
         ),
     ],
 )
-def test_advertisement_whose_status_was_wiped_stops_nobody(place, store, wipe):
-    """As by a restore without statuses. It comes again with the cluster's next call, and every lock stays."""
+def test_advertisement_without_its_status_does_not_block_the_start(place, store, wipe):
+    """As by a restore without statuses. The cluster advertises again, and every reservation stays."""
     store.commit([make.cluster("b")], 2)
     edit(place, OFFERS, "a-adv", {"status": wipe}, "status")
     with closing(place.look()) as reader:
@@ -247,9 +254,7 @@ def test_advertisement_whose_status_was_wiped_stops_nobody(place, store, wipe):
         pytest.param({"reserved": {"cpu": "0", "memory": "0"}}, 1, id="restored without a status"),
     ],
 )
-def test_advertisement_without_a_status_is_told_of_if_it_ever_had_one(
-    place, store, amounts, warnings
-):
+def test_advertisement_that_lost_its_status_is_logged(place, store, amounts, warnings):
     """One that a broker made before it was stopped has lost nothing."""
     labels = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
     spec = find(place, STORED_ADVERTISEMENTS, "a-adv").spec
@@ -262,7 +267,7 @@ def test_advertisement_without_a_status_is_told_of_if_it_ever_had_one(
     assert find(place, STORED_ADVERTISEMENTS, "b-adv") is None
 
 
-def test_advertisement_that_the_last_commit_wrote_is_filled_again_from_the_head(place, store):
+def test_advertisement_of_the_last_commit_is_restored_from_the_head(place, store):
     edit(place, OFFERS, "a-adv", {"status": {"record": None}}, "status")
     with closing(place.open()) as again, capture_logs() as logged:
         assert [found.id for found in again.load().clusters] == ["a"]
@@ -270,7 +275,7 @@ def test_advertisement_that_the_last_commit_wrote_is_filled_again_from_the_head(
     assert find(place, OFFERS, "a-adv").status.record is not None
 
 
-def test_record_under_another_name_is_told(place, store):
+def test_record_under_another_name_is_corrupt(place, store):
     store.commit([make.cluster("b")], 2)
     kept = find(place, OFFERS, "a-adv").status.record
     fields = {"revision": kept.revision, "checksum": kept.checksum, "data": kept.data}
@@ -281,7 +286,7 @@ def test_record_under_another_name_is_told(place, store):
         reader.load()
 
 
-def test_store_whose_head_was_deleted_is_not_begun_anew(place, store):
+def test_store_without_its_head_is_not_created_again(place, store):
     place.run(lambda client: client.delete(LEDGER_RECORDS, "head", place.namespace))
     with pytest.raises(StoreFailed, match="head was deleted"):
         store.commit([ACTIVE], 2)
@@ -289,7 +294,7 @@ def test_store_whose_head_was_deleted_is_not_begun_anew(place, store):
         place.open()
 
 
-def test_namespace_that_is_not_there_is_told(place):
+def test_missing_namespace_is_reported(place):
     for opener in (KubernetesStore.open, KubernetesStore.open_readonly):
         with pytest.raises(StoreFailed, match="namespace"):
             opener(place.access, "nowhere")
@@ -297,7 +302,7 @@ def test_namespace_that_is_not_there_is_told(place):
         KubernetesStore.open(place.access, "nowhere")
 
 
-def test_server_without_the_definitions_is_told(lab):
+def test_missing_crds_are_reported(lab):
     [cluster] = lab.start("bare")
     try:
         found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
@@ -309,14 +314,14 @@ def test_server_without_the_definitions_is_told(lab):
         cluster.kill()
 
 
-def test_account_without_rights_is_told(kube, place):
+def test_missing_permissions_are_reported(kube, place):
     stranger = config.config_from_kubeconfig(kube.kubeconfig_for("stranger"))
     with pytest.raises(StoreFailed, match=r"cannot .* Role"):
         KubernetesStore.open(stranger, place.namespace)
 
 
 @pytest.mark.timeout(120)
-def test_server_that_is_away_is_told_and_found_again(clusters):
+def test_unreachable_server_is_reported_until_it_is_back(clusters):
     [cluster] = clusters()
     place = Place(cluster)
     with closing(place.open()) as store:
@@ -328,3 +333,102 @@ def test_server_that_is_away_is_told_and_found_again(clusters):
         cluster.wait_until_ready()
         with closing(place.open()) as again:
             assert again.load().reservations == [HELD]
+
+
+# -- audit
+
+
+@pytest.fixture
+def url(place):
+    return place.url
+
+
+def fill(place, desk):
+    with closing(place.open()) as store:
+        store.commit(desk.changes, desk.ledger.revision)
+
+
+def audit(capsys, url, *flags):
+    code = main.run(["audit", "check", "--store", url, *flags])
+    return code, capsys.readouterr().out
+
+
+def test_audit_reports_a_force_deleted_reservation_without_a_violation(place, url, capsys):
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    desk.reserve("cpu=1,memory=1Gi")
+    fill(place, desk)
+    desk.changes.clear()
+    desk.reserve("cpu=1,memory=1Gi")
+    fill(place, desk)  # what the last commit wrote is in the head as well
+    code, out = audit(capsys, url, "--json")
+    assert (code, json.loads(out)["gone"]) == (0, [])
+    remove(place, STORED_RESERVATIONS, "rsv-1")
+    code, out = audit(capsys, url, "--json")
+    report = json.loads(out)
+    assert (code, report["violations"], report["gone"]) == (0, 0, ["rsv-1"])
+    assert "\nDeleted together with their objects, no violation: rsv-1\n" in audit(capsys, url)[1]
+
+
+def test_audit_finds_a_record_that_contradicts_the_audit_log(place, url, capsys):
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    held = desk.reserve("cpu=1,memory=1Gi")
+    fill(place, desk)
+    desk.activate(held)
+    with closing(place.open()) as store:
+        store.load()
+        store.commit([desk[held]], desk.ledger.revision)  # without its line
+    code, out = audit(capsys, url, "--json")
+    expected = "it is Reserved on a in the audit log, but is Active on a in the store"
+    assert (code, json.loads(out)["details"]) == (8, [f"{held}: {expected}"])
+
+
+# -- broker process
+
+
+REQUEST = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
+
+
+def offer(name):
+    return bodies.Advertisement(name, bodies.Metrics(bodies.Quantities("4", "4Gi")))
+
+
+def kubelend(*arguments):
+    """What a command prints as JSON."""
+    program = Path(sys.executable).with_name("kubelend")
+    done = subprocess.run([program, *arguments], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+async def reserve(url, certificates):
+    async with (
+        BrokerClient(url, certificates.cluster("lender")) as lender,
+        BrokerClient(url, certificates.cluster("borrower")) as borrower,
+    ):
+        await lender.publish(offer("lender"))
+        found = await borrower.reserve(REQUEST, key="k")
+        await lender.acknowledge(found.id)
+        return await borrower.activate(found.id)
+
+
+async def test_acknowledged_reservations_survive_a_kill(certificates, tmp_path, kube_client, place):
+    store = place.url
+    # Under the name that it had, it takes its own lease up again at once.
+    named = "--leader-elect-identity=broker-0"
+    flags = (certificates.server(), tmp_path, f"--store={store}", named)
+    with broker_process.running(*flags) as broker:
+        active = await reserve(broker.url, certificates)
+        assert kubelend("audit", "--json", "--store", store)["violations"] == 0
+        broker.process.kill()
+        broker.process.wait()
+    report = kubelend("audit", "--json", "--store", store)
+    assert (report["violations"], report["live"], report["clusters"]) == (0, 1, 1)
+    assert kubelend("audit", "verify", "--json", "--store", store)["breaks"] == 0
+    with broker_process.running(*flags) as broker:
+        async with BrokerClient(broker.url, certificates.cluster("borrower")) as borrower:
+            assert await borrower.reserve(REQUEST, key="k") == active
+            await borrower.release(active.id)
+    kind = resources.resource_for(broker_objects.Reservation)
+    found = await kube_client.find(kind, active.id, place.namespace)
+    assert (found.status.phase, found.spec.target_cluster_id) == ("Released", "lender")
+    assert kubelend("audit", "--json", "--store", store)["live"] == 0

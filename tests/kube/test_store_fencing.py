@@ -41,7 +41,7 @@ def versions(place):
     return place.run(look)
 
 
-def test_older_store_cannot_commit_and_says_why(place):
+def test_fenced_store_cannot_commit_and_reports_why(place):
     with closing(place.open()) as older, closing(place.open()) as newer:
         newer.commit([make.cluster("a")], 1)
         before = versions(place)
@@ -51,14 +51,14 @@ def test_older_store_cannot_commit_and_says_why(place):
         assert versions(place) == before
 
 
-def test_older_store_cannot_commit_before_the_newer_one_has(place):
+def test_store_is_fenced_when_a_newer_one_is_opened(place):
     with closing(place.open()) as older, closing(place.open()) as newer:
         with pytest.raises(StoreFailed, match="is the writer now"):
             older.commit([make.cluster("b")], 1)
         assert newer.load().clusters == []
 
 
-def test_older_store_finishes_nothing_when_it_loads_again(place):
+def test_fenced_store_finishes_nothing_when_it_loads_again(place):
     with closing(place.open()) as older:
         place.open().close()
         before = versions(place)
@@ -67,7 +67,7 @@ def test_older_store_finishes_nothing_when_it_loads_again(place):
         assert versions(place) == before
 
 
-def test_reader_takes_nothing_over_and_writes_nothing(place):
+def test_reader_does_not_fence_the_writer_and_writes_nothing(place):
     with closing(place.open()) as store:
         store.commit([make.cluster("a"), HELD, TOLD], 1)
         before = versions(place)
@@ -146,7 +146,7 @@ def woken(gate, thread):
         *(pytest.param(ENDED, after, id=f"ended, {after}") for after in range(1, 5)),
     ],
 )
-def test_broker_that_wakes_up_later_undoes_nothing(place, changes, after):
+def test_suspended_broker_undoes_nothing_when_it_resumes(place, changes, after):
     with closing(place.open()) as first:
         first.commit(BASE, 1)
     gate, thread = asleep(place, changes, after)
@@ -168,7 +168,7 @@ def test_broker_that_wakes_up_later_undoes_nothing(place, changes, after):
     assert len(lines) == (2 if after == 1 else 3)
 
 
-def test_what_a_sleeper_left_blank_is_gone_with_the_next_load(place):
+def test_placeholders_of_a_suspended_broker_are_deleted_by_the_next_load(place):
     with closing(place.open()) as first:
         first.commit(BASE, 1)
     gate, thread = asleep(place, MADE, 2)

@@ -1,4 +1,4 @@
-"""Whoever reads beside a broker that writes all the time sees one moment of it, and soon."""
+"""Reading the Kubernetes store while a broker writes: consistent snapshots, the audit log, and replicas."""
 
 from __future__ import annotations
 
@@ -11,15 +11,27 @@ from typing import Any
 
 import pytest
 
+import kube_fixtures
 import make
 from kube_stores import Place
 from kubelend.core import audit_log
 from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import Gone, StoreFailed
-from kubelend.core.events import AuditLogTruncated, Change, WorkingSet
+from kubelend.core.events import (
+    Archived,
+    AuditLogTruncated,
+    Change,
+    ClusterDeleted,
+    CommittedChanges,
+    RecordDeleted,
+    WorkingSet,
+)
+from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId, Limits
 from kubelend.kube.client import Client
 from kubelend.stores.kubernetes import head
+from kubelend.stores.kubernetes.head import MAX_OBJECT_BYTES
 from kubelend.stores.kubernetes.objects import LEDGER_RECORDS
 from kubelend.stores.kubernetes.store import KubernetesReplica, KubernetesStore
 from waiting import PATIENCE
@@ -96,9 +108,7 @@ def reading(place: Place, happen: Callable[[bool], None]) -> KubernetesStore:
 @pytest.mark.parametrize(
     "room", [head.MAX_OBJECT_BYTES, 1000], ids=["in the head", "beside the head"]
 )
-def test_reader_sees_one_commit_whole_though_the_broker_writes_before_each_of_its_calls(
-    place, monkeypatch, room
-):
+def test_reader_gets_a_consistent_snapshot_while_the_broker_writes(place, monkeypatch, room):
     monkeypatch.setattr(head, "MAX_OBJECT_BYTES", room)
     with closing(place.open()) as store:
         busy = Busy(store)
@@ -111,7 +121,7 @@ def test_reader_sees_one_commit_whole_though_the_broker_writes_before_each_of_it
 
 
 @pytest.mark.timeout(120)
-async def test_follower_begins_beside_a_busy_leader_and_misses_nothing(kube):
+async def test_follower_of_a_busy_leader_misses_nothing(kube):
     place = await asyncio.to_thread(Place, kube)
     store = await asyncio.to_thread(place.open)
     busy = await asyncio.to_thread(Busy, store)
@@ -129,7 +139,7 @@ async def test_follower_begins_beside_a_busy_leader_and_misses_nothing(kube):
 
 
 @pytest.mark.timeout(120)
-def test_reader_begins_anew_if_the_version_that_it_reads_is_forgotten(lab, clusters):
+def test_reader_starts_again_if_its_version_is_compacted(lab, clusters):
     """As a server forgets every few minutes."""
     [cluster] = clusters()
     place, forgotten = Place(cluster), threading.Event()
@@ -140,7 +150,7 @@ def test_reader_begins_anew_if_the_version_that_it_reads_is_forgotten(lab, clust
         if asks_for_version and not forgotten.is_set():
             body = b'{"metadata": {"generateName": "later-"}}'
             cluster.call("POST", "/api/v1/namespaces", body)
-            lab.etcd.compact()
+            kube_fixtures.compact(lab.etcd)
             cluster.restart()  # else it has the last versions in memory
             forgotten.set()
 
@@ -149,7 +159,7 @@ def test_reader_begins_anew_if_the_version_that_it_reads_is_forgotten(lab, clust
     assert forgotten.is_set()
 
 
-def test_server_that_forgets_at_once_is_told_and_not_asked_for_ever(place):
+def test_server_that_compacts_immediately_is_reported(place):
     with closing(place.open()) as store:
         Busy(store)
     asked = []
@@ -170,8 +180,8 @@ LINES = 1200
 
 
 @pytest.fixture
-def journalled(place):
-    """A broker's store with a journal."""
+def audited(place):
+    """A broker's store with an audit log."""
     with closing(place.open()) as store:
         entry = AuditEntry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/a")
         store.commit([entry] * LINES, 1)
@@ -188,43 +198,166 @@ def cut(store: KubernetesStore) -> None:
     assert store.audit_log_bounds()[0].number == 1100
 
 
-def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalled):
+def test_audit_log_that_is_truncated_during_a_read_is_read_completely(place, audited):
     with closing(place.look()) as reader:
         start, end = reader.audit_log_bounds()
         first = reader.audit_lines(start.number, 100)
-        cut(journalled)
+        cut(audited)
         rest = reader.audit_lines(first[-1].number, LINES)
         assert list(audit_log.verify_chain([*first, *rest], start, end)) == []
     with closing(place.look()) as reader:
         assert reader.audit_lines(0, 1)[0].number == 1101
 
 
-def test_journal_of_which_a_part_was_deleted_is_damaged_for_readers_too(place, journalled):
+def test_deleted_segment_of_the_audit_log_is_corruption_for_readers_too(place, audited):
     place.run(lambda client: client.delete(LEDGER_RECORDS, "audit-log-513", place.namespace))
     told_so = pytest.raises(StoreFailed, match="audit-log-513 is missing")
     with closing(place.look()) as reader, told_so:
         reader.audit_lines(0, LINES)
 
 
-def test_journal_that_was_cut_so_long_ago_that_the_server_has_forgotten_is_no_damage(
-    place, journalled
-):
+def test_truncation_at_a_compacted_version_is_no_corruption(place, audited):
     def forget(asks_for_version: bool) -> None:
         if asks_for_version:
             raise Gone("too old")
 
     told_so = pytest.raises(StoreFailed, match="may have been truncated")
     with closing(reading(place, forget)) as reader:
-        cut(journalled)
+        cut(audited)
         with told_so:
             reader.audit_lines(0, LINES)
 
 
-def test_broker_whose_successor_cuts_the_journal_is_told_of_it_and_of_no_damage(place, journalled):
+def test_truncation_by_a_successor_is_reported_as_fencing(place, audited):
     with closing(place.open()) as newer:
         cut(newer)
         with pytest.raises(StoreFailed, match="another broker has written"):
-            journalled.audit_lines(0, LINES)
+            audited.audit_lines(0, LINES)
         with pytest.raises(StoreFailed, match="another broker has written"):
-            journalled.check_fencing()
+            audited.check_fencing()
         newer.check_fencing()
+
+
+# -- replica
+
+
+@pytest.fixture
+async def store(place):
+    """As the leader has it open."""
+    opened = await asyncio.to_thread(place.open)
+    await asyncio.to_thread(opened.load)
+    yield opened
+    await asyncio.to_thread(opened.close)
+
+
+@contextlib.asynccontextmanager
+async def following(place):
+    replica = KubernetesReplica(place.access, place.namespace)
+    async with contextlib.aclosing(replica.follow()) as heard:
+        yield lambda: asyncio.wait_for(anext(heard), PATIENCE)
+
+
+async def commit(store, *changes, revision):
+    await asyncio.to_thread(store.commit, changes, revision)
+
+
+async def test_snapshot_is_followed_by_each_commit(place, store):
+    await commit(store, make.cluster("a"), revision=1)
+    async with following(place) as heard:
+        first = await heard()
+        assert (first.revision, [found.id for found in first.clusters]) == (1, ["a"])
+        held = make.reservation("rsv-1", phase="Reserved", target=ClusterId("a"))
+        await commit(store, held, make.cluster("b"), revision=3)
+        assert await heard() == CommittedChanges([make.cluster("b"), held], 3)
+
+
+async def test_nothing_is_replicated_before_the_first_leader(place):
+    async with following(place) as heard:
+        first = asyncio.create_task(heard())
+        await asyncio.sleep(0)
+        store = await asyncio.to_thread(place.open)
+        assert await first == WorkingSet([], [], 0, [], [], [])
+        await asyncio.to_thread(store.close)
+
+
+async def test_deletions_are_replicated(place, store):
+    over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
+    limits = Limits(ClusterId("a"), policy=make.policy(deny=["x"]))
+    await commit(store, make.cluster("a"), over, limits, revision=3)
+    async with following(place) as heard:
+        assert isinstance(await heard(), WorkingSet)
+        gone = (Archived(over.id), ClusterDeleted(ClusterId("a")), RecordDeleted("limits", "a"))
+        await commit(store, *gone, revision=6)
+        news = await heard()
+        assert {*news.changes} == {*gone}
+
+
+async def test_new_leader_causes_a_snapshot(place, store):
+    """It may not know what somebody deleted before it looked."""
+    async with following(place) as heard:
+        await heard()
+        second = await asyncio.to_thread(place.open)
+        await asyncio.to_thread(second.load)
+        assert await heard() == WorkingSet([], [], 0, [], [], [])
+        await commit(second, make.cluster("late"), revision=1)
+        assert await heard() == CommittedChanges([make.cluster("late")], 1)
+        await asyncio.to_thread(second.close)
+
+
+async def test_archive_and_audit_log_can_be_queried(place, store):
+    over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
+    await commit(store, over, revision=1)
+    await commit(store, Archived(over.id), revision=2)
+    replica = KubernetesReplica(place.access, place.namespace)
+    assert await replica.query(lambda found: found.archived(over.id)) == over
+    assert await replica.query(lambda found: found.audit_lines(0, 10)) == []
+
+
+async def test_oversized_commit_causes_a_snapshot(place, store):
+    labels = {f"label-{number}": "y" * 250 for number in range(12)}
+    many = [make.cluster(f"c-{number}", labels=labels) for number in range(300)]
+    assert len(many) * sum(map(len, labels.values())) > MAX_OBJECT_BYTES
+    async with following(place) as heard:
+        await heard()
+        await commit(store, *many, revision=300)
+        found = await heard()
+        clusters = found.clusters if isinstance(found, WorkingSet) else found.changes
+        assert len(clusters) == 300
+
+
+async def test_follower_converges_to_the_leader(place, store):
+    """Through a whole life, restored at the start and told commit by commit."""
+    ledger = Ledger()
+    async with following(place) as heard:
+        follower = Ledger.restore(await heard())
+        desk = make.Desk(make.Recorder(), make.T0)
+        for step in range(6):
+            desk.advertise(f"c{step % 3}", "cpu=4,memory=8Gi")
+            desk.reserve("cpu=1,memory=1Gi")
+            changes = [ledger.apply(event) for event in desk.ledger.events[ledger.revision :]]
+            await commit(store, *changes, revision=ledger.revision)
+            news = await heard()
+            follower.apply_changes(news.changes, news.revision)
+            assert make.state(follower) == make.state(ledger)
+
+
+async def test_unreachable_server_ends_the_replication(clusters):
+    [cluster] = await asyncio.to_thread(clusters)
+    place = await asyncio.to_thread(Place, cluster)
+    store = await asyncio.to_thread(place.open)
+    await asyncio.to_thread(store.close)
+    async with following(place) as heard:
+        await heard()
+        await asyncio.to_thread(cluster.kill)
+        with pytest.raises(StoreFailed, match="cannot connect to the API server"):
+            await heard()
+
+
+async def test_deleted_head_ends_the_replication(place, store, kube_client):
+    from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS
+
+    async with following(place) as heard:
+        await heard()
+        await kube_client.delete(LEDGER_RECORDS, HEAD_NAME, place.namespace)
+        with pytest.raises(StoreFailed, match="was deleted"):
+            await heard()

@@ -1,4 +1,4 @@
-"""Whole agents that speak with their broker by mailboxes, and what they survive together."""
+"""Whole agents that use cluster namespaces, and the faults that they survive together."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ from kubelend.core.models import ClusterId
 from kubelend.stores.memory import MemoryStore
 from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
-from post_offices import BROKER, PostOffice
+from tenants import BROKER, Tenants
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
 
 GPUS = 'nodes: [{capacity: {cpu: 8, memory: 32Gi, "nvidia.com/gpu": 4}}]\n'
 SMALL = "nodes: [{capacity: {cpu: 1, memory: 1Gi}}]\n"
-WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
+REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
 LARGEST = 50 * 2**20
 """Bytes that an agent may take."""
 
@@ -53,15 +53,15 @@ def cluster(clusters):
 
 
 @contextlib.contextmanager
-def agent(office, name, directory, nodes, *flags):
-    mailbox = office.create(name)
+def agent(tenants, name, directory, nodes, *flags):
+    namespace = tenants.create(name)
     with agent_process.running(
         "https://nowhere.invalid",
         Path("nowhere"),
         directory / name,
         "--broker-transport=kubernetes",
-        f"--broker-kubeconfig={office.kubeconfig(mailbox)}",
-        f"--broker-namespace={mailbox}",
+        f"--broker-kubeconfig={tenants.kubeconfig(namespace)}",
+        f"--broker-namespace={namespace}",
         f"--cluster-id={name}",
         *flags,
         cluster=nodes,
@@ -75,11 +75,11 @@ def is_clean(broker):
 
 
 async def test_resource_requests_work_and_gpus_are_not_dropped(cluster, broker, tmp_path):
-    office = PostOffice(cluster)
-    async with office.attended(broker.service):
+    tenants = Tenants(cluster)
+    async with tenants.served_by(broker.service):
         with (
-            agent(office, "bonn", tmp_path, GPUS) as bonn,
-            agent(office, "rome", tmp_path, SMALL) as rome,
+            agent(tenants, "bonn", tmp_path, GPUS) as bonn,
+            agent(tenants, "rome", tmp_path, SMALL) as rome,
         ):
             for each in (bonn, rome):
                 await asyncio.to_thread(each.wait_until_ready)
@@ -128,22 +128,22 @@ def resident(running):
 
 
 async def test_stream_goes_on_behind_a_restart_of_the_api_server(cluster, broker):
-    office = PostOffice(cluster)
+    tenants = Tenants(cluster)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(office.attended(broker.service))
-        bonn = await office.open(office.create("bonn"))
-        rome = await office.open(office.create("rome"))
+        await stack.enter_async_context(tenants.served_by(broker.service))
+        bonn = await tenants.open(tenants.create("bonn"))
+        rome = await tenants.open(tenants.create("rome"))
         for each in (bonn, rome):
             stack.push_async_callback(each.close)
         await bonn.publish(offer("bonn"))
-        first = await rome.request(WISH, "1")
+        first = await rome.request(REQUEST, "1")
         resets, told = [], []
         stream = bonn.stream(lambda: resets.append(1))
         assert (await anext(stream)).reservation == first
         await asyncio.to_thread(cluster.restart)
         with pytest.raises(BrokerUnreachable):
             await anext(stream)
-        second = await patient(lambda: rome.request(WISH, "2"))
+        second = await patient(lambda: rome.request(REQUEST, "2"))
 
         async def listen():
             instruction = await anext(bonn.stream(lambda: resets.append(1)))
@@ -171,39 +171,39 @@ async def patient(call):
 
 async def test_what_was_asked_while_no_broker_was_there_is_done_once(start, kube):
     """Also if the one before had done it, and could not say so any more."""
-    office, store = PostOffice(kube), MemoryStore()
+    tenants, store = Tenants(kube), MemoryStore()
     first = await start(open_store=lambda: store)
-    rome, bonn = office.create("rome"), office.create("bonn")
-    async with office.attended(first.service):
-        provider = await office.open(bonn)
+    rome, bonn = tenants.create("rome"), tenants.create("bonn")
+    async with tenants.served_by(first.service):
+        provider = await tenants.open(bonn)
         await provider.publish(offer("bonn"))
-    requester = await office.open(rome)
-    asking = asyncio.ensure_future(requester.request(WISH, "k"))
+    requester = await tenants.open(rome)
+    asking = asyncio.ensure_future(requester.request(REQUEST, "k"))
     await first.cluster("rome").post(
         "reservations",
         {"requestedResources": {"cpu": "1", "memory": "1Gi"}, "duration": "1h"},
         key="k",
     )
-    async with office.attended(first.service):
+    async with tenants.served_by(first.service):
         found = await asking
         ledger, _ = first.service.current()
         assert list(ledger.reservations) == [found.id]
         assert [one.id for one in await provider.instructions()] == [found.id]
         await requester.close()
         await provider.close()
-    office.close()
+    tenants.close()
 
 
 async def test_questions_and_state_live_side_by_side_in_one_cluster(start, kube):
     """The broker's own objects are in its namespace, what clusters ask is in theirs."""
     place = Place(kube)
-    office = PostOffice(kube, place.namespace)
+    tenants = Tenants(kube, place.namespace)
     broker = await start(open_store=place.open)
-    async with office.attended(broker.service):
-        rome, bonn = office.create("rome"), office.create("bonn")
-        requester, provider = await office.open(rome), await office.open(bonn)
+    async with tenants.served_by(broker.service):
+        rome, bonn = tenants.create("rome"), tenants.create("bonn")
+        requester, provider = await tenants.open(rome), await tenants.open(bonn)
         await provider.publish(offer("bonn"))
-        found = await requester.request(WISH, "k")
+        found = await requester.request(REQUEST, "k")
         await provider.acknowledge(found.id)
         await requester.activate(found.id)
         state = await asyncio.to_thread(
@@ -218,7 +218,7 @@ async def test_questions_and_state_live_side_by_side_in_one_cluster(start, kube)
         await until(lambda: is_empty(kube, rome))
         await requester.close()
         await provider.close()
-    office.close()
+    tenants.close()
 
 
 async def is_empty(kube, namespace):
@@ -226,13 +226,13 @@ async def is_empty(kube, namespace):
     return await asyncio.to_thread(kube.kubectl, *names) == ""
 
 
-def test_broker_as_a_process_attends_to_mailboxes(cluster, certificates, tmp_path):
-    """Its ledger in a file, REST beside it, and an agent that knows nothing but its mailbox."""
-    office = PostOffice(cluster)
+def test_broker_process_serves_cluster_namespaces(cluster, certificates, tmp_path):
+    """Its ledger in a file, REST beside it, and an agent with nothing but its namespace."""
+    tenants = Tenants(cluster)
     flags = ("--cluster-namespaces", f"--kubeconfig={cluster.kubeconfig_for(BROKER)}")
     with (
         broker_process.running(certificates.server(), tmp_path, *flags) as broker,
-        agent(office, "bonn", tmp_path, GPUS) as bonn,
+        agent(tenants, "bonn", tmp_path, GPUS) as bonn,
         agent_process.running(
             broker.url, certificates.cluster("rome"), tmp_path / "rome", cluster=SMALL
         ) as rome,

@@ -137,7 +137,7 @@ def check(place, answered):
     assert len(answered) == len(live) == CPUS
 
 
-async def test_a_leader_that_sleeps_in_the_middle_promises_nothing_twice(callers, place):
+async def test_suspended_leader_reserves_nothing_twice(callers, place):
     first = callers.brokers[0]
 
     def fall_asleep():
@@ -162,7 +162,7 @@ async def test_a_leader_that_sleeps_in_the_middle_promises_nothing_twice(callers
     await asyncio.to_thread(check, place, answered)
 
 
-async def test_a_leader_that_is_killed_is_followed_after_the_lease(callers, place):
+async def test_killed_leader_is_replaced_after_the_lease_expires(callers, place):
     first = callers.brokers[0]
 
     def kill():
@@ -174,7 +174,7 @@ async def test_a_leader_that_is_killed_is_followed_after_the_lease(callers, plac
     await asyncio.to_thread(check, place, answered)
 
 
-async def test_a_leader_that_stops_hands_over_at_once(callers, place):
+async def test_stopping_leader_hands_over_immediately(callers, place):
     first = callers.brokers[0]
     stopped = []
 

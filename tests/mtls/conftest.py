@@ -39,3 +39,14 @@ def log():
     with logging_state.put_back():
         logs.setup("info", "json", captured.stream)
         yield captured
+
+
+@pytest.fixture
+def r(broker):
+    """A requester; most tests have one."""
+    return broker.cluster("r")
+
+
+@pytest.fixture
+def admin(broker):
+    return broker.admin()

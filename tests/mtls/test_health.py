@@ -1,6 +1,6 @@
-"""Alive and ready, over TLS and without; what monitoring reads; and that every setting reaches its place."""
+"""The broker's own state: probes, metrics, settings, warnings at the start, and no secret in its log."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -10,7 +10,10 @@ import brokers
 import kubelend
 import make
 import waiting
+from bare import CLOSE, GET, connected, end_of
 from callers import Caller, offer, wish
+from certificates import DAY, Certificates
+from clocks import Clock
 from kubelend.stores.memory import MemoryStore
 
 
@@ -26,6 +29,7 @@ async def test_probes_say_ok_with_and_without_tls(broker, path):
     assert await plain(broker.process.ports["probes"], path) == (200, "ok")
     answer = await broker.cluster("a").get(path)
     assert (answer.status, answer.content) == (200, b"ok")
+    assert await broker.cluster("a").read("version") == {"version": kubelend.__version__}
 
 
 async def test_broker_that_cannot_load_is_alive_and_says_why_it_is_not_ready(certificates):
@@ -44,6 +48,8 @@ async def test_broker_that_cannot_load_is_alive_and_says_why_it_is_not_ready(cer
         refused = await a.post("advertisements", offer("a"))
         assert refused.refusal == (503, "NotReady")
         assert refused.problem.retryable is True
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await a.get("version")).refusal == (503, "NotReady")
         assert "the disk is on fire" in refused.problem.error
         assert broker.metric("kubelend_store_up") == 0
 
@@ -81,12 +87,8 @@ async def test_metrics_show_what_happened(broker):
 
 
 RELEASED = {"phase": "Released", "reason": "ReleasedByRequester"}
+
 RESERVE = {"route": "reserve"}
-
-
-async def test_version_is_told(broker):
-    found = await broker.cluster("a").read("version")
-    assert found == {"version": kubelend.__version__}
 
 
 async def test_settings_reach_their_place_in_the_process(certificates, tmp_path):
@@ -159,3 +161,137 @@ async def test_ready_broker_keeps_its_state_over_a_restart(certificates):
 
 def moment(text):
     return datetime.fromisoformat(text)
+
+
+@pytest.fixture
+async def broken(certificates, store):
+    """A broker that knows of a revoked cluster and loses its store then."""
+    clock = Clock(datetime.now(UTC))
+    async with brokers.running(certificates, open_store=lambda: store, clock=clock) as broker:
+        answer = await broker.admin().post("members", "cluster", "berlin", "revoke", {})
+        assert answer.status == 200
+        store.broken = brokers.failure("the disk is on fire")
+        await broker.admin().post("members", "cluster", "paris", "revoke", {})
+        assert broker.service.unready is not None
+        yield broker
+
+
+@pytest.mark.parametrize("path", ["version", "keys", "audit", "/openapi.json", "members", "x"])
+async def test_nobody_is_answered_without_the_store(broken, path):
+    for caller in (broken.cluster("berlin"), broken.admin()):
+        assert (await caller.get(path)).refusal == (503, "NotReady")
+    assert (await broken.cluster("berlin").get("/healthz")).status == 200
+    assert (await broken.cluster("berlin").get("/readyz")).content.startswith(b"not ready: ")
+
+
+async def test_who_was_put_out_is_refused_again_once_the_store_is_back(broken, store):
+    store.broken = None
+    await waiting.until(lambda: broken.service.unready is None)
+    for path in ("version", "/healthz"):
+        assert (await broken.cluster("berlin").get(path)).refusal == (403, "Revoked")
+
+
+TOKEN = "kl1.abcdefghij.abcdefghijklmnopqrstuvwxyz234567"
+
+SECRET = TOKEN.rpartition(".")[2]
+
+# In two pieces, so that no scanner takes this file for a leak.
+PEM = "-----BEGIN " + "PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----"
+
+NOWHERE = GET.replace(b"version", b"nowhere").replace(b"\r\n\r\n", CLOSE)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Certificates whose modes a test may change."""
+    return Certificates(tmp_path / "certificates")
+
+
+@pytest.fixture
+def store_path(tmp_path):
+    """The path of a store_path that is there, in a directory of its own."""
+    directory = tmp_path / "store"
+    directory.mkdir(mode=0o700)
+    path = directory / "kubelend.db"
+    path.touch(mode=0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    "which, mode, warning",
+    [
+        ("key", 0o600, ""),
+        (
+            "key",
+            0o644,
+            "{} holds a private key and has mode 0644, so other users can access it; chmod 600 {}",
+        ),
+        (
+            "store",
+            0o640,
+            "{} holds the ledger and has mode 0640, so other users can access it; chmod 600 {}*",
+        ),
+        ("store directory", 0o777, "{} has mode 0777, so other users can replace files in it;"),
+        ("certificates", 0o777, "{} has mode 0777, so other users can replace files in it;"),
+    ],
+    ids=["private", "key", "store", "store directory", "certificates"],
+)
+async def test_mode_that_lets_others_in_is_a_warning_at_the_start(
+    own, store_path, log, which, mode, warning
+):
+    path = {
+        "key": own.server() / "tls.key",
+        "store": store_path,
+        "store directory": store_path.parent,
+        "certificates": own.server(),
+    }[which]
+    path.chmod(mode)
+    async with brokers.running(own, store=str(store_path)):
+        warnings = [line["event"] for line in log.all if line["level"] == "warning"]
+    assert len(warnings) == (1 if warning else 0)
+    assert "".join(warnings).startswith(warning.format(path, path))
+
+
+async def test_secrets_that_somebody_sends_are_in_no_line(broker, log):
+    a = broker.cluster("a")
+    for secret in (TOKEN, PEM):
+        assert (await a.post("advertisements", offer(secret))).status in (400, 403)
+        await a.call("GET", "/nowhere", headers={"Authorization": f"Bearer {SECRET}"})
+        await a.get("clusters", secret)
+    async with connected(a) as (reader, writer):
+        writer.write(b"GET /%s HTTP/x\r\n\r\n" % TOKEN.encode())
+        assert (await end_of(reader)).startswith(b"HTTP/1.0 400 ")
+    assert log.lines("Request rejected") != []
+    assert "kl1.abcdefghij.[redacted]" in log.text
+    for secret in (SECRET, "MIGHAgEA"):
+        assert secret not in log.text
+
+
+async def test_calls_of_a_certificate_that_has_ended_make_one_line(broker, log):
+    caller = broker.cluster("a")
+    await caller.get("version")
+    broker.clock.pass_time(1000 * DAY)
+    for _ in range(20):
+        assert (await caller.get("version")).refusal == (403, "InvalidIdentity")
+    assert [line["code"] for line in log.lines("Request rejected")] == ["InvalidIdentity"]
+
+
+@pytest.mark.parametrize(
+    "sent, status",
+    [
+        pytest.param(GET.replace(b"\r\n\r\n", CLOSE), b"200", id="answer"),
+        pytest.param(NOWHERE, b"404", id="nowhere"),
+        pytest.param(b"no HTTP at all\r\n\r\n", b"400", id="no HTTP"),
+    ],
+)
+async def test_no_answer_says_which_software_gave_it(broker, sent, status):
+    async with connected(broker.cluster("a")) as (reader, writer):
+        writer.write(sent)
+        answer = await end_of(reader)
+    assert answer.split(b" ")[1] == status
+    head = answer.partition(b"\r\n\r\n")[0].lower()
+    assert b"server:" not in head
+    assert b"python" not in head
+    assert b"aiohttp" not in head
+    async with broker.cluster("a").stream() as stream:
+        assert "Server" not in stream.response.headers

@@ -1,26 +1,45 @@
-"""What the broker issues to newcomers and holders, also through rotations, and what openssl says of it."""
+"""Certificates that the broker issues: what is in them, the client that joins or renews, and impostors."""
 
+import asyncio
+import contextlib
 import shutil
+import ssl
+import stat
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from msgspec.structs import replace
 
 import newcomers
 import openssl
-import tls_peers
+import waiting
 from certificates import Certificates
-from clocks import Clock
+from issuers import due
+from kubelend.apps import join, renewal
+from kubelend.apps.join import JoinParameters
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    InvalidInput,
+    InvalidSettings,
+    Revoked,
+    TokenRefused,
+    Unavailable,
+    UnexpectedAnswer,
+)
 from kubelend.core.lifecycle import Role
-from kubelend.pki import authority, files, identity, tokens
-from kubelend.pki.authority import Authority
+from kubelend.kits import backoff
+from kubelend.pki import authority, files, identity, keys, tokens
+from kubelend.pki import x509 as pki_x509
+from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm
-from kubelend.pki.passphrases import Passphrase
+from kubelend.transports import tls
+from kubelend.transports.client import BrokerClient
+from kubelend.wire.admin_bodies import JoinPending
 from newcomers import Newcomer
-
-SECOND = timedelta(seconds=1)
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.broker("enrolling")
 
@@ -32,9 +51,6 @@ async def joined(broker, directory, name="berlin", role=Role.CLUSTER, **options)
 
 def certificate_in(directory, file="tls.crt"):
     return x509.load_pem_x509_certificate((directory / file).read_bytes())
-
-
-# -- as openssl sees it
 
 
 @openssl.needed
@@ -82,14 +98,11 @@ def pem(request):
     return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
-async def test_lifetime_is_a_setting(certificates, tmp_path):
-    lifetime = timedelta(minutes=30)
-    async with newcomers.enrolling(certificates, tmp_path, certificate_lifetime=lifetime) as broker:
-        issued = certificate_in(await joined(broker, tmp_path / "berlin"))
-        assert abs(issued.not_valid_after_utc - broker.clock() - lifetime) < SECOND
-
-
-# -- renewal
+@pytest.mark.broker("enrolling", certificate_lifetime=timedelta(minutes=30))
+async def test_lifetime_is_a_setting(broker, tmp_path):
+    issued = certificate_in(await joined(broker, tmp_path / "berlin"))
+    end = broker.clock() + timedelta(minutes=30)
+    assert abs(issued.not_valid_after_utc - end) < timedelta(seconds=1)
 
 
 async def renew(caller, name, role=Role.CLUSTER):
@@ -137,160 +150,358 @@ async def test_end_of_each_certificate_is_shown_and_measured(broker, tmp_path):
     assert broker.metric(name, cluster="berlin") == end.timestamp()
 
 
-# -- an authority of one's own for each test, since it changes
+SOON = timedelta(seconds=PATIENCE)
 
 
-@pytest.fixture
-def own(tmp_path):
-    return Certificates(tmp_path / "own")
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    brief = {"first": timedelta(milliseconds=5), "longest": timedelta(milliseconds=9)}
+    monkeypatch.setattr(join, "APPROVAL_BACKOFF", backoff.Backoff(retries=2**31, **brief))
 
 
-@pytest.fixture
-def server(own, tmp_path):
-    """The broker's own files, which it may write."""
-    return shutil.copytree(own.server(), tmp_path / "server")
+def url_of(broker):
+    return f"https://localhost:{broker.process.ports['enrol']}"
 
 
-@pytest.fixture
-async def rotating(own, server, tmp_path):
-    """A broker whose files may change; it reads them when asked to."""
-    async with newcomers.enrolling(
-        own, tmp_path, http_cert_path=server, certificate_check_interval=timedelta(hours=1)
-    ) as broker:
-        yield broker
+async def invitation(broker, name="berlin", role=Role.CLUSTER, *, bound=True, url=""):
+    token = await newcomers.token(broker, role=role.value, **({"name": name} if bound else {}))
+    pin = tokens.ca_pin(broker.certificates.authority.certificate)
+    return JoinParameters(url or url_of(broker), token, pin, name, role)
 
 
-async def test_rotation_of_the_authority_is_taken_up_without_a_restart_and_refuses_nobody(
-    rotating, own, tmp_path
-):
-    before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
-    await before.advertise()
-    new = authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
-    await rotating.trust.refresh()
-    await before.hang_up()
-    await before.advertise()  # it has a certificate of the old one, and trusts only that
-    directory = await joined(rotating, tmp_path / "after", "paris")
-    assert certificate_in(directory).issuer == new.certificate.subject
-    assert len(x509.load_pem_x509_certificates((directory / "ca.crt").read_bytes())) == 2
-    await rotating.holder(directory, "paris").advertise()
-    newcomer, answer = await renew(before, "berlin")
-    renewed = newcomer.save(answer, tmp_path / "renewed")
-    assert certificate_in(renewed).issuer == new.certificate.subject
-    await rotating.holder(renewed, "berlin").advertise()
-
-
-async def test_after_a_rotation_the_broker_shows_a_certificate_of_the_new_authority(
-    rotating, own, server, tmp_path
-):
-    old = tls_peers.serial_in(server)
-    new = authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
-    await rotating.trust.refresh()
-    assert tls_peers.serial_in(server) != old
-    shown = x509.load_pem_x509_certificates((server / "tls.crt").read_bytes())
-    assert [each.issuer for each in shown] == [
-        new.certificate.subject,
-        own.authority.certificate.subject,
-    ]
-    answer = await rotating.admin().post("tokens", {})
-    assert answer.json["caHash"] == tokens.ca_pin(new.certificate)
-
-
-async def test_finished_rotation_refuses_what_the_old_authority_signed(
-    rotating, own, server, tmp_path
-):
-    before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
-    authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
-    await rotating.trust.refresh()
-    newcomer, answer = await renew(before, "berlin")
-    after = rotating.holder(newcomer.save(answer, tmp_path / "after"), "berlin")
-    authority.finish_rotation(tmp_path / "authority")
-    await rotating.trust.refresh()
-    assert await tls_peers.name_of(rotating.port, before.context) == ""
-    await after.advertise()
-    assert own.authority.certificate not in files.load_certificates(server / "ca.crt")
-
-
-async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, tmp_path, log):
-    mounted, data = tmp_path / "mounted", tmp_path / "data"
-    shutil.copytree(own.server(), data)
-    mounted.mkdir()
-    for name in ("tls.crt", "tls.key", "ca.crt"):
-        (mounted / name).symlink_to(data / name)
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=mounted) as broker:
-        serial = tls_peers.serial_in(mounted)
-        authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC))
-        for _ in range(2):
-            await broker.trust.refresh()
-        assert tls_peers.serial_in(mounted) == serial
-        answer = await broker.admin().post("tokens", {"name": "berlin"})
-        assert answer.json["caHash"] == tokens.ca_pin(own.authority.certificate)
-        await joined(broker, tmp_path / "paris", "paris")
-    assert log.text.count("is managed externally") == 1
-
-
-async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
-    server = own.write(
-        "short", identity.server_profile(names=["broker.example.org"]), lifetime=timedelta(hours=1)
+@pytest.mark.parametrize("algorithm", Algorithm)
+async def test_joined_cluster_has_three_files_and_is_served(broker, tmp_path, algorithm):
+    directory = tmp_path / "certs" / "berlin"
+    welcome = await join.join_broker(
+        await invitation(broker), directory, wait=SOON, algorithm=algorithm
     )
-    clock = Clock(datetime.now(UTC))
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
-        before = tls_peers.serial_in(server)
-        await broker.trust.refresh()
-        assert tls_peers.serial_in(server) == before
-        clock.pass_time(timedelta(minutes=49))
-        await broker.trust.refresh()
-        renewed = certificate_in(server)
-        assert renewed.serial_number != before
-        assert (
-            broker.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
-            == renewed.not_valid_after_utc.timestamp()
+    assert welcome.port == broker.port
+    assert sorted(path.name for path in directory.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
+    assert stat.S_IMODE((directory / "tls.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    await broker.holder(directory, "berlin").advertise()
+    with pytest.raises(InvalidSettings, match="already exists"):
+        await join.join_broker(await invitation(broker, "paris"), directory, wait=SOON)
+    assert files.load_credentials(directory).certificate == welcome.credentials.certificate
+
+
+@pytest.mark.parametrize("decision", ["accept", "reject"])
+async def test_waiting_one_is_notified_once_and_learns_the_decision(broker, tmp_path, decision):
+    pending: list[JoinPending] = []
+    wanted = await invitation(broker, bound=False)
+    waiting = asyncio.create_task(
+        join.join_broker(wanted, tmp_path / "berlin", wait=SOON, on_pending=pending.append)
+    )
+    await until(lambda: bool(pending))
+    await broker.admin().post("members", "cluster", "berlin", decision, {"key": pending[0].key})
+    if decision == "reject":
+        with pytest.raises(TokenRefused, match="no uses left"):
+            await waiting
+        return
+    await waiting
+    assert len(pending) == 1
+    await broker.holder(tmp_path / "berlin", "berlin").advertise()
+
+
+async def test_who_gives_up_waiting_goes_on_later_with_the_same_key(broker, tmp_path):
+    wanted, directory = await invitation(broker, bound=False), tmp_path / "berlin"
+    with pytest.raises(Unavailable, match="berlin has not been accepted yet; ask an admin"):
+        await join.join_broker(wanted, directory, wait=timedelta(milliseconds=50))
+    key = (directory / "tls.key").read_bytes()
+    assert sorted(path.name for path in directory.iterdir()) == ["tls.key"]
+    await broker.admin().post("members", "cluster", "berlin", "accept")
+    await join.join_broker(wanted, directory, wait=SOON)
+    assert (directory / "tls.key").read_bytes() == key
+
+
+def authority_with_its_key(directory, other):
+    other.authority.save(directory)
+
+
+def authorities_of_another(directory, other):
+    directory.mkdir()
+    (directory / "ca.crt").write_bytes(files.to_pem(other.authority.trusted))
+
+
+@pytest.mark.parametrize("fill", [authority_with_its_key, authorities_of_another])
+async def test_files_of_another_authority_are_left_alone(broker, other, tmp_path, fill):
+    directory = tmp_path / "there"
+    fill(directory, other)
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(InvalidSettings, match="contains files of another CA"):
+        await join.join_broker(await invitation(broker), directory, wait=SOON)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+
+
+async def test_authorities_that_an_earlier_try_left_are_no_hindrance(
+    broker, other, certificates, tmp_path
+):
+    directory = tmp_path / "there"
+    directory.mkdir()
+    left = [*other.authority.trusted, *certificates.authority.trusted]
+    (directory / "ca.crt").write_bytes(files.to_pem(left))
+    await join.join_broker(await invitation(broker), directory, wait=SOON)
+    assert files.load_credentials(directory).authorities == certificates.authority.trusted
+
+
+async def test_key_that_others_can_read_gets_no_certificate(broker, tmp_path):
+    directory = tmp_path / "there"
+    files.make_private_directory(directory)
+    (directory / "tls.key").write_bytes(keys.to_pem(keys.generate(Algorithm.P256)))
+    (directory / "tls.key").chmod(0o644)
+    with pytest.raises(InvalidSettings, match="other users can access it"):
+        await join.join_broker(await invitation(broker), directory, wait=SOON)
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"name": "paris"}, TokenRefused),
+        ({"role": Role.VIEWER}, TokenRefused),
+        ({"name": " "}, InvalidInput),
+        ({"token": "kl1.nonsense"}, InvalidInput),
+    ],
+    ids=["name", "role", "no-name", "no-token"],
+)
+async def test_refusals_are_raised_as_what_they_are(broker, tmp_path, change, error):
+    wanted = replace(await invitation(broker), **change)
+    with pytest.raises(error):
+        await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+
+
+async def test_an_address_where_no_broker_is_says_so(broker, tmp_path):
+    for port, text in ((1, "connection refused"), (broker.port, "closed the connection")):
+        wanted = await invitation(broker, url=f"https://localhost:{port}")
+        with pytest.raises(BrokerUnreachable, match=text):
+            await join.join_broker(wanted, tmp_path / str(port), wait=SOON)
+
+
+def test_an_invitation_prints_without_its_token():
+    wanted = JoinParameters(
+        "https://b:8444", "kl1.a.secret", tokens.parse_ca_pin("sha256:" + "0" * 64), "x"
+    )
+    assert "secret" not in repr(wanted)
+
+
+class Impostor:
+    """Answers as a broker would, with certificates of its own, and notes all that it is sent."""
+
+    def __init__(self, certificates, shown):
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        directory = certificates.server()
+        self.context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+        self.shown = shown
+        self.received = b""
+        self.handshakes = 0
+
+    @contextlib.asynccontextmanager
+    async def listening(self):
+        server = await asyncio.start_server(self.answer, "127.0.0.1", 0, ssl=self.context)
+        async with server:
+            yield f"https://localhost:{server.sockets[0].getsockname()[1]}"
+
+    async def answer(self, reader, writer):
+        self.handshakes += 1
+        with contextlib.suppress(ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
+            self.received += await reader.readuntil(b"\r\n\r\n")
+            body = self.shown
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            self.received += await reader.read()
+        writer.close()
+
+
+@pytest.fixture
+def other(tmp_path):
+    return Certificates(tmp_path / "other")
+
+
+async def test_another_authority_is_told_nothing(broker, other, tmp_path):
+    impostor = Impostor(other, files.to_pem(other.authority.trusted))
+    async with impostor.listening() as url:
+        wanted = await invitation(broker, url=url)
+        shown = tokens.ca_pin(other.authority.certificate)
+        with pytest.raises(InvalidInput) as refused:
+            await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+    assert refused.value.message == (
+        f"the broker at {url} presents a CA with hash {shown}, not {wanted.pin};"
+        " the token was not sent"
+    )
+    assert wanted.token.encode() not in impostor.received
+    assert b"POST" not in impostor.received
+
+
+async def test_who_shows_our_authority_without_its_certificate_is_told_nothing(
+    broker, other, certificates, tmp_path
+):
+    """The authority's certificate is public; that it vouches for who shows it is not."""
+    impostor = Impostor(
+        other, files.to_pem([*other.authority.trusted, *certificates.authority.trusted])
+    )
+    async with impostor.listening() as url:
+        wanted = await invitation(broker, url=url)
+        with pytest.raises(BrokerUnreachable, match="is not signed by the CA with that hash"):
+            await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+    assert impostor.handshakes == 1
+    assert b"kl1" not in impostor.received
+
+
+ELSEWHERE = Profile(
+    identity.server_profile().subject,
+    ExtendedKeyUsageOID.SERVER_AUTH,
+    (x509.DNSName("elsewhere.example.org"),),
+)
+
+
+@pytest.mark.parametrize(
+    "profile", [identity.client_profile("localhost"), ELSEWHERE], ids=["cluster", "host"]
+)
+async def test_other_certificate_of_our_authority_is_told_nothing(
+    broker, certificates, tmp_path, profile
+):
+    """A cluster's must not do for a broker's, nor that of a server elsewhere."""
+    impostor = Impostor(certificates, files.to_pem(certificates.authority.trusted))
+    directory = certificates.write(f"impostor-{profile.usage.dotted_string}", profile)
+    impostor.context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    async with impostor.listening() as url:
+        with pytest.raises(BrokerUnreachable):
+            await join.join_broker(
+                await invitation(broker, url=url), tmp_path / "berlin", wait=SOON
+            )
+    assert b"kl1" not in impostor.received
+
+
+async def test_answers_without_end_are_not_read(broker, certificates, tmp_path):
+    late = b"\n" * (1 << 20) + files.to_pem(certificates.authority.trusted)
+    impostor = Impostor(certificates, late)
+    async with impostor.listening() as url:
+        wanted = await invitation(broker, url=url)
+        with pytest.raises(UnexpectedAnswer, match="presents no CA certificate"):
+            await join.join_broker(wanted, tmp_path / "berlin", wait=SOON)
+
+
+TIMEOUT = timedelta(seconds=PATIENCE)
+
+
+def now():
+    return datetime.now(UTC)
+
+
+class Scene:
+    """A broker with an authority that can be rotated, and the clients that renew there."""
+
+    def __init__(self, root, certificates, broker):
+        self.root = root
+        self.certificates = certificates
+        self.broker = broker
+        self.url = f"https://localhost:{broker.port}"
+
+    def holder(self, name="a"):
+        """A directory whose certificate has a tenth of its life left."""
+        return shutil.copytree(due(self.certificates, name), self.root / f"live-{name}")
+
+    def client(self, directory):
+        return BrokerClient(self.url, directory, backoff=backoff.NO_RETRIES)
+
+    async def renew_if_due(self, client, directory, *, force=False):
+        return await renewal.renew_with_client(
+            client, self.url, directory, TIMEOUT, now(), force=force
         )
-        names = renewed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        assert "broker.example.org" in names.get_values_for_type(x509.DNSName)
-        assert abs(renewed.not_valid_after_utc - clock() - timedelta(hours=1)) < SECOND
+
+    async def renew(self, directory):
+        async with self.client(directory) as client:
+            renewed = await self.renew_if_due(client, directory, force=True)
+            assert renewed is not None
+            await client.refresh()
+            await client.version()
+        return files.load_credentials(directory)
 
 
-async def test_certificate_of_another_authority_is_never_renewed_here(own, certificates, tmp_path):
-    """The broker's from one authority, the clusters' from another: applicants receive both."""
-    server = tmp_path / "server"
-    shutil.copytree(certificates.server(), server)
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=server) as broker:
-        serial = tls_peers.serial_in(server)
-        await broker.trust.refresh()
-        assert tls_peers.serial_in(server) == serial
-        broker.certificates = certificates
-        token = await newcomers.token(broker, name="berlin")
-        answer = await broker.admin().post("tokens", {})
-        assert answer.json["caHash"] == tokens.ca_pin(certificates.authority.certificate)
-        directory = await Newcomer("berlin").join(broker, token, tmp_path / "berlin")
-        assert certificate_in(directory).issuer == own.authority.certificate.subject
-        await broker.holder(directory, "berlin").advertise()
-
-
-async def test_encrypted_authority_is_opened_with_a_passphrase(own, tmp_path):
-    secret = tmp_path / "passphrase"
-    secret.write_text("correct horse\n")
-    secret.chmod(0o600)
-    locked = replace(own.authority, passphrase=Passphrase("correct horse"))
-    locked.save(tmp_path / "locked")
+@pytest.fixture
+async def scene(tmp_path):
+    certificates = Certificates(tmp_path / "certificates")
+    server = shutil.copytree(certificates.server(), tmp_path / "server")
     async with newcomers.enrolling(
-        own, tmp_path, ca_path=str(tmp_path / "locked"), ca_passphrase_file=str(secret)
+        certificates,
+        tmp_path,
+        certificate_check_interval=timedelta(milliseconds=10),
+        http_cert_path=server,
     ) as broker:
-        directory = await joined(broker, tmp_path / "berlin")
-        assert (await broker.holder(directory, "berlin").get("version")).status == 200
+        yield Scene(tmp_path, certificates, broker)
 
 
-async def test_authority_that_has_ended_signs_nothing_and_says_so(own, tmp_path):
-    short = Authority.create("short", timedelta(minutes=5), now=datetime.now(UTC))
-    short.save(tmp_path / "short")
-    clock = Clock(datetime.now(UTC))
-    async with newcomers.enrolling(
-        own, tmp_path, ca_path=str(tmp_path / "short"), clock=clock
-    ) as broker:
-        token = await newcomers.token(broker, name="berlin")
-        clock.pass_time(timedelta(minutes=6))
-        answer = await Newcomer("berlin").ask(broker, token)
-        assert answer.refusal == (503, "Unavailable")
-        assert (await broker.admin().read("members"))["members"] == []
-        (listed,) = (await broker.admin().read("tokens"))["tokens"]
-        assert listed["usesLeft"] == 1
+async def test_a_client_that_lives_on_calls_with_its_new_certificate(scene):
+    directory = scene.holder()
+    old = tls.own_certificate(directory)
+    async with scene.client(directory) as client:
+        await client.version()
+        renewed = await scene.renew_if_due(client, directory)
+        assert renewed is not None
+        assert await client.refresh()
+        await client.version()
+        assert await scene.renew_if_due(client, directory) is None
+    new = files.load_credentials(directory)
+    assert new.certificate == renewed.certificate != old
+    assert identity.caller_from_certificate(new.certificate) == identity.caller_from_certificate(
+        old
+    )
+    assert pki_x509.is_issued_by(new.certificate, scene.certificates.authority.certificate)
+
+
+async def test_who_was_not_let_in_here_gets_no_longer_life_however_often_it_renews(scene):
+    hour = timedelta(hours=1)
+    profile = identity.client_profile("temp", Role.ADMIN)
+    made = scene.certificates.write("temp", profile, at=now(), lifetime=hour)
+    directory = shutil.copytree(made, scene.root / "live-temp")
+    for _ in range(2):
+        credentials = await scene.renew(directory)
+        assert pki_x509.lifetime_of(credentials.certificate) == hour
+    async with scene.client(scene.certificates.admin("alice")) as admin:
+        await admin.members.approve(Role.ADMIN, "temp")
+    credentials = await scene.renew(directory)
+    assert pki_x509.lifetime_of(credentials.certificate) == timedelta(days=365)
+
+
+async def test_many_renewers_of_one_directory_make_one_certificate(scene):
+    directory = scene.holder()
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(scene.client(directory)) for _ in range(8)]
+        done = await asyncio.gather(*(scene.renew_if_due(each, directory) for each in clients))
+    (renewed,) = (each for each in done if each is not None)
+    assert tls.own_certificate(directory) == renewed.certificate
+
+
+async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have_moved(scene):
+    directory, other = scene.holder("a"), scene.holder("b")
+    first = scene.certificates.authority.certificate
+    successor = authority.rotate_authority(scene.root / "authority", now=now())
+
+    async def is_followed(each):
+        found = await scene.renew(each)
+        return pki_x509.is_issued_by(found.certificate, successor.certificate)
+
+    await waiting.until(lambda: is_followed(directory))
+    moved = files.load_credentials(directory)
+    assert set(moved.authorities) == {first, successor.certificate}
+    async with scene.client(other) as client:
+        await client.version()
+
+    assert await is_followed(other)
+    finished, dropped = authority.finish_rotation(scene.root / "authority")
+    assert dropped == (first,)
+
+    async def is_alone():
+        return (await scene.renew(directory)).authorities == finished.trusted
+
+    await waiting.until(is_alone)
+    assert (await scene.renew(other)).authorities == (successor.certificate,)
+
+
+async def test_who_was_revoked_gets_no_successor_and_keeps_its_files(scene):
+    directory = scene.holder()
+    before = files.load_credentials(directory).certificate
+    async with scene.client(scene.certificates.admin("alice")) as admin:
+        await admin.members.revoke(Role.CLUSTER, "a", release=False)
+    async with scene.client(directory) as client:
+        with pytest.raises(Revoked):
+            await scene.renew_if_due(client, directory)
+    assert files.load_credentials(directory).certificate == before

@@ -1,19 +1,44 @@
-"""The description that the broker serves: valid, complete, and true of what it answers.
+"""The OpenAPI document that the broker serves: valid, complete, and true of what it answers.
 
-That it is true is checked by `callers.check_documented` on every answer of every test; here is checked
-that this check bites.
+That it is true is checked by `callers.check_documented` on every answer of every test; here is checked that
+this check bites. Schemathesis tries to prove it wrong as a cluster, a viewer and an admin, with data that
+fits the document and data that does not: nothing may fail in the broker, answer what is not documented, be
+accepted against the document, or be refused although it is allowed. Every run tries the same.
 """
 
+import itertools
+import json
 import re
+from urllib.parse import urlsplit
 
 import pytest
+import pytest_asyncio
+import requests
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.generation.hypothesis.builder import (
+    HypothesisTestConfig,
+    HypothesisTestMode,
+    create_test,
+)
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+import brokers
 import kubelend
-from callers import Answer, check_documented, route_of
-from kubelend.wire import problems, routes
+import newcomers
+import roles
+from callers import Answer, check_documented, offer, route_of, wish
+from kubelend.core import durations
+from kubelend.wire import openapi, problems, routes, validation
+from kubelend.wire.route import EVENT_STREAM
+from newcomers import Newcomer
+from waiting import PATIENCE
 
 METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
+
 STATUS = re.compile(r"[1-5]\d\d|default")
+
 TYPES = {"null", "boolean", "object", "array", "number", "string", "integer"}
 
 
@@ -178,3 +203,216 @@ def test_paths_are_told_apart():
     assert route_of("GET", "/api/v1/instructions/stream") is routes.ROUTES_BY_NAME["stream"]
     assert route_of("GET", "/api/v1/reservations/x") is routes.ROUTES_BY_NAME["get_reservation"]
     assert route_of("GET", "/nowhere") is None
+
+
+DOCUMENT = openapi.document(kubelend.__version__)
+
+OFF = {"enabled": False}
+
+RESPONSES_OFF = {"extra-data-sources": {"responses": False}}
+
+SCHEMA = schemathesis.openapi.from_dict(
+    DOCUMENT,
+    config=schemathesis.Config.from_dict(
+        {
+            "checks": {
+                # Neither 409 nor 422: what is against the document must not get as far as a decision.
+                "negative_data_rejection": {"expected-statuses": [400, 403, 404, 405, 413]},
+                "positive_data_acceptance": {"expected-statuses": ["2xx", 403, 404, 409, 422]},
+                "ignored_auth": OFF,  # without its certificate a caller has no connection
+            },
+            # What one case brings to light must not change the next: every run is the same.
+            "phases": {
+                "examples": RESPONSES_OFF,
+                "coverage": RESPONSES_OFF,
+                "fuzzing": RESPONSES_OFF | {"error-feedback": OFF},
+            },
+            "analysis": {"constants": OFF},
+            "max-stream-events": 1,
+        }
+    ),
+)
+
+THOROUGHLY = [HypothesisTestMode.EXAMPLES, HypothesisTestMode.COVERAGE, HypothesisTestMode.FUZZING]
+
+BRIEFLY = [HypothesisTestMode.FUZZING]
+
+UNSAYABLE = re.compile(
+    r"out of range"  # a text says more than 2^63-1, or more than 292 years
+    r"|got `float`"  # 1.0 is an integer to JSON Schema
+    r"|is given twice"  # gpu, and nvidia.com/gpu among the extended
+    r"|role: needs a cluster"  # one value in the query needs another
+    r"|invisible characters"  # Unicode's classes, which regular expressions have no common words for
+    r"|request is corrupt"  # what is between BEGIN and END
+    r"|ttl: .* is more than"  # a duration has a largest value
+    r"|is not a known time zone|begins and ends at the same time"  # of opening hours
+    r"|is not a cluster name or pattern"  # as with invisible characters
+)
+
+"""Demands that JSON Schema has no words for."""
+
+SOON, LATE = 0.2, PATIENCE
+
+"""Seconds after which the end of a stream, which has none, and of a call is not waited for."""
+
+
+class Service:
+    """A running broker, and three who call it."""
+
+    def __init__(self, broker):
+        self.url = f"https://localhost:{broker.port}"
+        self.enrolment = f"https://localhost:{broker.ports['enrol']}/enrol/v1/join"
+        certificates = broker.certificates
+        self.cluster = session(certificates.cluster("me"))
+        self.other = session(certificates.cluster("other"))
+        self.viewer = session(certificates.viewer("victor"))
+        self.admin = session(certificates.admin("alice"))
+        self.names = {}
+        self.turns = itertools.count()
+
+    def prepare(self):
+        """Objects for the paths: `me` lends and borrows, and there is room for whatever is asked."""
+        for name, caller in (("me", self.cluster), ("other", self.other)):
+            self.post(caller, "advertisements", offer(name, "4P", "4E"))
+            self.post(self.admin, f"clusters/{name}/uncordon")
+            for limits in (f"clusters/{name}/policy", f"quotas/{name}"):
+                self.admin.delete(f"{self.url}/api/v1/{limits}", timeout=LATE)
+        borrowed = [self.reserve(self.cluster, "other") for _ in range(3)]
+        lent = [self.reserve(self.other, "me") for _ in range(3)]
+        token = self.post(self.admin, "tokens", {"uses": 1000})
+        self.names = {
+            "cluster": ["me", "other"],
+            "reservation": [*borrowed, *lent, "rsv-none"],
+            "token": [token["id"], "none"],
+            "role": ["cluster"],
+            "name": [self.newcomer(token["token"]), "nobody"],
+        }
+
+    def newcomer(self, token):
+        """Asks to join, and has to wait for an administrator."""
+        name = f"newcomer-{next(self.turns)}"
+        body = {"token": token, "name": name, "request": Newcomer(name).request}
+        trusted = self.viewer.verify
+        asked = requests.post(self.enrolment, json.dumps(body), verify=trusted, timeout=LATE)
+        assert asked.status_code == 202, asked.text
+        return name
+
+    def reserve(self, caller, target):
+        return self.post(caller, "reservations", wish("1m", "1", targetClusterID=target))["id"]
+
+    def post(self, caller, path, body=None):
+        content = None if body is None else json.dumps(body)
+        response = caller.post(f"{self.url}/api/v1/{path}", data=content, timeout=LATE)
+        assert response.ok, response.text
+        return response.json()
+
+    def call(self, role, case):
+        """Send a case, aimed at what is there, and hold the answer against the document."""
+        self.aim(role, case)
+        caller = getattr(self, role)
+        patience = SOON if EVENT_STREAM in str(case.operation.responses) else LATE
+        response = case.call(self.url, caller, verify=caller.verify, timeout=patience)
+        case.validate_response(
+            response,
+            excluded_checks=[positive_data_acceptance] if is_unsayable(response) else [],
+            transport_kwargs={"session": caller, "verify": caller.verify},
+        )
+        answer = Answer(response.status_code, flat(response.headers), response.content)
+        check_documented(response.request.method, urlsplit(response.request.url).path, answer)
+
+    def aim(self, role, case):
+        """Names drawn by lot are nobody's: put some in that get further, where the case allows it."""
+        turn = next(self.turns)
+        if not case.meta.is_negative_at(ParameterLocation.PATH):
+            for name in case.path_parameters.keys() & self.names.keys():
+                case.path_parameters[name] = self.names[name][turn % len(self.names[name])]
+        if isinstance(case.body, dict) and is_name(case.body.get("clusterID")):
+            case.body["clusterID"] = "me"
+        if role == "cluster" and is_name(case.query.get("cluster")):
+            case.query["cluster"] = "me"
+
+
+def session(directory):
+    found = requests.Session()
+    found.trust_env = False  # a bundle in the environment would stand in for our authority
+    found.cert = (str(directory / "tls.crt"), str(directory / "tls.key"))
+    found.verify = str(directory / "ca.crt")
+    return found
+
+
+def is_name(value):
+    return isinstance(value, str) and len(value) <= 253 and validation.is_plain(value)
+
+
+def is_unsayable(response):
+    return response.status_code == 400 and UNSAYABLE.search(response.json()["detail"]) is not None
+
+
+def flat(headers):
+    return {name.title(): values[0] for name, values in headers.items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def child(certificates, tmp_path_factory):
+    longest = durations.format_duration(durations.MAX_DURATION)
+    directory = tmp_path_factory.mktemp("schemathesis")
+    async with brokers.child(
+        certificates,
+        directory,
+        read_batch_seconds="0",
+        max_duration=longest,
+        max_wait=longest,
+        max_waiting=str(10**6),
+        ca_path=str(newcomers.authority(certificates, directory)),
+        enrol_port="0",
+    ) as broker:
+        yield broker
+        await broker.stop()
+    assert broker.logged("Request failed") == []
+    brokers.audited(directory / "kubelend.db")
+
+
+@pytest.fixture(scope="module")
+def service(child):
+    service = Service(child)
+    yield service
+    for caller in (service.cluster, service.other, service.viewer, service.admin):
+        caller.close()
+
+
+def test_the_document_is_the_one_that_is_served(service):
+    served = service.viewer.get(f"{service.url}/openapi.json", timeout=LATE)
+    assert served.json() == DOCUMENT
+
+
+@pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
+@pytest.mark.parametrize("role", roles.Row._fields)
+def test_it_can_be_taken_at_its_word(service, role, route):
+    service.prepare()
+    is_let_in = getattr(roles.row_of(route.name), role) != "no"
+    explore(
+        route,
+        lambda case: service.call(role, case),
+        modes=THOROUGHLY if is_let_in else BRIEFLY,
+        examples=20 if is_let_in else 4,
+    )
+
+
+def explore(route, call, *, modes, examples):
+    """What `schema.parametrize` would do, whose tests have no names of their own in pytest 9.2."""
+    config = HypothesisTestConfig(
+        project=SCHEMA.config,
+        modes=modes,
+        settings=settings(
+            max_examples=examples,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+    def each(case):
+        call(case)
+
+    create_test(operation=SCHEMA[route.path][route.method], test_func=each, config=config)()

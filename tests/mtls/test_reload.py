@@ -1,11 +1,15 @@
-"""Certificates that change while the broker runs: new connections see them, open ones go on."""
+"""Certificates that change at run time: new handshakes use them, running calls and streams lose nothing."""
 
+import asyncio
+import contextlib
 import shutil
 import ssl
-from typing import Any
+from datetime import UTC, datetime
 
 import aiohttp
+import msgspec
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -14,11 +18,212 @@ import make
 import tls_peers
 import waiting
 from callers import Caller
-from certificates import Certificates
+from certificates import DAY, Certificates
+from holders import LATER, SOON, Holder
+from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidSettings
+from kubelend.kits.files import AtomicDirectory
 from kubelend.pki import files
 from kubelend.pki.identity import BROKER_NAME, Profile
+from kubelend.transports import tls
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import bodies
+from scripted_broker import ScriptedBroker, body, events, hang_up, problem
+from waiting import PATIENCE
 
-SOON = make.SECOND / 100
+HOSTS = pytest.mark.parametrize("host", ["localhost", "127.0.0.1"], ids=["with SNI", "without SNI"])
+
+
+class Scene:
+    """A broker's directory, the context that follows it, and two authorities with a client each."""
+
+    def __init__(self, root):
+        self.old = Certificates(root / "old", authority="same-name")
+        self.new = Certificates(root / "new", authority="same-name")
+        self.directory = root / "live"
+        shutil.copytree(self.old.server(), self.directory)
+        self.reports: list[InvalidSettings] = []
+        self.reloading = tls.ReloadingServerContext(self.directory, report=self.reports.append)
+        self.old_client = trusting_both(self.old.cluster("old-cluster"), self)
+        self.new_client = trusting_both(self.new.cluster("new-cluster"), self)
+
+    def put(self, source, *names):
+        """Bring files into the live directory as a writer does who does not rename: in place."""
+        for name in names or ("tls.crt", "tls.key", "ca.crt"):
+            (self.directory / name).write_bytes((source / name).read_bytes())
+
+
+def trusting_both(directory, scene):
+    """A client that takes either server, so that a refusal can only be the server's."""
+    context = tls.client_context(directory)
+    context.load_verify_locations(scene.old.server() / "ca.crt")
+    context.load_verify_locations(scene.new.server() / "ca.crt")
+    return context
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    """Run a coroutine to its end on one loop or the other."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner.run
+
+
+@HOSTS
+def test_new_handshakes_see_the_new_certificate_and_authority_while_a_connection_goes_on(
+    scene, run, host
+):
+    async def story():
+        async with contextlib.AsyncExitStack() as stack:
+            port = await stack.enter_async_context(tls_peers.serving(scene.reloading.context))
+            opened = tls_peers.connected(port, scene.old_client, host)
+            before = await stack.enter_async_context(opened)
+            assert await before.ask() == "old-cluster"
+            assert before.serial == tls_peers.serial_in(scene.old.server())
+            assert await tls_peers.name_of(port, scene.new_client, host) == ""
+
+            scene.put(scene.new.server())
+            assert await tls_peers.name_of(port, scene.old_client, host) == "old-cluster"
+            assert scene.reloading.refresh() is True
+
+            assert await tls_peers.name_of(port, scene.old_client, host) == ""
+            opened = tls_peers.connected(port, scene.new_client, host)
+            after = await stack.enter_async_context(opened)
+            assert await after.ask() == "new-cluster"
+            assert after.serial == tls_peers.serial_in(scene.new.server())
+            assert await before.ask() == "old-cluster"
+
+    run(story())
+    assert scene.reports == []
+
+
+def test_with_both_authorities_in_the_file_both_are_let_in(scene, run):
+    bundle = [*scene.old.authority.trusted, *scene.new.authority.trusted]
+    issued = files.load_credentials(scene.new.server())
+    credentials = files.Credentials(issued.certificate, issued.key, tuple(bundle))
+    files.save_credentials(scene.directory, credentials, overwrite=True)
+    assert scene.reloading.refresh() is True
+
+    async def names():
+        async with tls_peers.serving(scene.reloading.context) as port:
+            clients = (scene.old_client, scene.new_client)
+            return [await tls_peers.name_of(port, client) for client in clients]
+
+    assert run(names()) == ["old-cluster", "new-cluster"]
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
+def test_a_session_of_an_authority_no_longer_trusted_is_not_resumed(scene, version):
+    scene.old_client.minimum_version = scene.old_client.maximum_version = version
+    first = tls_peers.shake_hands(scene.reloading.context, scene.old_client)
+    assert first.caller == "old-cluster"
+
+    scene.put(scene.new.server())
+    assert scene.reloading.refresh()
+    again = tls_peers.shake_hands(scene.reloading.context, scene.old_client, session=first.session)
+    assert again.caller == ""
+    assert "certificate verify failed" in again.server_error
+
+
+def half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    "damage, complaint",
+    [
+        (lambda scene: half(scene.directory / "tls.crt"), "not a certificate and unencrypted key"),
+        (lambda scene: half(scene.directory / "tls.key"), "not a certificate and unencrypted key"),
+        (lambda scene: half(scene.directory / "ca.crt"), "ca.crt: not a complete certificate"),
+        (lambda scene: (scene.directory / "tls.key").write_bytes(b""), "tls.key is empty"),
+        (lambda scene: (scene.directory / "ca.crt").unlink(), "ca.crt is missing"),
+        (lambda scene: scene.put(scene.new.server(), "tls.crt"), "do not match"),
+        (lambda scene: scene.put(scene.new.server(), "tls.key"), "do not match"),
+    ],
+    ids=[
+        "half a certificate",
+        "half a key",
+        "half an authority",
+        "an empty key",
+        "no authority",
+        "a new certificate and the old key",
+        "a new key and the old certificate",
+    ],
+)
+def test_files_that_make_no_whole_keep_the_old_certificate_and_are_reported_once(
+    scene, damage, complaint
+):
+    def caller(client):
+        return tls_peers.shake_hands(scene.reloading.context, client).caller
+
+    damage(scene)
+    assert [scene.reloading.refresh() for _ in range(3)] == [False, False, False]
+    assert len(scene.reports) == 1
+    assert complaint in scene.reports[0].message
+    assert str(scene.directory) in scene.reports[0].message
+    assert caller(scene.old_client) == "old-cluster"
+
+    # The same fault is reported again after it was mended.
+    scene.put(scene.old.server())
+    assert [scene.reloading.refresh() for _ in range(3)] == [True, False, False]
+    damage(scene)
+    assert not scene.reloading.refresh()
+    assert len(scene.reports) == 2
+    scene.put(scene.new.server())
+    assert scene.reloading.refresh() is True
+    assert caller(scene.new_client) == "new-cluster"
+
+
+def test_a_file_that_grows_in_steps_is_reported_once(scene):
+    whole = (scene.new.server() / "tls.crt").read_bytes()
+    for length in (100, 200, 300):
+        (scene.directory / "tls.crt").write_bytes(whole[:length])
+        assert not scene.reloading.refresh()
+    assert len(scene.reports) == 1
+
+
+def test_kubernetes_exchanging_the_link_behind_a_mounted_secret_is_seen(scene, tmp_path):
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    shutil.copytree(scene.old.server(), mount / "..2025_first")
+    shutil.copytree(scene.new.server(), mount / "..2025_second")
+    (mount / "..data").symlink_to("..2025_first")
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        (mount / name).symlink_to(f"..data/{name}")
+    reloading = tls.ReloadingServerContext(mount, report=scene.reports.append)
+    assert reloading.refresh() is False
+
+    (mount / "..data_tmp").symlink_to("..2025_second")
+    (mount / "..data_tmp").rename(mount / "..data")
+
+    assert reloading.refresh() is True
+    assert tls_peers.shake_hands(reloading.context, scene.new_client).caller == "new-cluster"
+    assert scene.reports == []
+
+
+def test_connections_opened_all_the_while_are_all_let_in(scene, run):
+    """Ten renewals by the same authority, a handshake under way at each."""
+
+    async def story():
+        async with tls_peers.serving(scene.reloading.context) as port:
+            calls = []
+            for turn in range(10):
+                calls += [
+                    asyncio.create_task(tls_peers.name_of(port, scene.old_client)) for _ in range(3)
+                ]
+                await asyncio.sleep(0)
+                renewed = files.load_credentials(scene.old.server(directory=f"renewed-{turn}"))
+                files.save_credentials(scene.directory, renewed, overwrite=True)
+                assert scene.reloading.refresh()
+            return await asyncio.gather(*calls)
+
+    assert run(story()) == ["old-cluster"] * 30
+
+
+CHECK_INTERVAL = make.SECOND / 100
 
 
 class Live:
@@ -33,12 +238,12 @@ class Live:
         for name in ("tls.key", "tls.crt", "ca.crt"):
             (self.directory / name).write_bytes((source / name).read_bytes())
 
-    def rename(self, name):
+    def rename(self, name, **options):
         """A certificate of the same authority, with this common name."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = (x509.DNSName("localhost"),)
         profile = Profile(subject, ExtendedKeyUsageOID.SERVER_AUTH, names)
-        self.put(self.certificates.write(f"server-{name}", profile))
+        self.put(self.certificates.write(f"server-{name}", profile, **options))
 
 
 @pytest.fixture
@@ -47,11 +252,12 @@ def live(tmp_path):
 
 
 @pytest.fixture
-async def broker(live):
+async def following(live):
+    """A broker that follows the files of its directory."""
     async with brokers.running(
-        live.certificates, http_cert_path=live.directory, certificate_check_interval=SOON
-    ) as running:
-        yield running
+        live.certificates, http_cert_path=live.directory, certificate_check_interval=CHECK_INTERVAL
+    ) as broker:
+        yield broker
 
 
 async def serial_shown(caller):
@@ -64,8 +270,8 @@ async def reloaded(log, times=1):
     await waiting.until(lambda: len(log.lines("Certificates reloaded")) >= times)
 
 
-async def test_new_connections_see_the_new_certificate_and_open_ones_go_on(broker, live, log):
-    a = broker.cluster("a")
+async def test_new_connections_see_the_new_certificate_and_open_ones_go_on(following, live, log):
+    a = following.cluster("a")
     async with a.stream() as stream:
         await stream.event()
         before = await serial_shown(a)
@@ -73,50 +279,41 @@ async def test_new_connections_see_the_new_certificate_and_open_ones_go_on(broke
         await reloaded(log)
         assert await serial_shown(a) == tls_peers.serial_in(live.directory) != before
         await a.advertise()
-        made = await broker.cluster("r").reserve()
+        made = await following.cluster("r").reserve()
         assert (await stream.event()).told == ("provider", "Hold", made["id"])
 
 
-async def test_names_of_the_broker_follow_its_certificate(broker, live, log):
+async def test_names_of_the_broker_follow_its_certificate(following, live, log):
     """Whoever holds the present certificate's name is no cluster; who held the old one may be."""
-    newcomer = broker.cluster("another-broker")
+    newcomer = following.cluster("another-broker")
     assert (await newcomer.get("version")).status == 200
     live.rename("another-broker")
     await reloaded(log)
     assert (await newcomer.get("version")).refusal == (403, "InvalidIdentity")
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER_NAME)])
     profile = Profile(subject, ExtendedKeyUsageOID.CLIENT_AUTH)
-    old = broker.holder(live.certificates.write("old-name", profile))
+    old = following.holder(live.certificates.write("old-name", profile))
     assert (await old.get("version")).status == 200
 
 
-async def test_expiry_in_the_metrics_follows(broker, live, log):
-    first = broker.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
-    now = live.certificates.now
-    longer = live.certificates.authority.issue(
-        files_profile("longer"), make.HOUR * 24 * 200, now=now
-    )
-    files.save_credentials(live.directory, longer, overwrite=True)
+async def test_expiry_in_the_metrics_follows(following, live, log):
+    first = following.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
+    live.rename("longer", lifetime=200 * DAY)
     await reloaded(log)
-    shown = broker.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
+    shown = following.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
     assert shown != first
-    assert shown == pytest.approx((now + make.HOUR * 24 * 200).timestamp(), abs=1)
-
-
-def files_profile(name):
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    return Profile(subject, ExtendedKeyUsageOID.SERVER_AUTH, (x509.DNSName("localhost"),))
+    assert shown == pytest.approx((live.certificates.now + 200 * DAY).timestamp(), abs=1)
 
 
 async def test_clients_of_a_new_authority_are_let_in_and_of_the_old_one_no_more(
-    broker, live, log, tmp_path
+    following, live, log, tmp_path
 ):
-    old = broker.cluster("a")
+    old = following.cluster("a")
     assert (await old.get("version")).status == 200
     successor = Certificates(tmp_path / "successor", authority="successor")
     live.put(successor.server())
     await reloaded(log)
-    new = Caller(broker.port, successor.cluster("a"), "a")
+    new = Caller(following.port, successor.cluster("a"), "a")
     assert (await new.get("version")).status == 200
     await new.hang_up()
     # On its open connection it learns why; a new one is not let in.
@@ -129,31 +326,310 @@ async def test_clients_of_a_new_authority_are_let_in_and_of_the_old_one_no_more(
 
 @pytest.mark.parametrize("broken", ["tls.crt", "tls.key", "ca.crt"])
 async def test_files_that_do_not_fit_are_reported_once_and_the_old_ones_stay(
-    broker, live, log, broken
+    following, live, log, broken
 ):
     good = (live.directory / broken).read_bytes()
     (live.directory / broken).write_bytes(b"nonsense")
     problem = "Certificate reload failed, keeping the previous ones"
     await waiting.until(lambda: bool(log.lines(problem)))
-    assert (await broker.cluster("a").get("version")).status == 200
+    assert (await following.cluster("a").get("version")).status == 200
     assert broken in log.lines(problem)[0]["error"]
     (live.directory / broken).write_bytes(good)
     await reloaded(log)
     assert len(log.lines(problem)) == 1
-    assert (await broker.cluster("b").get("version")).status == 200
+    assert (await following.cluster("b").get("version")).status == 200
 
 
-async def test_process_takes_up_new_files_too(tmp_path):
-    live = Live(tmp_path, Certificates(tmp_path / "certificates"))
-    settings: dict[str, Any] = {
-        "http_cert_path": str(live.directory),
-        "certificate_check_interval": "10ms",
-    }
-    async with brokers.child(live.certificates, tmp_path, **settings) as broker:
-        a = broker.cluster("a")
-        assert (await a.get("version")).status == 200
-        live.rename("another-broker")
-        await waiting.until(lambda: bool(broker.logged("Certificates reloaded")))
-        assert (await a.get("version")).status == 200
-        assert await serial_shown(a) == tls_peers.serial_in(live.directory)
-        assert (await broker.cluster("another-broker").get("version")).status == 403
+VERSION = body(bodies.Version("1"))
+
+WORKERS = 16
+
+
+@pytest.fixture
+def holder(tmp_path):
+    return Holder(tmp_path, Certificates(tmp_path / "certificates"))
+
+
+@pytest.fixture
+async def scripted(holder):
+    async with ScriptedBroker(holder.certificates.server()) as broker:
+        yield broker
+
+
+@pytest.fixture
+def answering(scripted):
+    scripted.responses.append(VERSION)
+    return scripted
+
+
+async def test_sixteen_callers_see_no_failure_while_the_certificate_changes_ten_times(
+    holder, answering
+):
+    stop = asyncio.Event()
+
+    async def work(client):
+        while not stop.is_set():
+            await client.version()
+
+    async with holder.client(answering.url) as client, asyncio.TaskGroup() as group:
+        for _ in range(WORKERS):
+            group.create_task(work(client))
+        for _ in range(10):
+            holder.renew()
+            await waiting.until(lambda: seen_with(answering, holder.serial) >= WORKERS)
+        stop.set()
+    assert len({seen.serial for seen in answering.seen}) >= 10
+
+
+def seen_with(answering, serial):
+    return sum(seen.serial == serial for seen in answering.seen)
+
+
+async def test_calls_that_have_begun_finish_over_the_connection_they_have(holder, answering):
+    finish = asyncio.Event()
+
+    async def slowly(request):
+        await finish.wait()
+        return await VERSION(request)
+
+    answering.responses[:] = [slowly, VERSION]
+    old = holder.serial
+    async with holder.client(answering.url) as client:
+        begun = asyncio.create_task(client.version())
+        await waiting.until(lambda: len(answering.seen) == 1)
+        holder.renew()
+        await asyncio.sleep(SOON.total_seconds())
+        await client.version()
+        assert not begun.done()
+        assert answering.open_connections == 2
+        finish.set()
+        assert await begun == bodies.Version("1")
+        assert [seen.serial for seen in answering.seen] == [old, holder.serial]
+        await waiting.until(lambda: answering.open_connections == 1)
+
+
+async def test_an_idle_connection_of_the_old_certificate_is_closed(holder, answering):
+    async with holder.client(answering.url, LATER) as client:
+        await client.version()
+        holder.renew()
+        assert await client.refresh() is True
+        await waiting.until(lambda: answering.open_connections == 0)
+        await client.version()
+        assert len(answering.connections) == 2
+        assert await client.refresh() is False
+
+
+async def test_the_files_are_not_looked_at_for_each_call(holder, answering):
+    old = holder.serial
+    async with holder.client(answering.url, LATER) as client:
+        await client.version()
+        holder.renew()
+        await client.version()
+    assert {seen.serial for seen in answering.seen} == {old}
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [[hang_up, hang_up], [problem(Forbidden("has ended"))]],
+    ids=["cut off, twice as the HTTP library itself tries again", "refused"],
+)
+async def test_a_call_that_fails_looks_at_them_and_goes_on_with_the_new(
+    holder, answering, failures
+):
+    async with holder.client(answering.url, LATER) as client:
+        await client.version()
+        holder.renew()
+        answering.responses[:] = [*failures, VERSION]
+        await client.version()
+    assert answering.seen[-1].serial == holder.serial
+
+
+async def test_a_call_that_must_not_be_repeated_is_not(holder, answering):
+    async with holder.client(answering.url, LATER) as client:
+        holder.renew()
+        answering.responses[:] = [hang_up, VERSION]
+        with pytest.raises(BrokerUnreachable):
+            await client.drain("x")
+        assert len(answering.seen) == 1
+        await client.version()
+    assert answering.seen[-1].serial == holder.serial
+
+
+@pytest.mark.parametrize("first", ["tls.crt", "tls.key"])
+async def test_a_pair_caught_in_the_middle_leaves_the_old_one_in_use(
+    holder, answering, tmp_path, first
+):
+    old = holder.serial
+    files.save_credentials(tmp_path / "next", holder.issue())
+    (second,) = {"tls.crt", "tls.key"} - {first}
+    async with holder.client(answering.url) as client:
+        holder.put(tmp_path / "next", first)
+        for _ in range(3):
+            assert await client.refresh() is False
+            await client.version()
+        assert {seen.serial for seen in answering.seen} == {old}
+        assert ["do not match" in str(report) for report in holder.reports] == [True]
+        holder.put(tmp_path / "next", second)
+        assert await client.refresh() is True
+        await client.version()
+    assert answering.seen[-1].serial == tls_peers.serial_in(tmp_path / "next")
+
+
+async def test_a_new_certificate_that_the_broker_does_not_accept_is_said_to_be_the_reason(
+    holder, answering
+):
+    async with holder.client(answering.url) as client:
+        await client.version()
+        holder.put(holder.certificates.stranger("a"), "tls.crt", "tls.key")
+        assert await client.refresh()
+        with pytest.raises(BrokerUnreachable, match=r"it may not accept .*tls\.crt"):
+            await client.version()
+
+
+async def test_an_authority_that_is_no_longer_trusted_is_not_spoken_to_again(
+    holder, answering, tmp_path
+):
+    other = Certificates(tmp_path / "other", authority="other")
+    async with holder.client(answering.url) as client:
+        await client.version()
+        holder.put(other.cluster("a"), "ca.crt")
+        assert await client.refresh()
+        with pytest.raises(BrokerUnreachable, match="not signed by a CA"):
+            await client.version()
+
+
+async def test_a_broker_of_a_new_authority_is_trusted_once_its_certificate_is_there(
+    holder, tmp_path
+):
+    other = Certificates(tmp_path / "other", authority="other")
+    server = shutil.copytree(other.server(), tmp_path / "server")
+    both = [*other.authority.trusted, *holder.certificates.authority.trusted]
+    (server / "ca.crt").write_bytes(files.to_pem(both))
+    async with ScriptedBroker(server) as answering, holder.client(answering.url, LATER) as client:
+        answering.responses.append(VERSION)
+        with pytest.raises(BrokerUnreachable, match="not signed by a CA"):
+            await client.version()
+        (holder.directory / "ca.crt").write_bytes(files.to_pem(both))
+        # The failure itself makes it look: nobody waits an hour.
+        await client.version()
+
+
+async def test_a_client_that_starts_in_the_middle_of_an_exchange_reads_again(
+    holder, answering, tmp_path
+):
+    """Starts beside a writer that never rests, but exchanges all files at once."""
+    names = ("tls.crt", "tls.key", "ca.crt")
+    generations, stop = AtomicDirectory(holder.directory, names), asyncio.Event()
+    files.save_credentials(tmp_path / "next", holder.issue())
+    pairs = [
+        {name: (directory / name).read_bytes() for name in names}
+        for directory in (holder.directory, tmp_path / "next")
+    ]
+
+    def exchange():
+        while not stop.is_set():
+            for pair in pairs:
+                generations.switch_to(generations.stage(pair))
+
+    writing = asyncio.create_task(asyncio.to_thread(exchange))
+    try:
+        for _ in range(100):
+            async with holder.client(answering.url):
+                await asyncio.sleep(0)
+    finally:
+        stop.set()
+        await writing
+
+
+RESERVATION = bodies.Reservation(
+    "rsv-a-1",
+    "a",
+    "b",
+    bodies.Quantities("1", "1Gi"),
+    bodies.ReservationStatus("Reserved", "Locked"),
+    datetime(2026, 1, 1, tzinfo=UTC),
+)
+
+MANY = 120
+
+LITTLE = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
+
+
+def event(revision):
+    instruction = bodies.Instruction(revision, "provider", "Hold", "Hold it", RESERVATION)
+    return b"id: %d\nevent: instruction\ndata: %s\n\n" % (
+        revision,
+        msgspec.json.encode(instruction),
+    )
+
+
+@pytest.mark.parametrize(
+    "sent, read, rest, resumed_after",
+    [
+        pytest.param(event(1) + event(2), 2, [3], "2", id="silent"),
+        pytest.param(event(1) + event(2), 1, [2, 3], "2", id="received and not yet read"),
+        pytest.param(event(1) + event(2)[:-10], 1, [2], "1", id="half an event"),
+    ],
+)
+async def test_a_stream_moves_to_the_new_certificate_and_neither_loses_nor_repeats(
+    holder, scripted, sent, read, rest, resumed_after
+):
+    """Without a single retry: a new certificate is no failure."""
+    old = holder.serial
+    scripted.responses += [events(sent, stay=True), events(event(rest[-1]), stay=True)]
+    async with (
+        holder.client(scripted.url) as client,
+        contextlib.aclosing(client.stream()) as stream,
+    ):
+        assert [(await anext(stream)).revision for _ in range(read)] == [1, 2][:read]
+        holder.renew()
+        if len(rest) > 1:
+            await client.refresh()
+        assert [(await anext(stream)).revision for _ in rest] == rest
+        assert [seen.serial for seen in scripted.seen] == [old, holder.serial]
+        assert scripted.seen[1].headers["Last-Event-ID"] == resumed_after
+        await waiting.until(lambda: scripted.open_connections == 1)
+
+
+async def test_a_stream_that_is_left_gives_its_old_connection_back(holder, scripted):
+    scripted.responses.append(events(event(1), stay=True))
+    async with holder.client(scripted.url, LATER) as client:
+        async with contextlib.aclosing(client.stream()) as stream:
+            await anext(stream)
+            holder.renew()
+            assert await client.refresh()
+        await waiting.until(lambda: scripted.open_connections == 0)
+
+
+async def test_every_event_comes_once_while_the_certificate_changes_again_and_again(
+    holder, tmp_path
+):
+    certificates = holder.certificates
+    resets: list[int] = []
+    received: list[str] = []
+    made: list[str] = []
+    lender = Holder(tmp_path, certificates, "lender")
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(brokers.running(certificates))
+        url = f"https://localhost:{broker.port}"
+        client = await stack.enter_async_context(lender.client(url))
+        borrower = await stack.enter_async_context(
+            BrokerClient(url, certificates.cluster("borrower"))
+        )
+        capacity = bodies.Metrics(bodies.Quantities("100", "100Gi"))
+        await client.publish(bodies.Advertisement("lender", capacity))
+
+        async def listen():
+            stream = client.stream(on_reset=lambda: resets.append(1))
+            async with contextlib.aclosing(stream):
+                while len(received) < MANY:
+                    received.append((await anext(stream)).reservation.id)
+
+        listening = asyncio.create_task(listen())
+        while len(made) < MANY:
+            if len(made) % 10 == 0:
+                lender.renew()
+            made.append((await borrower.reserve(LITTLE)).id)
+        await asyncio.wait_for(listening, PATIENCE)
+    assert received == made
+    assert resets == [1]

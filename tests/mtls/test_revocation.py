@@ -1,22 +1,26 @@
-"""Who is revoked is refused from the next request on: open connections, streams and restarts included."""
+"""Revocation: who is revoked is refused from the next request on, also broker a proxy that ends TLS."""
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from msgspec.structs import replace
 
 import bare
 import brokers
+import make
 import newcomers
-from callers import wish
-from clocks import Clock
+from callers import Stream, address, offer, wish
 from kubelend.api import instructions
+from kubelend.core.events import MemberChanged
 from kubelend.core.lifecycle import Role
+from kubelend.core.members import Member, MembershipStatus
 from kubelend.pki import files, identity
 from kubelend.stores.sqlite import SqliteStore
-from mtls_headers import passed_on
+from mtls_headers import HEADER, passed_on
 from newcomers import Newcomer
 from waiting import PATIENCE
 
@@ -47,16 +51,6 @@ async def test_next_request_on_an_open_connection_is_refused_and_ends_it(broker,
         assert rest.startswith(b"403 ")
         assert b"the certificate of cluster berlin was revoked at" in rest
     assert (await berlin.get("version")).refusal == (403, "Revoked")
-
-
-async def test_every_route_refuses_it_and_others_are_served(broker, tmp_path):
-    berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
-    await revoke(broker)
-    for path in ("version", "reservations", "instructions"):
-        assert (await berlin.get(path)).refusal == (403, "Revoked")
-    answer = await berlin.post("certificates", {"request": Newcomer("berlin").request})
-    assert answer.refusal == (403, "Revoked")
-    await paris.advertise()
 
 
 async def test_open_stream_ends_at_once_and_does_not_open_again(broker, tmp_path):
@@ -126,10 +120,7 @@ async def test_nobody_revokes_or_removes_itself(broker):
     assert (await broker.admin().delete("members", "admin", "alice")).refusal == (409, "Conflict")
 
 
-# -- through a proxy
-
-
-async def test_behind_a_proxy_the_revoked_one_is_refused_and_others_share_the_connection(
+async def test_broker_a_proxy_the_revoked_one_is_refused_and_others_share_the_connection(
     broker, certificates, tmp_path
 ):
     await joined(broker, tmp_path)
@@ -147,9 +138,6 @@ async def test_behind_a_proxy_the_revoked_one_is_refused_and_others_share_the_co
     await revoke(broker, "envoy", "proxy")
     answer = await proxy.call("GET", "version", headers=headers["paris"])
     assert answer.refusal == (403, "Revoked")
-
-
-# -- what becomes of reservations
 
 
 async def test_kept_reservations_stay_and_nothing_new_is_placed_there(broker, tmp_path):
@@ -177,9 +165,6 @@ async def test_released_reservations_are_given_back_and_moved(broker, tmp_path):
     moved = await paris.read("reservations", lent["id"])
     assert (moved["status"]["phase"], moved["targetClusterID"]) == ("Reserved", "rome")
     assert await broker.admin().phase_of(borrowed["id"]) == "Released"
-
-
-# -- coming back
 
 
 async def test_after_an_accepted_return_the_old_certificate_is_refused_and_the_new_one_is_not(
@@ -289,31 +274,160 @@ async def test_revocation_is_in_the_journal_with_who_and_why(broker, tmp_path):
     assert (refused["action"], refused["code"]) == ("version", "Revoked")
 
 
-# -- streams and the end of a certificate
+@pytest.fixture
+def edge(broker, certificates):
+    return broker.holder(
+        certificates.write("proxy-edge", identity.client_profile("edge", Role.PROXY)), "edge"
+    )
 
 
-async def test_stream_ends_when_its_certificate_ends(certificates, tmp_path, monkeypatch):
+@asynccontextmanager
+async def streaming(proxy, certificates, name):
+    """A cluster's stream through a proxy."""
+    headers = passed_on(certificates.cluster(name))
+    url = address("instructions", "stream")
+    async with proxy.session.get(url, headers=headers) as response:
+        stream = Stream(response)
+        await stream.event()
+        yield stream
+
+
+async def test_streams_through_a_revoked_proxy_end_at_once_and_others_go_on(
+    broker, edge, certificates
+):
+    async with (
+        streaming(edge, certificates, "berlin") as through,
+        broker.cluster("berlin").stream() as past,
+    ):
+        await past.event()
+        await revoke(broker, "edge", "proxy")
+        assert {event.comment for event in await through.rest()} <= {"open", "alive"}
+        assert broker.service.streams.count("berlin") == 1
+
+
+@pytest.mark.parametrize(
+    "role, name", [(Role.PROXY, "edge"), (Role.CLUSTER, "berlin")], ids=["proxy", "cluster"]
+)
+async def test_stream_asks_at_each_turn_whether_it_may_go_on(
+    broker, edge, certificates, monkeypatch, role, name
+):
+    """Also where nobody closes it: here the registry knows without an event."""
     monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
-    clock = Clock(datetime.now(UTC))
-    lifetime = timedelta(minutes=1)
-    async with newcomers.enrolling(
-        certificates, tmp_path, clock=clock, certificate_lifetime=lifetime
-    ) as broker:
-        berlin = await joined(broker, tmp_path)
-        async with berlin.stream() as stream:
-            await stream.event()
-            clock.pass_time(lifetime + timedelta(seconds=1))
-            async with asyncio.timeout(PATIENCE):
-                rest = await stream.rest()
-            assert {event.comment for event in rest} <= {"open", "alive"}
+    async with streaming(edge, certificates, "berlin") as stream:
+        gone = Member(
+            role, name, MembershipStatus.REVOKED, broker.clock(), revoked_at=broker.clock()
+        )
+        broker.service.members.apply(MemberChanged(broker.clock(), gone), 1)
+        async with asyncio.timeout(PATIENCE):
+            await stream.rest()
+        assert broker.service.streams.count("berlin") == 0
 
 
-async def test_a_client_that_was_let_go_connects_anew_only_to_hear_the_same(broker, tmp_path):
-    berlin = await joined(broker, tmp_path)
-    await revoke(broker)
-    connector = aiohttp.TCPConnector(ssl=berlin.context, force_close=True)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        for _ in range(3):
-            url = f"https://localhost:{broker.port}/api/v1/version"
-            async with session.get(url) as response:
-                assert response.status == 403
+@pytest.mark.parametrize("role", [Role.PROXY, Role.CLUSTER])
+async def test_stream_ends_with_the_certificate_of_its_caller_or_proxy(
+    broker, certificates, monkeypatch, role
+):
+    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
+    profile = identity.client_profile("brief", role)
+    brief = broker.holder(certificates.write(f"brief-{role}", profile, lifetime=make.HOUR), "brief")
+    is_proxy = role is Role.PROXY
+    opened = streaming(brief, certificates, "brief") if is_proxy else brief.stream()
+    async with opened as stream, asyncio.timeout(PATIENCE):
+        broker.clock.pass_time(2 * make.HOUR)
+        assert {event.comment for event in await stream.rest()} <= {"", "open", "alive"}
+        assert broker.service.streams.count("brief") == 0
+
+
+async def test_journal_and_log_name_the_proxy_of_a_call(broker, edge, certificates, log):
+    answer = await edge.call(
+        "POST",
+        "clusters",
+        "berlin",
+        "cordon",
+        content=b"{}",
+        headers=passed_on(certificates.cluster("berlin")),
+    )
+    assert answer.refusal == (403, "Forbidden")
+    (line,) = (await broker.admin().read("audit", actor="berlin"))["lines"]
+    assert (line["actor"]["role"], line["actor"]["via"]) == ("cluster", "edge")
+    assert [line["via"] for line in log.lines("Request rejected")] == ["edge"]
+    await broker.cluster("berlin").post("clusters", "berlin", "cordon", {})
+    (direct, _) = (await broker.admin().read("audit", actor="berlin"))["lines"]
+    assert "via" not in direct["actor"]
+    await revoke(broker, "edge", "proxy")
+    headers = passed_on(certificates.cluster("berlin"))
+    assert (await edge.call("GET", "version", headers=headers)).refusal == (403, "Revoked")
+    line = (await broker.admin().read("audit", refused="true"))["lines"][0]
+    assert (line["actor"]["name"], line["actor"]["role"]) == ("edge", "proxy")
+    assert log.lines("Request rejected")[-1]["caller"] == "edge"
+
+
+async def publish(caller, name, headers):
+    content = json.dumps(offer(name)).encode()
+    return await caller.call("POST", "advertisements", content=content, headers=headers)
+
+
+async def version(caller, headers):
+    return await caller.call("GET", "version", headers=headers)
+
+
+async def test_the_passed_on_certificate_names_the_caller(broker, edge, certificates):
+    for name in ("a", "b"):
+        headers = passed_on(certificates.cluster(name))
+        answer = await publish(edge, name, headers)
+        assert answer.status == 200
+    headers = passed_on(certificates.cluster("a"))
+    answer = await publish(edge, "b", headers)
+    assert answer.refusal == (403, "Forbidden")
+
+
+@pytest.mark.broker(since_now=True)
+async def test_without_being_told_to_the_broker_trusts_no_proxy(broker, edge, certificates):
+    headers = passed_on(certificates.cluster("a"))
+    answer = await publish(edge, "a", headers)
+    assert answer.refusal == (403, "InvalidIdentity")
+
+
+async def test_the_header_of_anybody_else_is_not_read(broker, certificates):
+    headers = passed_on(certificates.cluster("a"))
+    answer = await publish(broker.cluster("b"), "a", headers)
+    assert answer.refusal == (403, "Forbidden")
+
+
+def for_servers(certificates):
+    """Also where its name would be a cluster's: TLS here would not have let it in either."""
+    profile = replace(identity.client_profile("a"), usage=ExtendedKeyUsageOID.SERVER_AUTH)
+    return certificates.write("for-servers", profile)
+
+
+NOT_PASSED_ON = {
+    "stranger": lambda made: passed_on(made.stranger("a")),
+    "expired": lambda made: passed_on(made.expired("a")),
+    "early": lambda made: passed_on(made.early("a")),
+    "proxy": lambda made: passed_on(made.root / "proxy-edge"),
+    "broker": lambda made: passed_on(made.server()),
+    "for servers": lambda made: passed_on(for_servers(made)),
+    "for signing": lambda made: passed_on(for_servers(made), "ca.crt"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_PASSED_ON)
+async def test_what_tls_would_not_let_in_is_passed_on_for_nobody(edge, certificates, kind):
+    answer = await publish(edge, "a", NOT_PASSED_ON[kind](certificates))
+    assert answer.refusal == (403, "InvalidIdentity")
+    if kind.startswith("for "):
+        assert answer.problem.detail == "Client-Cert: certificate is not a client certificate"
+
+
+@pytest.mark.parametrize(
+    "header", ["", ":", "::", ":!!!:", ":AAAA:", "AAAA", ":" + "A" * 7000 + ":"]
+)
+async def test_what_is_no_certificate_is_refused(edge, header):
+    assert (await version(edge, {HEADER: header})).refusal == (403, "InvalidIdentity")
+
+
+async def test_a_known_certificate_is_refused_once_it_has_ended(broker, edge, certificates):
+    headers = passed_on(certificates.cluster("a"))
+    assert (await version(edge, headers)).status == 200
+    broker.clock.pass_time(timedelta(days=400))
+    assert (await version(edge, headers)).refusal == (403, "InvalidIdentity")

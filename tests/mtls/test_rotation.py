@@ -1,12 +1,28 @@
-"""Certificates that live for seconds rotate under load, and no request fails.
+"""Rotation of the authority: nobody is refused in between, and at its end what the old one signed is."""
 
-`make rotation` proves the same for minutes.
-"""
-
-from datetime import timedelta
+import itertools
+import shutil
+import ssl
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 import pytest
+from cryptography import x509
+from msgspec.structs import replace
 
+import bare
+import newcomers
+import tls_peers
+import waiting
+from certificates import Certificates
+from clocks import Clock
+from kubelend.core.lifecycle import Role
+from kubelend.pki import authority, files, identity, tokens
+from kubelend.pki.authority import Authority
+from kubelend.pki.passphrases import Passphrase
+from kubelend.transports import tls
+from mtls_headers import passed_on
+from newcomers import Newcomer
 from proofs import rotation
 
 
@@ -21,3 +37,436 @@ async def test_certificates_of_ten_seconds_rotate_without_a_failed_request(tmp_p
     assert min(report.renewals.values()) >= 2
     assert report.calls > 500
     assert report.events > 100
+
+
+NOW = datetime.now(UTC)
+
+DAY = timedelta(days=1)
+
+
+SERVER = identity.server_profile()
+
+
+class Side(NamedTuple):
+    """What a server or a client has in its directory."""
+
+    leaf: str
+    trusts: str
+
+    def accepts(self, other):
+        """Only who has dropped the old authority refuses what it signed."""
+        return other.leaf == "new" or self.trusts != "new"
+
+
+SIDES = [Side(*pair) for pair in itertools.product(["old", "new"], ["old", "both", "new"])]
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    """A server's and a client's directory for each side that there can be."""
+    root = tmp_path_factory.mktemp("rotation")
+    old = Authority.create("kubelend", now=NOW - DAY)
+    old.save(root / "ca")
+    new = authority.rotate_authority(root / "ca", now=NOW)
+    signers = {"old": old, "new": Authority.load(root / "ca")}
+    bundles = {"old": [old.certificate], "both": new.trusted, "new": [new.certificate]}
+    for (leaf, trusts), end in itertools.product(SIDES, ["server", "client"]):
+        profile = SERVER if end == "server" else identity.client_profile("agent-cluster-1")
+        directory = root / f"{end}-{leaf}-{trusts}"
+        files.save_credentials(directory, signers[leaf].issue(profile, now=NOW))
+        (directory / "ca.crt").write_bytes(files.to_pem(bundles[trusts]))
+    return root
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
+@pytest.mark.parametrize(
+    "client", SIDES, ids=lambda side: f"client {side.leaf} trusts {side.trusts}"
+)
+@pytest.mark.parametrize(
+    "server", SIDES, ids=lambda side: f"server {side.leaf} trusts {side.trusts}"
+)
+def test_both_sides_let_each_other_in_until_one_has_dropped_the_old(
+    directories, server, client, version
+):
+    context = tls.client_context(directories / f"client-{client.leaf}-{client.trusts}")
+    context.minimum_version = context.maximum_version = version
+    seen = tls_peers.shake_hands(
+        tls.server_context(directories / f"server-{server.leaf}-{server.trusts}"), context
+    )
+    if server.accepts(client) and client.accepts(server):
+        assert (seen.server_error, seen.client_error, seen.caller) == ("", "", "agent-cluster-1")
+    else:
+        assert "certificate" in seen.server_error + seen.client_error.lower()
+        assert seen.caller == "" or not client.accepts(server)
+
+
+@pytest.mark.parametrize("trusts", ["old", "both", "new"])
+def test_a_peer_that_knows_no_partial_chains_follows_too(directories, trusts):
+    """As others' clients are set up: a chain must end in a self-signed certificate."""
+    context = tls.client_context(directories / f"client-new-{trusts}")
+    context.verify_flags &= ~ssl.VERIFY_X509_PARTIAL_CHAIN
+    server = tls.server_context(directories / "server-new-both")
+    server.verify_flags &= ~ssl.VERIFY_X509_PARTIAL_CHAIN
+    seen = tls_peers.shake_hands(server, context)
+    assert (seen.server_error, seen.client_error, seen.caller) == ("", "", "agent-cluster-1")
+
+
+def assert_they_shake_hands(signer, trusted, root):
+    """A server and a client, both with certificates of this authority, who trust those."""
+    for name, profile in (("server", SERVER), ("client", identity.client_profile("a"))):
+        files.save_credentials(root / name, signer.issue(profile, now=NOW))
+        (root / name / "ca.crt").write_bytes(files.to_pem(trusted))
+    seen = tls_peers.shake_hands(
+        tls.server_context(root / "server"), tls.client_context(root / "client")
+    )
+    assert (seen.server_error, seen.client_error, seen.caller) == ("", "", "a")
+
+
+def test_a_cross_certificate_that_has_ended_harms_nobody_who_trusts_the_new(tmp_path):
+    """Holders keep it in tls.crt until they renew, also after the old authority's end."""
+    old = Authority.create("kubelend", DAY, now=NOW - 2 * DAY)
+    new = old.successor(now=NOW - 2 * DAY)
+    assert new.chain[0].not_valid_after_utc < NOW
+    assert_they_shake_hands(new, [new.certificate, *old.trusted], tmp_path)
+
+
+def test_a_client_that_trusts_only_the_root_verifies_a_server_below_an_intermediate(tmp_path):
+    root = Authority.create("root", now=NOW - DAY)
+    below = root.successor(now=NOW - DAY, name="intermediate")
+    # Without its self-signed certificate, a successor is an intermediate.
+    files.save_authority(tmp_path / "ca", [*below.chain, root.certificate], below.key)
+    intermediate = Authority.load(tmp_path / "ca")
+    assert intermediate.certificate == below.chain[0]
+    assert_they_shake_hands(intermediate, [root.certificate], tmp_path)
+
+
+async def joined(broker, directory, name="berlin"):
+    token = await newcomers.token(broker, name=name)
+    return await Newcomer(name).join(broker, token, directory)
+
+
+def certificate_in(directory):
+    return x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes())
+
+
+@pytest.fixture
+def own(tmp_path):
+    """An authority of one's own for each test, since it changes."""
+    return Certificates(tmp_path / "own")
+
+
+@pytest.fixture
+def server(own, tmp_path):
+    """The broker's own files, which it may write."""
+    return shutil.copytree(own.server(), tmp_path / "server")
+
+
+def started(own, server, tmp_path, **settings):
+    """A broker that reads its files when it starts, and when asked to."""
+    hour = timedelta(hours=1)
+    return newcomers.enrolling(
+        own, tmp_path, http_cert_path=server, certificate_check_interval=hour, **settings
+    )
+
+
+def rotate(tmp_path, **parameters):
+    return authority.rotate_authority(tmp_path / "authority", now=datetime.now(UTC), **parameters)
+
+
+@pytest.fixture
+def mounted(server, tmp_path):
+    """The same files, which are not the broker's to write."""
+    found = tmp_path / "mounted"
+    found.mkdir()
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        (found / name).symlink_to(server / name)
+    return found
+
+
+@pytest.fixture
+async def rotating(own, server, tmp_path):
+    async with started(own, server, tmp_path) as broker:
+        yield broker
+
+
+async def test_rotation_of_the_authority_is_taken_up_without_a_restart_and_refuses_nobody(
+    rotating, own, server, tmp_path
+):
+    old = tls_peers.serial_in(server)
+    before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
+    await before.advertise()
+    new = rotate(tmp_path)
+    await rotating.trust.refresh()
+    await before.hang_up()
+    await before.advertise()  # it has a certificate of the old one, and trusts only that
+    directory = await joined(rotating, tmp_path / "after", "paris")
+    assert certificate_in(directory).issuer == new.certificate.subject
+    assert len(x509.load_pem_x509_certificates((directory / "ca.crt").read_bytes())) == 2
+    await rotating.holder(directory, "paris").advertise()
+    newcomer, answer = await renew(before, "berlin")
+    renewed = newcomer.save(answer, tmp_path / "renewed")
+    assert certificate_in(renewed).issuer == new.certificate.subject
+    after = rotating.holder(renewed, "berlin")
+    await after.advertise()
+    assert tls_peers.serial_in(server) != old
+    shown = x509.load_pem_x509_certificates((server / "tls.crt").read_bytes())
+    issuers = [new.certificate.subject, own.authority.certificate.subject]
+    assert [each.issuer for each in shown] == issuers
+    answer = await rotating.admin().post("tokens", {})
+    assert answer.json["caHash"] == tokens.ca_pin(new.certificate)
+    await finish(rotating, tmp_path)
+    assert await tls_peers.name_of(rotating.port, before.context) == ""
+    await after.advertise()
+    assert own.authority.certificate not in files.load_certificates(server / "ca.crt")
+
+
+async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, mounted, tmp_path, log):
+    async with newcomers.enrolling(own, tmp_path, http_cert_path=mounted) as broker:
+        serial = tls_peers.serial_in(mounted)
+        rotate(tmp_path)
+        for _ in range(2):
+            await broker.trust.refresh()
+        assert tls_peers.serial_in(mounted) == serial
+        answer = await broker.admin().post("tokens", {"name": "berlin"})
+        assert answer.json["caHash"] == tokens.ca_pin(own.authority.certificate)
+        await joined(broker, tmp_path / "paris", "paris")
+    assert log.text.count("is managed externally") == 1
+
+
+async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
+    server = own.write(
+        "short", identity.server_profile(names=["broker.example.org"]), lifetime=timedelta(hours=1)
+    )
+    clock = Clock(datetime.now(UTC))
+    async with newcomers.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
+        before = tls_peers.serial_in(server)
+        await broker.trust.refresh()
+        assert tls_peers.serial_in(server) == before
+        clock.pass_time(timedelta(minutes=49))
+        await broker.trust.refresh()
+        renewed = certificate_in(server)
+        assert renewed.serial_number != before
+        assert (
+            broker.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
+            == renewed.not_valid_after_utc.timestamp()
+        )
+        names = renewed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert "broker.example.org" in names.get_values_for_type(x509.DNSName)
+        assert abs(renewed.not_valid_after_utc - clock() - timedelta(hours=1)) < timedelta(
+            seconds=1
+        )
+
+
+async def test_certificate_of_another_authority_is_never_renewed_here(own, certificates, tmp_path):
+    """The broker's from one authority, the clusters' from another: applicants receive both."""
+    server = tmp_path / "server"
+    shutil.copytree(certificates.server(), server)
+    async with newcomers.enrolling(own, tmp_path, http_cert_path=server) as broker:
+        serial = tls_peers.serial_in(server)
+        await broker.trust.refresh()
+        assert tls_peers.serial_in(server) == serial
+        broker.certificates = certificates
+        token = await newcomers.token(broker, name="berlin")
+        answer = await broker.admin().post("tokens", {})
+        assert answer.json["caHash"] == tokens.ca_pin(certificates.authority.certificate)
+        directory = await Newcomer("berlin").join(broker, token, tmp_path / "berlin")
+        assert certificate_in(directory).issuer == own.authority.certificate.subject
+        await broker.holder(directory, "berlin").advertise()
+
+
+async def test_authority_that_has_ended_signs_nothing_and_says_so(own, tmp_path):
+    short = Authority.create("short", timedelta(minutes=5), now=datetime.now(UTC))
+    short.save(tmp_path / "short")
+    clock = Clock(datetime.now(UTC))
+    async with newcomers.enrolling(
+        own, tmp_path, ca_path=str(tmp_path / "short"), clock=clock
+    ) as broker:
+        token = await newcomers.token(broker, name="berlin")
+        clock.pass_time(timedelta(minutes=6))
+        answer = await Newcomer("berlin").ask(broker, token)
+        assert answer.refusal == (503, "Unavailable")
+        assert (await broker.admin().read("members"))["members"] == []
+        (listed,) = (await broker.admin().read("tokens"))["tokens"]
+        assert listed["usesLeft"] == 1
+
+
+def new_admin(tmp_path, name="alice"):
+    """Somebody whom the new authority vouches for."""
+    profile = identity.client_profile(name, Role.ADMIN)
+    credentials = Authority.load(tmp_path / "authority").issue(profile, now=datetime.now(UTC))
+    files.save_credentials(tmp_path / f"new-{name}", credentials)
+    return tmp_path / f"new-{name}"
+
+
+async def renew(caller, name="berlin"):
+    newcomer = Newcomer(name)
+    return newcomer, await caller.post("certificates", {"request": newcomer.request})
+
+
+async def rotated_by_the_broker(own, server, tmp_path):
+    async with started(own, server, tmp_path) as broker:
+        rotate(tmp_path)
+        await broker.trust.refresh()
+    assert own.authority.certificate in files.load_certificates(server / "ca.crt")
+
+
+async def test_rotation_that_was_finished_while_the_broker_was_down_is_finished_at_its_start(
+    own, server, tmp_path, log
+):
+    await rotated_by_the_broker(own, server, tmp_path)
+    authority.finish_rotation(tmp_path / "authority")
+    async with started(own, server, tmp_path) as broker:
+        assert await tls_peers.name_of(broker.port, broker.cluster("berlin").context) == ""
+        await waiting.until(
+            lambda: own.authority.certificate not in files.load_certificates(server / "ca.crt")
+        )
+        alice = broker.holder(new_admin(tmp_path), "alice")
+        assert (await alice.get("version")).status == 200
+    (line,) = log.lines("Ignoring CA in ca.crt that was dropped by a rotation")
+    assert line["ca"] == "CN=test-ca"
+
+
+async def test_files_that_the_broker_may_not_write_bring_no_dropped_authority_back(
+    own, server, mounted, tmp_path
+):
+    await rotated_by_the_broker(own, server, tmp_path)
+    authority.finish_rotation(tmp_path / "authority")
+    async with started(own, mounted, tmp_path) as broker:
+        await broker.trust.refresh()
+        assert own.authority.certificate in files.load_certificates(mounted / "ca.crt")
+        assert await tls_peers.name_of(broker.port, broker.cluster("berlin").context) == ""
+
+
+@pytest.fixture
+async def rotated(own, server, tmp_path):
+    async with started(own, server, tmp_path, trust_proxies=True) as broker:
+        rotate(tmp_path)
+        await broker.trust.refresh()
+        yield broker
+
+
+async def finish(broker, tmp_path):
+    authority.finish_rotation(tmp_path / "authority")
+    await broker.trust.refresh()
+
+
+async def test_open_connection_of_the_dropped_authority_is_refused_and_ends(rotated, tmp_path):
+    async with bare.connected(rotated.cluster("berlin")) as (reader, writer):
+        writer.write(bare.GET)
+        assert (await bare.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+        await finish(rotated, tmp_path)
+        writer.write(bare.GET)
+        rest = await bare.end_of(reader)
+    assert b"HTTP/1.1 403 " in rest
+    assert b"the CA of cluster berlin's certificate is no longer trusted" in rest
+
+
+async def test_nobody_renews_over_an_open_connection_into_the_new_authority(rotated, tmp_path):
+    berlin = rotated.cluster("berlin")
+    assert (await berlin.get("version")).status == 200
+    await finish(rotated, tmp_path)
+    _, answer = await renew(berlin)
+    assert answer.refusal == (403, "Revoked")
+
+
+async def test_call_whose_body_was_awaited_meanwhile_is_refused(rotated, tmp_path):
+    request = b'{"request": ""}'
+    head = b"POST /api/v1/certificates HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+    async with bare.connected(rotated.cluster("berlin")) as (reader, writer):
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(request))
+        assert (await reader.readline()) == b"HTTP/1.1 100 Continue\r\n"
+        await finish(rotated, tmp_path)
+        writer.write(request)
+        assert b"HTTP/1.1 403 " in await bare.end_of(reader)
+
+
+async def test_stream_of_the_dropped_authority_ends_at_once_and_others_go_on(rotated, tmp_path):
+    newcomer, answer = await renew(rotated.cluster("paris"), "paris")
+    paris = rotated.holder(newcomer.save(answer, tmp_path / "paris"), "paris")
+    async with rotated.cluster("berlin").stream() as stream, paris.stream() as other:
+        await stream.event()
+        await other.event()
+        await finish(rotated, tmp_path)
+        assert {event.comment for event in await stream.rest()} <= {"open", "alive"}
+        assert rotated.service.streams.count("paris") == 1
+
+
+async def test_connections_of_the_new_authority_go_on(rotated, tmp_path):
+    newcomer, answer = await renew(rotated.cluster("berlin"))
+    berlin = rotated.holder(newcomer.save(answer, tmp_path / "berlin"), "berlin")
+    async with bare.connected(berlin) as (reader, writer):
+        for _ in range(2):
+            writer.write(bare.GET)
+            assert (await bare.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+            if not (tmp_path / "authority" / "dropped.crt").exists():
+                await finish(rotated, tmp_path)
+
+
+async def test_holder_below_an_intermediate_is_told_to_connect_again(own, server, tmp_path):
+    """Its chain was shown in the handshake, and is not kept."""
+    other = Authority.create("other", now=own.now)
+    below = other.successor(now=own.now, name="below")
+    files.save_credentials(
+        tmp_path / "c",
+        replace(
+            replace(below, trusted=own.authority.trusted).issue(
+                identity.client_profile("c"), now=own.now
+            ),
+            chain=below.chain,
+        ),
+    )
+    friends = [own.authority.certificate, other.certificate]
+    (server / "ca.crt").write_bytes(files.to_pem(friends))
+    async with started(own, server, tmp_path) as broker:
+        rotate(tmp_path)
+        await broker.trust.refresh()
+        caller = broker.holder(tmp_path / "c", "c")
+        assert (await caller.get("version")).status == 200
+        await finish(broker, tmp_path)
+        assert (await caller.get("version")).refusal == (503, "Unavailable")
+        caller.context.load_verify_locations(server / "ca.crt")
+        assert (await caller.get("version")).status == 200
+
+
+async def test_proxy_of_the_dropped_authority_is_refused_and_passes_nobody_on(
+    rotated, own, tmp_path
+):
+    path = own.write("edge", identity.client_profile("edge", Role.PROXY))
+    newcomer, answer = await renew(rotated.cluster("berlin"))
+    new = passed_on(newcomer.save(answer, tmp_path / "berlin"))
+    proxy = rotated.holder(path, "edge")
+    assert (await proxy.call("GET", "version", headers=new)).status == 200
+    await finish(rotated, tmp_path)
+    answer = await proxy.call("GET", "version", headers=new)
+    assert answer.refusal == (403, "Revoked")
+
+
+async def test_new_passphrase_is_taken_up_from_its_file(own, server, tmp_path):
+    secret = tmp_path / "passphrase"
+    secret.write_text("old\n")
+    secret.chmod(0o600)
+    replace(own.authority, passphrase=Passphrase("old")).save(tmp_path / "authority")
+    async with started(own, server, tmp_path, ca_passphrase_file=str(secret)) as broker:
+        new = rotate(tmp_path, passphrase=Passphrase("old"), new_passphrase=Passphrase("new"))
+        secret.write_text("new\n")
+        await broker.trust.refresh()
+        newcomer, answer = await renew(broker.cluster("berlin"))
+        issued = files.load_certificates(newcomer.save(answer, tmp_path / "b") / "tls.crt")
+        assert issued[0].issuer == new.certificate.subject
+
+
+async def test_nothing_is_signed_while_the_key_on_disk_cannot_be_read(own, server, tmp_path, log):
+    async with started(own, server, tmp_path) as broker:
+        new = rotate(tmp_path, new_passphrase=Passphrase("new"))
+        for _ in range(2):
+            await broker.trust.refresh()
+        _, answer = await renew(broker.cluster("berlin"))
+        assert answer.refusal == (503, "Unavailable")
+        assert "the CA on disk cannot be loaded" in answer.problem.error
+        token = await newcomers.token(broker, name="paris")
+        assert (await Newcomer("paris").ask(broker, token)).status == 503
+        authority.finish_rotation(tmp_path / "authority", Passphrase("new"))
+        await broker.trust.refresh()  # whom to believe can be read without the key
+        assert (await broker.cluster("berlin").get("version")).refusal == (403, "Revoked")
+        assert new.certificate not in files.load_certificates(server / "ca.crt")
+    assert len(log.lines("CA reload failed, not issuing certificates")) == 1

@@ -112,17 +112,22 @@ class _Cluster:
             await self._client.publish(bodies.Advertisement(self._name, PLENTY))
 
     async def live(self) -> None:
-        renewer = renewal.renewer_for(
-            self._client, self._url, self._directory, timeout=self._plan.lifetime / 10
-        )
         async with self._client, asyncio.TaskGroup() as group:
-            group.create_task(renewer.run())
+            group.create_task(self._renew())
             group.create_task(
                 _count_renewals(self._name, self._directory, self._plan, self._report)
             )
             group.create_task(self._listen())
             for _ in range(self._plan.workers):
                 group.create_task(self._work())
+
+    async def _renew(self) -> None:
+        while True:
+            with contextlib.suppress(KubelendError):  # as the agent does, it tries again
+                await renewal.renew_with_client(
+                    self._client, self._url, self._directory, self._plan.lifetime / 10, _now()
+                )
+            await asyncio.sleep(self._plan.lifetime.total_seconds() / 60)
 
     async def _work(self) -> None:
         while True:

@@ -1,4 +1,6 @@
-"""What is measured is said in full, in the words of the wire; and what matters is told from what does not."""
+"""The advertisement: the measurement in full, which changes are significant, and when it is due."""
+
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -9,9 +11,9 @@ from kubelend.agent import advertisement
 from kubelend.agent.advertisement import AdvertisementConfig
 from kubelend.core.inventory import Totals
 from kubelend.core.models import ClusterId
-from kubelend.core.resources import NOTHING, Resources
+from kubelend.core.resources import Resources
 from kubelend.wire import bodies, conversion
-from make import MINUTE, SECOND, T0
+from make import MINUTE, MOMENT, NO_TIME, SECOND, T0
 
 COST = bodies.Cost(cpu_cost="0.05", currency="EUR")
 POLICY = bodies.LendingPolicy(deny=["team-x"], keep_back={"cpu": "2"})
@@ -51,7 +53,7 @@ def totals(
 # -- the body
 
 
-def test_the_broker_reads_what_was_measured_and_set():
+def test_body_carries_the_measurement_and_the_settings():
     measured = totals(allocated="cpu=1500m,memory=3Gi,gpu=1,example.com/fpga=2")
     sent = msgspec.json.encode(advertisement.advertisement_body(SETTINGS, measured, T0))
     read = conversion.to_advertisement(
@@ -65,19 +67,12 @@ def test_the_broker_reads_what_was_measured_and_set():
     assert (read.cluster, read.name, read.endpoint) == ("a", "Alpha", "https://a.example")
     assert (read.sent_at, read.valid_for) == (T0, 90 * SECOND)
     assert read.labels["tier"] == "gold"
-    body = advertisement.advertisement_body(SETTINGS, measured, T0)
+    body = advertisement.advertisement_body(SETTINGS, totals(held="cpu=1"), T0)
     assert (body.cost, body.policy, body.region) == (COST, POLICY, "eu")
+    assert (body.resources.reserved, body.resources.available) == (None, None), "the broker's own"
 
 
-def test_the_broker_is_not_told_what_only_it_knows():
-    metrics = advertisement.advertisement_body(
-        SETTINGS, totals(held="cpu=1,memory=1Gi"), T0
-    ).resources
-    assert metrics.reserved is None
-    assert metrics.available is None
-
-
-def test_no_amount_below_zero_is_sent():
+def test_no_negative_amount_is_sent():
     broken = replace(totals(), allocated=Resources(cpu=-1, memory=5))
     allocated = advertisement.advertisement_body(SETTINGS, broken, T0).resources.allocated
     assert allocated == bodies.Quantities("0", "5")
@@ -92,40 +87,33 @@ def test_no_amount_below_zero_is_sent():
         pytest.param(replace(SETTINGS, valid_for=SECOND), "1s", id="as set, however short"),
     ],
 )
-def test_it_is_valid_for(settings, expected):
+def test_validity(settings, expected):
     assert advertisement.advertisement_body(settings, totals(), T0).valid_for == expected
 
 
-def test_of_too_many_resources_as_many_are_named_as_can_be():
-    many = Resources(cpu=1, memory=1, extended={f"example.com/r{n:02}": 1 for n in range(40)})
-    other = Resources(extended={"example.com/a": 1, "example.com/r05": 1, "example.com/r39": 1})
-    body = advertisement.advertisement_body(
-        SETTINGS, replace(totals(), capacity=many, allocatable=many, allocated=other), T0
-    )
+@pytest.mark.parametrize("count, sent", [(40, 32), (31, 31)], ids=["too many", "allowed"])
+def test_at_most_32_extended_resources_are_sent(count, sent):
+    names = [f"example.com/r{number:02}" for number in range(count)]
+    many = Resources(cpu=1, memory=1, extended=dict.fromkeys(names, 1))
+    other = Resources(extended={"example.com/r05": 1, "example.com/r39": 1} if count == 40 else {})
+    measured = replace(totals(), capacity=many, allocatable=many, allocated=other)
+    body = advertisement.advertisement_body(SETTINGS, measured, T0)
     read = msgspec.json.decode(msgspec.json.encode(body), type=bodies.Advertisement).resources
-    assert list(read.capacity.extended) == [f"example.com/r{n:02}" for n in range(32)]
     assert read.allocatable is not None
-    assert read.allocatable.extended == read.capacity.extended
     assert read.allocated is not None
-    assert list(read.allocated.extended) == ["example.com/r05"]
-
-
-def test_as_many_resources_as_can_be_named_are_all_named():
-    many = Resources(cpu=1, memory=1, extended={f"example.com/r{n:02}": 1 for n in range(31)})
-    more = many + Resources(extended={"example.com/only-a-capacity": 1})
-    body = advertisement.advertisement_body(
-        SETTINGS, replace(totals(), capacity=more, allocatable=many), T0
-    )
-    assert list(body.resources.capacity.extended) == sorted(more.extended)
+    assert list(read.capacity.extended) == list(read.allocatable.extended) == names[:sent]
+    assert list(read.allocated.extended) == (["example.com/r05"] if count == 40 else [])
 
 
 # -- the object
 
 
-def test_the_object_shows_what_was_measured():
+def test_object_shows_the_measurement():
     measured = totals(pending="cpu=3,memory=1Gi", largest="cpu=4,memory=2Gi,gpu=1")
     shown = advertisement.advertisement_object(SETTINGS, measured, T0, None)
     assert shown.key == "default/cluster-advertisement"
+    named = replace(SETTINGS, name="mine", namespace="lending")
+    assert advertisement.advertisement_object(named, measured, T0, None).key == "lending/mine"
     assert (shown.spec.cluster_id, shown.spec.timestamp, shown.spec.cost) == ("a", T0, COST)
     resources = shown.spec.resources
     assert resources.capacity == bodies.Amounts("11", "110Gi")
@@ -137,38 +125,27 @@ def test_the_object_shows_what_was_measured():
     assert resources.largest == bodies.Amounts("4", "2Gi", "1")
 
 
-def test_the_object_is_named_as_the_settings_say():
-    settings = replace(SETTINGS, name="mine", namespace="lending")
-    assert advertisement.advertisement_object(settings, totals(), T0, None).key == "lending/mine"
-
-
-def answer(available):
-    metrics = bodies.Metrics(bodies.Quantities("1", "1"), available=available)
-    return bodies.PublishResult(bodies.Advertisement("a", metrics))
-
-
 @pytest.mark.parametrize(
-    "answered, allocated, expected",
+    "available, allocated, expected",
     [
-        pytest.param(answer(bodies.Amounts("5", "7Gi")), "cpu=2", "5", id="the broker's word"),
-        pytest.param(None, "cpu=2", "7", id="no answer: the own sum without what is held"),
-        pytest.param(answer(None), "cpu=2", "7", id="an answer that does not say"),
-        pytest.param(None, "cpu=12", "0", id="never below nothing"),
+        pytest.param(bodies.Amounts("5", "7Gi"), "cpu=2", "5", id="computed by the broker"),
+        pytest.param(None, "cpu=2", "7", id="not computed: free without what is held"),
+        pytest.param(None, "cpu=12", "0", id="never negative"),
     ],
 )
-def test_what_is_available_is_the_brokers_word_or_the_own_sum(answered, allocated, expected):
+def test_available_is_what_the_broker_computed_or_what_is_free_here(available, allocated, expected):
     measured = totals(allocated=allocated, held="cpu=1")
-    shown = advertisement.advertisement_object(SETTINGS, measured, T0, answered)
+    shown = advertisement.advertisement_object(SETTINGS, measured, T0, available)
     assert shown.spec.resources.available.cpu == expected
 
 
-# -- what matters
+# -- significant changes
 
 MANY = {"allocatable": "cpu=10,gpu=1000,example.com/fpga=1000", "allocated": "cpu=2"}
 
 
 @pytest.mark.parametrize(
-    "told, found, expected",
+    "published, found, expected",
     [
         pytest.param({}, {}, False, id="nothing changed"),
         pytest.param({}, {"capacity": "cpu=12,memory=110Gi"}, True, id="capacity"),
@@ -177,6 +154,7 @@ MANY = {"allocatable": "cpu=10,gpu=1000,example.com/fpga=1000", "allocated": "cp
         pytest.param({"held": "cpu=1m"}, {}, True, id="a hold less"),
         pytest.param({}, {"pending": "cpu=100,memory=1Ti"}, False, id="pending is not offered"),
         pytest.param({}, {"largest": "cpu=1"}, False, id="the largest node is not offered"),
+        pytest.param({"held": "cpu=1"}, {"held": "cpu=1"}, False, id="the same amount held"),
         pytest.param({}, {"allocated": "cpu=2099m,memory=20Gi"}, False, id="a little less free"),
         pytest.param({}, {"allocated": "cpu=2100m,memory=20Gi"}, True, id="1 % less free"),
         pytest.param({}, {"allocated": "cpu=2,memory=21Gi"}, True, id="1 % less memory"),
@@ -202,44 +180,76 @@ MANY = {"allocatable": "cpu=10,gpu=1000,example.com/fpga=1000", "allocated": "cp
             {"allocatable": "", "allocated": ""},
             {"allocatable": "", "allocated": "cpu=1m"},
             True,
-            id="anything is much of nothing",
+            id="anything is significant without capacity",
         ),
     ],
 )
-def test_a_change_is_noticeable_or_not(told, found, expected):
-    assert advertisement.is_significant_change(totals(**told), totals(**found)) is expected
+def test_change_is_significant_or_not(published, found, expected):
+    assert advertisement.is_significant_change(totals(**published), totals(**found)) is expected
 
 
-def test_a_hold_that_only_changes_hands_is_not_noticeable():
-    told = totals(held="cpu=1,memory=1Gi")
-    assert not advertisement.is_significant_change(
-        told, replace(told, nodes=4, pods=9, pending=NOTHING)
-    )
-
-
-# -- when
+# -- the schedule
 
 
 @pytest.mark.parametrize(
     "after, expected",
     [
-        pytest.param(0, 30, id="at its moment"),
-        pytest.param(29.9, 60, id="a little early: the moment is served"),
+        pytest.param(0, 30, id="on time"),
+        pytest.param(29.9, 60, id="timer slightly early"),
         pytest.param(26.9, 30, id="well before"),
         pytest.param(27.1, 60, id="shortly before"),
     ],
 )
-def test_the_next_moment_is_not_the_one_that_was_just_served(after, expected):
+def test_next_due_time_is_not_the_one_just_served(after, expected):
     settings = replace(SETTINGS, align=True)
     assert settings.next_due(T0 + after * SECOND) == T0 + expected * SECOND
 
 
-def test_the_next_moment_is_never_within_the_damping():
+def test_next_due_time_is_never_within_the_damping():
     settings = replace(SETTINGS, align=True, damping=20 * SECOND)
     assert settings.next_due(T0 + 15 * SECOND) == T0 + 60 * SECOND
 
 
-def test_unaligned_clusters_have_moments_of_their_own():
+def test_unaligned_clusters_have_due_times_of_their_own():
     due = {replace(SETTINGS, cluster_id=name).next_due(T0) for name in "abcdef"}
     assert len(due) == 6
-    assert all(T0 < moment <= T0 + 33 * SECOND for moment in due)
+    assert all(T0 < each <= T0 + 33 * SECOND for each in due)
+
+
+INTERVAL = 30 * SECOND
+
+
+def at(hour: int, minute: int, second: float = 0) -> datetime:
+    return datetime(2026, 1, 1, hour, minute, tzinfo=UTC) + timedelta(seconds=second)
+
+
+@pytest.mark.parametrize(
+    "earliest, interval, offset, expected",
+    [
+        pytest.param(at(10, 0, 7), INTERVAL, NO_TIME, at(10, 0, 30), id="on the clock"),
+        pytest.param(at(10, 0), INTERVAL, NO_TIME, at(10, 0), id="itself"),
+        pytest.param(at(10, 0) + MOMENT, INTERVAL, NO_TIME, at(10, 0, 30), id="just over"),
+        pytest.param(at(10, 0, 7), INTERVAL, 8 * SECOND, at(10, 0, 8), id="offset ahead"),
+        pytest.param(at(10, 0, 9), INTERVAL, 8 * SECOND, at(10, 0, 38), id="offset behind"),
+        pytest.param(at(10, 1), 7 * MINUTE, NO_TIME, at(10, 2), id="does not divide the hour"),
+        pytest.param(at(10, 0, 0.05), 0.1 * SECOND, NO_TIME, at(10, 0, 0.1), id="short"),
+    ],
+)
+def test_next_scheduled_time_is_the_first_not_before(earliest, interval, offset, expected):
+    assert advertisement.next_scheduled(earliest, interval, offset) == expected
+
+
+def test_offset_of_a_cluster_is_constant():
+    assert advertisement.advertising_offset("cluster-a", INTERVAL) == timedelta(
+        microseconds=6_728_758
+    )
+
+
+def test_offsets_are_spread_over_the_interval():
+    offsets = [
+        advertisement.advertising_offset(f"cluster-{number}", INTERVAL) for number in range(300)
+    ]
+    tenths = [sum(k <= offset / (INTERVAL / 10) < k + 1 for offset in offsets) for k in range(10)]
+    assert sum(tenths) == 300
+    assert min(tenths) > 10
+    assert min(offsets) >= NO_TIME

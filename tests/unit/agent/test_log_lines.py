@@ -1,15 +1,15 @@
-"""Every step of the agent is one line of the log at info, with the keys that an operator searches for."""
+"""Each step of the agent is one log line at info, with the keys that an operator searches for."""
 
 import pytest
 from structlog.testing import capture_logs
 
-import joiners
 import listeners
 import make
+import peers
+import providers
 import requesters
 from kubelend.core.models import ReservationId
-from lenders import House
-from virtual_time import in_virtual_time, settled
+from virtual_time import in_virtual_time, passed, settled
 
 REQUEST = {"namespace": "default", "name": "w"}
 AMOUNTS = {"cpu": "2", "memory": "1Gi"}
@@ -24,7 +24,7 @@ def lines():
 
 
 def logged(lines, prefix):
-    """The lines at info whose message begins so: the message, and the keys."""
+    """The message and the keys of the lines at info whose message begins so."""
     return [
         (line["event"], {k: v for k, v in line.items() if k not in ("event", "log_level")})
         for line in lines
@@ -36,7 +36,7 @@ def logged(lines, prefix):
 async def test_request_that_is_received_reserved_and_expires(lines):
     async with requesters.running() as rig:
         await rig.create_request(cpu="2")
-        await requesters.passed(3700)
+        await passed(3700)
     assert logged(lines, "ResourceRequest ") == [
         ("ResourceRequest received", REQUEST | AMOUNTS),
         ("ResourceRequest reserved", PLACED),
@@ -49,9 +49,9 @@ async def test_request_that_is_active_and_released_by_the_broker(lines):
     async with requesters.running() as rig:
         await rig.create_request(cpu="2")
         rig.broker.desk.activate(ReservationId("rsv-1"))
-        await rig.hear("rsv-1")
+        await rig.notify("rsv-1")
         rig.broker.desk.release(ReservationId("rsv-1"))
-        await rig.hear("rsv-1")
+        await rig.notify("rsv-1")
     assert logged(lines, "ResourceRequest ")[2:] == [
         ("ResourceRequest active", PLACED),
         ("ResourceRequest released", PLACED),
@@ -63,7 +63,7 @@ async def test_request_that_is_deleted_is_released(lines):
     async with requesters.running() as rig:
         key = await rig.create_request(cpu="2")
         await rig.delete(key)
-        await requesters.passed(60)
+        await passed(60)
     assert logged(lines, "ResourceRequest ")[2:] == [
         ("ResourceRequest released", REQUEST | {"reservation": "rsv-1"})
     ]
@@ -77,7 +77,7 @@ async def test_request_that_is_deleted_is_released(lines):
 async def test_request_that_is_rejected_has_its_reason(lines, cpu, reason, steps):
     async with requesters.running() as rig:
         key = await rig.create_request(cpu=cpu)
-        await requesters.passed(60)
+        await passed(60)
         message = (await rig.status(key)).message
     found = logged(lines, "ResourceRequest ")
     assert [event for event, _ in found] == [f"ResourceRequest {step}" for step in steps]
@@ -97,7 +97,7 @@ async def test_request_that_is_queued(lines):
 async def test_renewal_has_its_new_expiry(lines):
     async with requesters.running() as rig:
         await rig.create_request(renew=True)
-        await requesters.passed(2500)
+        await passed(2500)
     expiry = (make.T0 + make.HOUR + 40 * make.MINUTE).isoformat()
     assert logged(lines, "Reservation renewed") == [
         ("Reservation renewed", {"reservation": "rsv-1", "expires_at": expiry})
@@ -109,7 +109,7 @@ async def test_reservation_instruction_that_is_delivered_and_finishes(lines):
     async with requesters.running() as rig:
         key = await rig.create_request(cpu="2")
         await rig.delete(key)
-        await requesters.passed(60)
+        await passed(60)
     found = logged(lines, "ReservationInstruction ")
     assert [event for event, _ in found] == [
         "ReservationInstruction delivered",
@@ -127,11 +127,11 @@ async def test_instruction_of_the_broker(lines, source):
         lines.clear()
         found = rig.reserve()
         if source == "stream":
-            rig.broker.tell(found)
+            rig.broker.send(found)
         else:
-            rig.broker.cut(requesters.GONE)
-            rig.broker.stream_trouble = requesters.GONE
-            await requesters.passed(10)
+            rig.broker.disconnect(requesters.UNREACHABLE)
+            rig.broker.stream_error = requesters.UNREACHABLE
+            await passed(10)
         await settled()
     ((_, keys),) = logged(lines, "Instruction received")
     revision = keys.pop("revision")
@@ -147,13 +147,13 @@ async def test_instruction_of_the_broker(lines, source):
 
 @in_virtual_time
 async def test_hold_that_is_made_and_withdrawn(lines):
-    house = House()
-    async with house.lending():
-        found = await house.lend()
-        house.release(found)
-        await house.tell(found)
+    rig = providers.Rig()
+    async with rig.running():
+        found = await rig.place()
+        rig.release(found)
+        await rig.notify(found)
         await settled()
-    body = house.broker.body(found)
+    body = rig.broker.body(found)
     keys = {
         "reservation": found,
         "requester": "r",
@@ -169,24 +169,24 @@ async def test_hold_that_is_made_and_withdrawn(lines):
 
 @in_virtual_time
 async def test_hold_that_is_refused_has_its_reason(lines):
-    house = House(policy=make.policy(deny=["r"]))
-    async with house.lending():
-        found = await house.lend()
+    rig = providers.Rig(policy=make.policy(deny=["r"]))
+    async with rig.running():
+        found = await rig.place()
     ((_, keys),) = logged(lines, "Reservation refused")
     assert (keys["reservation"], keys["reason"]) == (found, "this cluster does not lend to r")
 
 
 @in_virtual_time
 async def test_peering_from_its_start_to_its_end(lines):
-    async with joiners.running() as rig:
+    async with peers.running() as rig:
         key = await rig.instruct("rsv-1", "one")
         await rig.finish(key)
-        await joiners.passed(60)
+        await passed(60)
     keys = {"namespace": "default", "name": "rsv-1", "reservation": "rsv-1", "cluster": "one"}
     keys |= {"cpu": "500m", "memory": "1Gi"}
     assert logged(lines, "Peering ") == [
         ("Peering started", keys),
-        ("Peering ready", keys | {"reason": "all is well"}),
+        ("Peering ready", keys | {"reason": "node ready"}),
         ("Peering disconnecting", keys),
         ("Peering disconnected", keys),
     ]
@@ -196,10 +196,10 @@ async def test_peering_from_its_start_to_its_end(lines):
 
 
 @in_virtual_time
-async def test_peering_that_breaks_says_so_once(lines):
-    async with joiners.running() as rig:
+async def test_peering_that_breaks_is_logged_once(lines):
+    async with peers.running() as rig:
         await rig.instruct("rsv-1", "one")
         rig.peering.unready["rsv-1"] = "node NotReady"
-        await joiners.passed(300)
+        await passed(300)
     (line,) = [line for line in lines if line["event"].startswith("Peering no longer ready")]
     assert (line["log_level"], line["reason"]) == ("warning", "node NotReady")

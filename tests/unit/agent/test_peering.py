@@ -1,313 +1,486 @@
-"""Clusters are joined while a reservation lives and parted when it is over, whatever breaks in between."""
+"""Clusters are connected while a reservation is live and disconnected afterwards, whatever fails."""
+
+import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
 
-from joiners import Rig, passed, running
+import providers
+from fake_broker import FakeBroker
 from kubelend.agent import instructions
-from kubelend.agent.peering import PEERING_FINALIZER
+from kubelend.agent.health import ComponentHealth
+from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import BrokerUnreachable, Unavailable
-from virtual_time import in_virtual_time, settled
+from kubelend.sources.memory_objects import MemoryObjects
+from peers import FakePeering, Rig, peering, running
+from virtual_time import in_virtual_time, now, passed, settled, stopped
 
 DOWN = Unavailable("liqoctl peer failed: no route to host")
+NOT_ACTIVATED = "default/rsv-1 is ready, but not activated: no route"
+CONNECTED = {("rsv-1", "one")}
 
 
-# -- joining
+def unreachable():
+    return BrokerUnreachable("no route")
 
 
-@in_virtual_time
-async def test_a_reservation_is_joined_sized_ready_and_activated_once():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "one")
-        status = await rig.status(key)
-        assert (status.phase, status.message) == ("Ready", "all is well")
-        assert status.peered_cluster_ids == ("one",)
-        assert rig.peering.joined == {("rsv-1", "one")}
-        assert rig.peering.sizes == {"rsv-1": "500m CPU / 1Gi Memory / 2 GPU"}
-        assert rig.broker.activated == ["rsv-1"]
-        assert rig.known("rsv-1").status.phase == "Active"
-        await passed(600)
-        assert rig.broker.activated == ["rsv-1"]
-        assert rig.problem == ""
+async def end(rig, key, how):
+    match how:
+        case "deleted":
+            await rig.delete(key)
+        case "finished":
+            await rig.finish(key)
+        case "released":
+            rig.notify("rsv-1", "one", "Released")
+        case "moved":
+            await rig.instruct("rsv-1", "two")
+        case _:
+            await rig.delete_by_force(key)
+    await settled()
 
 
-@in_virtual_time
-async def test_it_is_written_down_before_anything_is_built():
-    async with running() as rig:
-        rig.peering.seconds["connect"] = 60
-        key = await rig.instruct("rsv-1", "one")
-        found = await rig.found(key)
-        assert found.metadata.finalizers == (PEERING_FINALIZER,)
-        assert (found.status.phase, found.status.message) == ("Connecting", "connecting to one")
-        assert found.status.peered_cluster_ids == ("one",)
-        assert rig.peering.joined == set()
+# -- connecting
 
 
-@in_virtual_time
-async def test_readiness_is_asked_for_until_it_comes_and_the_reason_is_told():
-    async with running() as rig:
-        rig.peering.unready["rsv-1"] = "there is no virtual node yet"
-        key = await rig.instruct("rsv-1", "one")
-        await passed(60)
-        status = await rig.status(key)
-        assert (status.phase, status.message) == ("Connecting", "there is no virtual node yet")
-        assert (rig.broker.activated, rig.problem) == ([], "")
-        # Half a second, then twice as long each time up to ten.
-        assert rig.peering.count("ready") == 1 + 5 + 4
-        rig.peering.unready.clear()
-        await passed(10)
-        assert (await rig.status(key)).phase == "Ready"
-        assert rig.broker.activated == ["rsv-1"]
+@peering()
+async def test_reservation_is_connected_sized_ready_and_activated_once(rig):
+    key = await rig.instruct("rsv-1", "one")
+    await rig.expect(key, "Ready", "node ready", "one")
+    assert rig.peering.connected == CONNECTED
+    assert rig.peering.sizes == {"rsv-1": "500m CPU / 1Gi Memory / 2 GPU"}
+    assert rig.known("rsv-1").status.phase == "Active"
+    await passed(600)
+    assert rig.broker.activated == ["rsv-1"]
+    assert rig.error == ""
 
 
-@in_virtual_time
-async def test_one_that_is_not_ready_any_more_says_so():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "one")
-        rig.peering.unready["rsv-1"] = "the virtual node is not ready"
-        await passed(60)
-        status = await rig.status(key)
-        assert (status.phase, status.message) == ("Connecting", "the virtual node is not ready")
+@peering()
+async def test_provider_is_recorded_before_anything_is_created(rig):
+    rig.peering.seconds["connect"] = 60
+    key = await rig.instruct("rsv-1", "one")
+    assert (await rig.found(key)).metadata.finalizers == (PEERING_FINALIZER,)
+    await rig.expect(key, "Connecting", "connecting to one", "one")
+    assert rig.peering.connected == set()
+
+
+@peering()
+async def test_readiness_is_polled_ever_less_often_and_its_reason_reported(rig):
+    rig.peering.unready["rsv-1"] = "no virtual node yet"
+    key = await rig.instruct("rsv-1", "one")
+    await passed(60)
+    await rig.expect(key, "Connecting", "no virtual node yet", "one")
+    assert (rig.broker.activated, rig.error) == ([], "")
+    # Half a second, then twice as long each time up to ten.
+    assert rig.peering.count("ready") == 1 + 5 + 4
+    rig.peering.unready.clear()
+    await passed(10)
+    await rig.expect(key, "Ready", "node ready", "one")
+    assert rig.broker.activated == ["rsv-1"]
+    rig.peering.unready["rsv-1"] = "node not ready"
+    await passed(60)
+    await rig.expect(key, "Connecting", "node not ready", "one")
 
 
 @pytest.mark.parametrize("call", ["connect", "size", "ready"])
-def test_a_failure_is_told_and_tried_again(call):
-    @in_virtual_time
-    async def test():
-        async with running() as rig:
-            rig.peering.fails[call] = DOWN
-            key = await rig.instruct("rsv-1", "one")
-            status = await rig.status(key)
-            assert (status.phase, status.message) == ("Connecting", str(DOWN))
-            assert rig.problem == f"default/rsv-1: {DOWN}"
-            await passed(300)
-            # Half a second, then twice as long each time up to a minute, less a little at random.
-            assert 8 <= rig.peering.count(call) <= 16
-            rig.peering.fails.clear()
-            await passed(60)
-            assert (await rig.status(key)).phase == "Ready"
-            assert rig.problem == ""
-
-    test()
-
-
-@in_virtual_time
-async def test_what_is_written_is_no_reason_to_try_at_once():
-    async with running() as rig:
-        rig.peering.fails["connect"] = DOWN
-        await rig.instruct("rsv-1", "one")
-        rig.peering.fails["connect"] = Unavailable("another message")
-        await passed(10)
-        assert rig.peering.count("connect") <= 8
-        assert rig.problem == f"default/rsv-1: {DOWN}"
+@peering()
+async def test_failure_is_reported_and_retried(rig, call):
+    rig.peering.errors[call] = DOWN
+    key = await rig.instruct("rsv-1", "one")
+    await rig.expect(key, "Connecting", str(DOWN), "one")
+    assert rig.error == f"default/rsv-1: {DOWN}"
+    rig.peering.errors[call] = Unavailable("another message")
+    await passed(10)
+    assert rig.peering.count(call) <= 8, "the status write is no reason to retry at once"
+    assert rig.error == f"default/rsv-1: {DOWN}"
+    await passed(290)
+    # Half a second, then twice as long each time up to a minute, less a little at random.
+    assert 8 <= rig.peering.count(call) <= 16
+    rig.peering.errors.clear()
+    await passed(60)
+    await rig.expect(key, "Ready", "node ready", "one")
+    assert rig.error == ""
 
 
-@in_virtual_time
-async def test_one_that_hangs_keeps_no_other_waiting():
-    async with running() as rig:
-        rig.peering.seconds["connect one"] = 300
-        for number in range(20):
-            await rig.instruct(f"rsv-{number}", "one")
-        key = await rig.instruct("rsv-other", "two")
-        assert (await rig.status(key)).phase == "Ready"
-        assert rig.broker.activated == ["rsv-other"]
+@peering()
+async def test_many_errors_are_summarized(rig):
+    rig.peering.errors["connect"] = DOWN
+    for number in range(5):
+        await rig.instruct(f"rsv-{number}", "one")
+    assert rig.error.count("no route") == 3
+    assert rig.error.endswith("; and 2 more")
 
 
-@in_virtual_time
-async def test_an_activation_that_fails_leaves_it_ready_and_is_tried_again():
-    async with running() as rig:
-        rig.broker.trouble = lambda: BrokerUnreachable("nobody answers")
-        key = await rig.instruct("rsv-1", "one")
-        assert (await rig.status(key)).phase == "Ready"
-        assert rig.problem == "default/rsv-1 is ready, but not activated: nobody answers"
-        await passed(30)
-        assert 4 <= len(rig.broker.activated) <= 10
-        rig.broker.trouble = None
-        await passed(60)
-        assert rig.known("rsv-1").status.phase == "Active"
-        assert rig.problem == ""
+@peering()
+async def test_provider_that_hangs_blocks_no_other(rig):
+    rig.peering.seconds["connect one"] = 300
+    for number in range(20):
+        await rig.instruct(f"rsv-{number}", "one")
+    key = await rig.instruct("rsv-other", "two")
+    await rig.expect(key, "Ready", "node ready", "two")
+    assert rig.broker.activated == ["rsv-other"]
+
+
+@peering()
+async def test_invalid_spec_is_reported_and_can_be_disconnected(rig):
+    key = await rig.instruct("rsv-1", "one")
+    found = await rig.found(key)
+    await rig.objects.apply(replace(found, spec=replace(found.spec, requested_cpu="many")))
+    await settled()
+    status = await rig.status(key)
+    assert status.phase == "Connecting"
+    assert status.message.startswith("spec.cpu: 'many'")
+    await rig.delete(key)
+    assert rig.peering.connected == set()
+    assert await rig.is_gone(key)
 
 
 @in_virtual_time
-async def test_an_activation_is_tried_again_as_soon_as_the_broker_is_heard():
-    async with running() as rig:
-        rig.broker.trouble = lambda: BrokerUnreachable("nobody answers")
-        await rig.instruct("rsv-1", "one")
-        await passed(600)
-        rig.broker.trouble = None
-        tries = len(rig.broker.activated)
-        rig.reservations.notify_reconnected()
-        await settled()
-        assert len(rig.broker.activated) == tries + 1
-        assert rig.known("rsv-1").status.phase == "Active"
-
-
-@pytest.mark.parametrize("end", ["deleted", "finished", "taken away"])
-def test_what_was_not_activated_is_no_trouble_once_it_is_over(end):
-    @in_virtual_time
-    async def test():
-        async with running() as rig:
-            rig.broker.trouble = lambda: BrokerUnreachable("nobody answers")
-            key = await rig.instruct("rsv-1", "one")
-            assert rig.problem == "default/rsv-1 is ready, but not activated: nobody answers"
-            match end:
-                case "deleted":
-                    await rig.delete(key)
-                case "finished":
-                    await rig.finish(key)
-                case _:
-                    await rig.take_away(key)
-            assert rig.problem == ""
-
-    test()
-
-
-@in_virtual_time
-async def test_what_the_broker_has_not_spoken_of_is_activated_when_it_does():
-    async with running() as rig:
-        rig.tell("rsv-1", "one", "Reserved")
-        body = rig.known("rsv-1")
-        rig.reservations.remove("rsv-1")
-        await rig.objects.apply(instructions.reservation_instruction(body, "default"))
-        await settled()
-        assert rig.broker.activated == []
-        rig.reservations.put(body)
-        await settled()
-        assert rig.broker.activated == ["rsv-1"]
-
-
-@in_virtual_time
-async def test_what_a_person_has_misspelt_is_told():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "one")
-        found = await rig.found(key)
-        await rig.objects.apply(replace(found, spec=replace(found.spec, requested_cpu="many")))
-        await settled()
-        status = await rig.status(key)
-        assert status.phase == "Connecting"
-        assert status.message.startswith("spec.cpu: 'many'")
-        await rig.delete(key)
-        assert rig.peering.joined == set()
-        assert await rig.is_gone(key)
-
-
-# -- moving
-
-
-@in_virtual_time
-async def test_one_that_moves_is_parted_from_the_old_and_joined_with_the_new():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "one")
-        await rig.instruct("rsv-1", "two")
-        assert rig.peering.joined == {("rsv-1", "two")}
-        status = await rig.status(key)
-        assert (status.phase, status.peered_cluster_ids) == ("Ready", ("two",))
-        assert rig.broker.activated == ["rsv-1", "rsv-1"]
-
-
-@pytest.mark.parametrize("how", ["fails", "hangs"])
-def test_a_dead_provider_does_not_keep_it_from_the_next(how):
-    @in_virtual_time
-    async def test():
-        async with running() as rig:
-            key = await rig.instruct("rsv-1", "one")
-            if how == "fails":
-                rig.peering.fails["disconnect one"] = DOWN
-            else:
-                rig.peering.seconds["disconnect one"] = 300
-            await rig.instruct("rsv-1", "two")
-            status = await rig.status(key)
-            assert (status.phase, status.peered_cluster_ids) == ("Ready", ("one", "two"))
-            if how == "fails":
-                assert rig.problem == f"default/rsv-1 disconnecting from one: {DOWN}"
-            rig.peering.fails.clear()
-            await passed(301)
-            assert (await rig.status(key)).peered_cluster_ids == ("two",)
-            assert rig.peering.joined == {("rsv-1", "two")}
-            assert rig.problem == ""
-
-    test()
-
-
-@in_virtual_time
-async def test_one_that_comes_back_to_a_provider_waits_until_it_has_left():
-    async with running() as rig:
-        await rig.instruct("rsv-1", "one")
-        rig.peering.seconds["disconnect one"] = 60
-        before = rig.peering.count("connect one")
-        await rig.instruct("rsv-1", "two")
-        await rig.instruct("rsv-1", "one")
-        assert rig.peering.count("connect one") == before
-        await passed(60)
-        assert rig.peering.joined == {("rsv-1", "one")}
-
-
-@in_virtual_time
-async def test_the_brokers_word_counts_before_the_object_is_written():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "one")
-        rig.tell("rsv-1", "two", "Reserved")
-        await settled()
-        assert rig.peering.joined == set()
-        await rig.instruct("rsv-1", "two")
-        assert rig.peering.joined == {("rsv-1", "two")}
-        rig.tell("rsv-1", "", "Pending")
-        await settled()
-        status = await rig.status(key)
-        assert (status.phase, status.message) == ("Connecting", "no provider assigned")
-        assert rig.peering.joined == set()
-
-
-# -- after a restart
-
-
-@in_virtual_time
-async def test_a_restart_finishes_what_was_begun():
-    async with running() as rig:
-        rig.peering.seconds["connect"] = 60
-        key = await rig.instruct("rsv-1", "one")
-    rig.peering.seconds.clear()
-    rig.keeper = rig.new_keeper()
-    async with running(rig):
-        assert (await rig.status(key)).phase == "Ready"
-        assert rig.broker.activated == ["rsv-1"]
-
-
-@pytest.mark.parametrize("end", ["deleted", "finished", "moved"])
-def test_a_restart_parts_what_ended_in_the_meantime(end):
-    @in_virtual_time
-    async def test():
-        async with running() as rig:
-            key = await rig.instruct("rsv-1", "one")
-        match end:
-            case "deleted":
-                await rig.delete(key)
-            case "finished":
-                await rig.finish(key)
-            case _:
-                await rig.instruct("rsv-1", "two")
-        rig.keeper = rig.new_keeper()
-        async with running(rig):
-            expected = {("rsv-1", "two")} if end == "moved" else set()
-            assert rig.peering.joined == expected
-
-    test()
-
-
-@in_virtual_time
-async def test_a_mistake_in_the_code_ends_the_task_with_its_reason():
+async def test_bug_ends_the_task_with_its_exception():
     rig = Rig()
-    rig.peering.fails["connect"] = ZeroDivisionError("a mistake")  # type: ignore[assignment]  # a mistake
-    with pytest.raises(ZeroDivisionError, match="a mistake"):
+    rig.peering.errors["connect"] = ZeroDivisionError("a bug")  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError, match="a bug"):
         async with running(rig):
             await rig.instruct("rsv-1", "one")
 
 
+# -- activation
+
+
+@peering()
+async def test_failed_activation_leaves_it_ready_and_is_retried(rig):
+    rig.broker.error = unreachable
+    key = await rig.instruct("rsv-1", "one")
+    await rig.expect(key, "Ready", "node ready", "one")
+    assert rig.error == NOT_ACTIVATED
+    await passed(30)
+    assert 4 <= len(rig.broker.activated) <= 10
+    await passed(570)
+    rig.broker.error, attempts = None, len(rig.broker.activated)
+    rig.reservations.notify_reconnected()
+    await settled()
+    assert len(rig.broker.activated) == attempts + 1
+    assert rig.known("rsv-1").status.phase == "Active"
+    assert rig.error == ""
+
+
+@pytest.mark.parametrize("how", ["deleted", "finished", "by force"])
+@peering()
+async def test_failed_activation_is_no_error_once_the_reservation_has_ended(rig, how):
+    rig.broker.error = unreachable
+    key = await rig.instruct("rsv-1", "one")
+    assert rig.error == NOT_ACTIVATED
+    await end(rig, key, how)
+    assert rig.error == ""
+
+
+@peering()
+async def test_activation_that_hangs_is_retried(rig):
+    rig.broker.hangs = True
+    await rig.instruct("rsv-1", "one")
+    await passed(10)
+    assert "did not answer within 10s" in rig.error
+    rig.broker.hangs = False
+    await passed(60)
+    assert rig.known("rsv-1").status.phase == "Active"
+
+
+@peering()
+async def test_reservation_is_activated_once_its_state_is_known(rig):
+    rig.notify("rsv-1", "one", "Reserved")
+    body = rig.known("rsv-1")
+    rig.reservations.remove("rsv-1")
+    await rig.objects.apply(instructions.reservation_instruction(body, "default"))
+    await settled()
+    assert rig.broker.activated == []
+    rig.reservations.put(body)
+    await settled()
+    assert rig.broker.activated == ["rsv-1"]
+
+
+@peering()
+async def test_activation_waits_for_the_acknowledgement(rig):
+    key = await rig.instruct("rsv-1", "one", is_acknowledged=False)
+    await passed(29)
+    await rig.expect(key, "Ready", "node ready", "one")
+    assert (rig.peering.connected, rig.broker.activated) == (CONNECTED, [])
+    rig.notify("rsv-1", "one", "Reserved", is_acknowledged=True)
+    await settled()
+    assert rig.broker.activated == ["rsv-1"]
+    assert rig.error == ""
+
+
+@pytest.mark.parametrize("how", ["late", "other news", "moved", "recreated"])
+@peering()
+async def test_acknowledgement_is_awaited_for_half_a_minute_after_the_peering_is_ready(rig, how):
+    rig.peering.seconds["connect"] = 20 if how == "late" else 0
+    key = await rig.instruct("rsv-1", "one", is_acknowledged=False)
+    rig.peering.seconds.clear()
+    await passed(20)
+    if how == "other news":
+        rig.notify("rsv-1", "one", "Reserved", is_acknowledged=False)
+        await passed(9)
+    elif how == "late":
+        await passed(29)
+    else:
+        if how == "recreated":
+            await rig.delete(key)
+        target = "two" if how == "moved" else "one"
+        await rig.instruct("rsv-1", target, is_acknowledged=False)
+        await passed(29)
+    assert rig.broker.activated == []
+    await passed(1)
+    assert rig.broker.activated == ["rsv-1"]
+
+
+class Requester:
+    """The other side of a provider: a peering at the same broker."""
+
+    def __init__(self, broker):
+        self.broker, self.peering = broker, FakePeering()
+        self.objects, self.reservations = MemoryObjects(now), ReservationCache()
+        self.reconciler = PeeringReconciler(
+            self.objects, broker, self.reservations, self.peering, ComponentHealth(), now
+        )
+
+    async def notify(self, reservation):
+        body = self.broker.body(reservation)
+        self.reservations.put(body)
+        if body.status.phase == "Reserved":
+            await self.objects.apply(instructions.reservation_instruction(body, "default"))
+        await settled()
+
+    @asynccontextmanager
+    async def running(self):
+        task = asyncio.create_task(self.reconciler.run())
+        await settled()
+        try:
+            yield
+        finally:
+            await stopped(task)
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 20], ids=["at once", "late", "very late"])
 @in_virtual_time
-async def test_many_troubles_are_told_in_few_words():
+async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(seconds):
+    provider = providers.Rig(nodes="cpu=1,memory=1Gi")
+    provider.broker.seconds["refuse"] = seconds
+    requester = Requester(FakeBroker("r", provider.broker.desk))
+    async with provider.running(), requester.running():
+        found = provider.broker.desk.reserve("cpu=3,memory=1Gi", excluded=["other"])
+        await requester.notify(found)
+        assert requester.peering.connected == {(found, "me")}
+        await provider.notify(found)
+        await passed(seconds)
+        assert list(provider.broker.refusals) == [found]
+        assert requester.broker.body(found).status.reason == "ProviderRefused"
+        await requester.notify(found)
+        assert requester.peering.connected == set()
+        assert requester.broker.named("activate") == []
+
+
+@in_virtual_time
+async def test_provider_that_acknowledges_is_used():
+    provider = providers.Rig()
+    requester = Requester(FakeBroker("r", provider.broker.desk))
+    async with provider.running(), requester.running():
+        found = provider.reserve()
+        await requester.notify(found)
+        await provider.notify(found)
+        await requester.notify(found)
+        assert provider.is_acknowledged(found)
+        assert requester.broker.body(found).status.phase == "Active"
+
+
+# -- failover
+
+
+@peering()
+async def test_failover_disconnects_from_the_old_provider_and_connects_to_the_new(rig):
+    key = await rig.instruct("rsv-1", "one")
+    await rig.instruct("rsv-1", "two")
+    assert rig.peering.connected == {("rsv-1", "two")}
+    await rig.expect(key, "Ready", "node ready", "two")
+    assert rig.broker.activated == ["rsv-1", "rsv-1"]
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+@peering()
+async def test_unreachable_provider_does_not_block_the_next(rig, how):
+    key = await rig.instruct("rsv-1", "one")
+    if how == "fails":
+        rig.peering.errors["disconnect one"] = DOWN
+    else:
+        rig.peering.seconds["disconnect one"] = 300
+    await rig.instruct("rsv-1", "two")
+    status = await rig.status(key)
+    assert (status.phase, status.peered_cluster_ids) == ("Ready", ("one", "two"))
+    assert rig.error == (f"default/rsv-1 disconnecting from one: {DOWN}" if how == "fails" else "")
+    rig.peering.errors.clear()
+    await passed(301)
+    assert (await rig.status(key)).peered_cluster_ids == ("two",)
+    assert rig.peering.connected == {("rsv-1", "two")}
+    assert rig.error == ""
+
+
+@peering()
+async def test_return_to_a_provider_waits_until_it_is_disconnected(rig):
+    await rig.instruct("rsv-1", "one")
+    rig.peering.seconds["disconnect one"] = 60
+    before = rig.peering.count("connect one")
+    await rig.instruct("rsv-1", "two")
+    await rig.instruct("rsv-1", "one")
+    assert rig.peering.count("connect one") == before
+    await passed(60)
+    assert rig.peering.connected == CONNECTED
+
+
+@peering()
+async def test_newer_state_of_the_reservation_counts_before_the_object(rig):
+    key = await rig.instruct("rsv-1", "one")
+    rig.notify("rsv-1", "two", "Reserved")
+    await settled()
+    assert rig.peering.connected == set()
+    await rig.instruct("rsv-1", "two")
+    assert rig.peering.connected == {("rsv-1", "two")}
+    rig.notify("rsv-1", "", "Pending")
+    await settled()
+    await rig.expect(key, "Connecting", "no provider assigned")
+    assert rig.peering.connected == set()
+
+
+# -- restarts
+
+
+@in_virtual_time
+async def test_restart_finishes_what_was_started():
     async with running() as rig:
-        rig.peering.fails["connect"] = DOWN
-        for number in range(5):
-            await rig.instruct(f"rsv-{number}", "one")
-        assert rig.problem.count("no route") == 3
-        assert rig.problem.endswith("; and 2 more")
+        rig.peering.seconds["connect"] = 60
+        key = await rig.instruct("rsv-1", "one")
+    rig.peering.seconds.clear()
+    rig.restart()
+    async with running(rig):
+        await rig.expect(key, "Ready", "node ready", "one")
+        assert rig.broker.activated == ["rsv-1"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "finished", "moved"])
+@in_virtual_time
+async def test_restart_disconnects_what_ended_meanwhile(how):
+    async with running() as rig:
+        key = await rig.instruct("rsv-1", "one")
+    await end(rig, key, how)
+    rig.restart()
+    async with running(rig):
+        assert rig.peering.connected == ({("rsv-1", "two")} if how == "moved" else set())
+
+
+# -- disconnecting
+
+
+@pytest.mark.parametrize("how", ["finished", "deleted", "released", "by force"])
+@peering()
+async def test_ended_reservation_is_disconnected(rig, how):
+    key = await rig.instruct("rsv-1", "one")
+    other = await rig.instruct("rsv-2", "one")
+    await end(rig, key, how)
+    assert rig.peering.connected == {("rsv-2", "one")}
+    assert (await rig.status(other)).phase == "Ready"
+    assert await rig.is_gone(key) == (how in ("deleted", "by force"))
+    if not await rig.is_gone(key):
+        found = await rig.found(key)
+        assert (found.metadata.finalizers, found.status.peered_cluster_ids) == ((), ())
+        assert (found.status.phase == "Finished") == (how == "finished")
+    await passed(600)
+    assert rig.peering.count("disconnect") == 1
+
+
+@peering()
+async def test_object_stays_until_it_is_disconnected_and_says_why(rig):
+    key = await rig.instruct("rsv-1", "one")
+    rig.peering.errors["disconnect"] = DOWN
+    await rig.delete(key)
+    assert (await rig.status(key)).message == str(DOWN)
+    assert rig.error == f"default/rsv-1 disconnecting from one: {DOWN}"
+    rig.peering.errors.clear()
+    await passed(60)
+    assert await rig.is_gone(key)
+    assert rig.error == ""
+
+
+@pytest.mark.parametrize("call", ["connect", "size", "ready"])
+@peering()
+async def test_deletion_by_force_during_a_connect_leaves_nothing_behind(rig, call):
+    rig.peering.seconds[call] = 10
+    key = await rig.instruct("rsv-1", "one")
+    await rig.delete_by_force(key)
+    await passed(60)
+    assert rig.peering.connected == set()
+    assert rig.peering.calls[-1] == "disconnect one rsv-1"
+    assert (rig.broker.activated, rig.error) == ([], "")
+
+
+@peering()
+async def test_recreated_object_is_connected_after_the_old_one_is_disconnected(rig):
+    key = await rig.instruct("rsv-1", "one")
+    rig.peering.seconds["disconnect"] = 10
+    before = rig.peering.count("connect")
+    await rig.delete_by_force(key)
+    await rig.instruct("rsv-1", "one")
+    await passed(9)
+    assert rig.peering.count("connect") == before
+    await passed(60)
+    assert rig.peering.connected == CONNECTED
+    await rig.expect(key, "Ready", "node ready", "one")
+
+
+@peering()
+async def test_recreated_object_is_polled_as_often_as_a_new_one(rig):
+    rig.peering.unready["rsv-1"] = "no virtual node yet"
+    key = await rig.instruct("rsv-1", "one")
+    await passed(60)
+    await rig.delete(key)
+    before = rig.peering.count("ready")
+    await rig.instruct("rsv-1", "one")
+    await passed(4)
+    assert rig.peering.count("ready") == before + 4
+
+
+@peering()
+async def test_connected_provider_is_known_though_another_client_cleared_the_status(rig):
+    key = await rig.instruct("rsv-1", "one")
+    found = await rig.found(key)
+    cleared = replace(found.status, peered_cluster_ids=())
+    await rig.objects.set_status(replace(found, status=cleared))
+    await rig.finish(key)
+    assert rig.peering.connected == set()
+
+
+@peering()
+async def test_finalizers_of_others_stay(rig):
+    rig.peering.seconds["connect"] = 10
+    key = await rig.instruct("rsv-1", "one")
+    found = await rig.found(key)
+    both = (*found.metadata.finalizers, "example.org/other")
+    await rig.objects.apply(replace(found, metadata=replace(found.metadata, finalizers=both)))
+    await passed(20)
+    await rig.delete(key)
+    assert (await rig.found(key)).metadata.finalizers == ("example.org/other",)
+
+
+@peering()
+async def test_reservation_that_ended_before_it_was_connected_is_ignored(rig):
+    key = await rig.instruct("rsv-1", "", phase="Released")
+    assert (rig.peering.calls, (await rig.found(key)).metadata.finalizers) == ([], ())
+
+
+@peering()
+async def test_finished_status_of_the_requester_is_not_overwritten(rig):
+    rig.peering.seconds["connect"] = 10
+    key = await rig.instruct("rsv-1", "one")
+    await rig.finish(key)
+    finished = await rig.status(key)
+    await passed(60)
+    await rig.expect(key, "Finished", finished.message)
+    assert (rig.peering.connected, rig.broker.activated) == (set(), [])

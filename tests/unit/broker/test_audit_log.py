@@ -1,17 +1,26 @@
-"""The broker's audit log: searched newest first, page by page, and shortened without a gap."""
+"""The audit log: search, truncation, and throttled rejections."""
 
 import asyncio
 import contextlib
 
 import pytest
+from msgspec.structs import replace
 
 import make
 from clocks import Clock
-from kubelend.broker.audit_log import LINES_PER_READ, MAX_FULL_ENTRIES, THROTTLE_WINDOW, AuditLog
+from kubelend.broker.audit_log import (
+    LINES_PER_READ,
+    MAX_FULL_ENTRIES,
+    MAX_FULL_UNAUTHENTICATED,
+    MAX_UNAUTHENTICATED_KINDS,
+    THROTTLE_WINDOW,
+    AuditLog,
+    AuditThrottle,
+)
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core import audit_log
-from kubelend.core.audit_log import Actor
+from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import Forbidden
 from kubelend.core.events import AuditLogTruncated
 from kubelend.stores.memory import MemoryStore
@@ -51,20 +60,20 @@ async def scene():
     await made.broker.close()
 
 
-async def test_search_gives_the_newest_first_and_says_where_to_go_on(scene):
+async def test_search_returns_the_newest_first_and_a_continue_position(scene):
     await scene.refuse(25)
     assert await scene.numbers() == ([25, 24, 23, 22, 21, 20, 19, 18, 17, 16], 16)
     assert await scene.numbers(before=16) == ([15, 14, 13, 12, 11, 10, 9, 8, 7, 6], 6)
     assert await scene.numbers(before=6) == ([5, 4, 3, 2, 1], None)
 
 
-async def test_search_looks_through_more_than_one_portion(scene):
+async def test_search_reads_several_batches(scene):
     await scene.refuse(1, action="activate")
     await scene.refuse(2 * LINES_PER_READ)
     assert await scene.numbers(matches=lambda record: record.action == "activate") == ([1], None)
 
 
-async def test_line_is_shown_once_though_the_audit_log_is_cut_between_two_portions(scene):
+async def test_line_is_returned_once_despite_a_truncation_between_two_batches(scene):
     await scene.refuse(2 * LINES_PER_READ)
 
     def cut_now(record):
@@ -76,11 +85,11 @@ async def test_line_is_shown_once_though_the_audit_log_is_cut_between_two_portio
     assert (numbers, before) == ([*range(2 * LINES_PER_READ, 10, -1)], None)
 
 
-async def test_empty_audit_log_has_nothing_to_show(scene):
+async def test_search_in_an_empty_log_returns_nothing(scene):
     assert await scene.numbers() == ([], None)
 
 
-async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
+async def test_old_lines_are_truncated_and_the_chain_stays_valid(scene):
     await scene.refuse(30)
     scene.clock.pass_time(make.HOUR)
     await scene.refuse(5)
@@ -97,14 +106,14 @@ async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
     assert await scene.numbers() == ([36, 35, 34, 33, 32, 31], None)
 
 
-async def test_nothing_is_cut_before_its_time(scene):
+async def test_lines_within_the_retention_stay(scene):
     await scene.refuse(3)
     scene.clock.pass_time(make.HOUR)
     await scene.audit_log.truncate()
     assert scene.store.audit_log_bounds()[0].number == 0
 
 
-async def test_flood_is_logged_in_full_at_first_and_then_as_a_count(scene):
+async def test_many_rejections_are_summarized(scene):
     for _ in range(MAX_FULL_ENTRIES + 7):
         scene.audit_log.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
     scene.clock.pass_time(THROTTLE_WINDOW)
@@ -115,7 +124,7 @@ async def test_flood_is_logged_in_full_at_first_and_then_as_a_count(scene):
     assert found.lines[0][0].message.startswith("7 more within 60 s")
 
 
-async def test_what_was_only_counted_is_logged_before_the_end(scene):
+async def test_counted_rejections_are_summarized_at_shutdown(scene):
     running = asyncio.create_task(scene.audit_log.run())
     await asyncio.sleep(0)
     for _ in range(MAX_FULL_ENTRIES + 7):
@@ -128,9 +137,99 @@ async def test_what_was_only_counted_is_logged_before_the_end(scene):
     assert newest.message.startswith("7 more within 60 s")
 
 
-async def test_refusal_while_the_store_is_away_is_no_error(scene):
+async def test_rejection_during_a_store_failure_is_dropped(scene):
     scene.broker.unready = "without its store"
     scene.audit_log.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
     await scene.audit_log.truncate()
     await scene.broker.wait_durable()
     assert scene.store.audit_log_bounds()[1].number == 0
+
+
+# -- throttled rejections
+
+
+REJECTED = AuditEntry(
+    make.T0,
+    Actor("mallory", "cluster", "192.0.2.9"),
+    "reserve",
+    "",
+    code="RateLimited",
+    message="m",
+)
+
+
+OVER = make.T0 + THROTTLE_WINDOW
+
+
+@pytest.fixture
+def throttle():
+    return AuditThrottle()
+
+
+def unauthenticated(remote, name=""):
+    return replace(REJECTED, actor=Actor(name, "applicant", remote))
+
+
+def counted(summaries):
+    return sum(int(found.message.partition(" more within")[0]) for found in summaries)
+
+
+def test_first_rejections_are_written_and_the_others_counted(throttle):
+    assert [throttle.admit(REJECTED) for _ in range(MAX_FULL_ENTRIES + 3)] == [
+        True
+    ] * MAX_FULL_ENTRIES + [False] * 3
+    assert throttle.pop_summaries(make.T0) == []
+    (summary,) = throttle.pop_summaries(OVER)
+    assert summary.message == "3 more within 60 s, the last: m"
+    assert (summary.at, summary.actor, summary.code) == (OVER, REJECTED.actor, "RateLimited")
+
+
+def test_window_without_counted_rejections_has_no_summary(throttle):
+    assert throttle.admit(REJECTED)
+    assert throttle.pop_summaries(OVER) == []
+    later = replace(REJECTED, at=OVER)
+    assert all(throttle.admit(later) for _ in range(MAX_FULL_ENTRIES))
+    assert not throttle.admit(later)
+
+
+def test_kinds_are_counted_apart(throttle):
+    for _ in range(MAX_FULL_ENTRIES + 1):
+        throttle.admit(REJECTED)
+    assert throttle.admit(replace(REJECTED, actor=Actor("berlin", "cluster")))
+    assert throttle.admit(replace(REJECTED, code="Forbidden"))
+    assert throttle.admit(replace(REJECTED, action="renew"))
+
+
+def test_authenticated_caller_is_counted_by_name(throttle):
+    many = [replace(REJECTED, actor=Actor("mallory", "cluster", f"192.0.2.{n}")) for n in range(50)]
+    assert sum(throttle.admit(entry) for entry in many) == MAX_FULL_ENTRIES
+
+
+def test_unauthenticated_callers_write_few_lines_and_all_are_counted(throttle):
+    """One IPv6 network has more addresses than there are lines, and names are free."""
+    tries = 20_000
+    addresses = [f"2001:db8:{n >> 8:x}:{n & 255:x}::{n}" for n in range(tries)]
+    written = sum(throttle.admit(unauthenticated(remote, f"n-{remote}")) for remote in addresses)
+    summaries = throttle.pop_summaries(OVER)
+    assert written <= MAX_FULL_UNAUTHENTICATED
+    assert len(summaries) <= MAX_UNAUTHENTICATED_KINDS + 1
+    assert written + counted(summaries) == tries
+
+
+def test_addresses_of_one_network_are_counted_together(throttle):
+    entries = [unauthenticated(f"2001:db8::{n:x}") for n in range(50)]
+    assert sum(throttle.admit(entry) for entry in entries) == MAX_FULL_ENTRIES
+
+
+def test_unauthenticated_callers_do_not_suppress_authenticated_ones(throttle):
+    for number in range(20_000):
+        throttle.admit(unauthenticated(f"2001:db8:{number >> 8:x}:{number & 255:x}::1"))
+    assert throttle.admit(REJECTED)
+
+
+def test_all_counted_rejections_are_summarized_when_stopping(throttle):
+    for _ in range(MAX_FULL_ENTRIES + 5):
+        throttle.admit(REJECTED)
+        throttle.admit(unauthenticated("192.0.2.1"))
+    assert counted(throttle.pop_summaries(make.T0, is_stopping=True)) == 10
+    assert throttle.pop_summaries(make.T0, is_stopping=True) == []

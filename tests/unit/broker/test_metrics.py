@@ -1,4 +1,4 @@
-"""What the service and the API report shows in the text that Prometheus reads, and in the documentation."""
+"""Metrics of the broker: names and labels, counters and histograms, gauges of the ledger."""
 
 import re
 import threading
@@ -15,6 +15,8 @@ from kubelend.broker.metrics import Metrics
 from kubelend.core import commands
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import KubelendError
+from kubelend.core.events import WorkingSet
+from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL
 from kubelend.wire import routes
 
@@ -56,7 +58,7 @@ def buckets(metrics, name, /, **labels):
     return found
 
 
-def well_used():
+def used_metrics():
     """A broker that has at least one series of every metric."""
     metrics = Metrics()
     desk = make.desk(a="cpu=4,memory=8Gi")
@@ -75,17 +77,17 @@ def well_used():
 
 
 def test_every_metric_is_scraped_and_nothing_else_is():
-    ours = {family for family in scraped(well_used()) if family[0].startswith("kubelend_")}
+    ours = {family for family in scraped(used_metrics()) if family[0].startswith("kubelend_")}
     assert ours == {(f.name, f.kind, f.help) for f in broker_metrics.ALL_METRICS}
 
 
-def test_the_process_itself_is_measured_too():
+def test_process_metrics_are_exported():
     assert "process_resident_memory_bytes" in text(Metrics())
 
 
 def test_labels_are_the_documented_ones():
     wanted = {family.name: set(family.labels) for family in broker_metrics.ALL_METRICS}
-    for name, *pairs in samples(well_used()):
+    for name, *pairs in samples(used_metrics()):
         if name.startswith("kubelend_"):
             assert {label for label, _ in pairs} - {"le"} == wanted[family_of(name)], name
 
@@ -100,14 +102,14 @@ def test_names_follow_the_conventions(family):
     assert re.fullmatch(r"[A-Z1][^\n\\|]*[^.\s]|.*\.\.\.", family.help)
 
 
-def test_the_documentation_has_the_table_of_the_code():
+def test_documentation_has_the_table_of_the_code():
     documented = DOCS.read_text()
     assert broker_metrics.metrics_table() in documented
     rows = re.findall(r"^\| `(kubelend_(?!agent)\w+)` \|", documented, re.MULTILINE)
     assert rows == [family.name for family in broker_metrics.ALL_METRICS]
 
 
-def test_the_documentation_uses_no_metric_that_does_not_exist():
+def test_documentation_names_only_existing_metrics():
     used = {family_of(name) for name in re.findall(r"kubelend_(?!agent)\w+", DOCS.read_text())}
     assert used - {"kubelend_cluster_"} == {family.name for family in broker_metrics.ALL_METRICS}
 
@@ -116,7 +118,7 @@ def test_the_documentation_uses_no_metric_that_does_not_exist():
 
 
 @pytest.mark.parametrize("outcome", ["placed", "queued", "rejected"])
-def test_a_decision_counts_under_its_outcome(metrics, outcome):
+def test_placement_is_counted_by_outcome(metrics, outcome):
     metrics.observe_placement(outcome, 0.00012)
     counts = buckets(metrics, "kubelend_placement_duration_seconds", outcome=outcome)
     assert (counts[0.0001], counts[0.0002], counts[float("inf")]) == (0, 1, 1)
@@ -125,7 +127,7 @@ def test_a_decision_counts_under_its_outcome(metrics, outcome):
     assert value(metrics, f"{name}_count", outcome=outcome) == 1
 
 
-def test_outcomes_show_before_the_first_decision(metrics):
+def test_outcomes_are_exported_before_the_first_placement(metrics):
     name = "kubelend_placement_duration_seconds_count"
     assert [value(metrics, name, outcome=o) for o in ("placed", "queued", "rejected")] == [0, 0, 0]
 
@@ -135,13 +137,13 @@ def test_outcomes_show_before_the_first_decision(metrics):
     [(0.0, 0.00002), (0.00002, 0.00002), (0.000021, 0.00005), (0.1, 0.1), (7.0, float("inf"))],
     ids=["zero", "on a bound", "above a bound", "on the last bound", "above all"],
 )
-def test_an_observation_falls_into_the_first_bucket_that_holds_it(metrics, seconds, bound):
+def test_observation_is_counted_in_its_bucket(metrics, seconds, bound):
     metrics.observe_placement("placed", seconds)
     counts = buckets(metrics, "kubelend_placement_duration_seconds", outcome="placed")
     assert min(upper for upper, count in counts.items() if count) == bound
 
 
-def test_a_commit_counts_its_time_and_its_size(metrics):
+def test_commit_has_a_duration_and_a_size(metrics):
     desk = make.desk(a="cpu=4,memory=8Gi")
     metrics.observe_commit(desk.changes * 5, 0.003)
     assert value(metrics, "kubelend_store_commit_duration_seconds_sum") == pytest.approx(0.003)
@@ -150,7 +152,7 @@ def test_a_commit_counts_its_time_and_its_size(metrics):
     assert value(metrics, "kubelend_store_commit_changes_sum") == 5
 
 
-def test_a_reservation_that_ends_counts_once(metrics):
+def test_finished_reservation_is_counted_once(metrics):
     desk = make.desk(a="cpu=4,memory=8Gi")
     released = desk.reserve("cpu=1,memory=1Gi")
     desk.activate(released)
@@ -170,7 +172,7 @@ def test_a_reservation_that_ends_counts_once(metrics):
     assert sum(count for key, count in samples(metrics).items() if key[0] == name) == 2
 
 
-def test_every_way_to_end_shows_before_it_happens(metrics):
+def test_final_states_are_exported_before_the_first_reservation(metrics):
     shown = {
         (dict(key[1:])["phase"], dict(key[1:])["reason"])
         for key in samples(metrics)
@@ -186,7 +188,7 @@ def explanation(desk, wanted):
     return answer.explanation
 
 
-def test_a_conflict_counts_under_what_kept_most_clusters_from_it(metrics):
+def test_placement_failure_is_counted_by_its_most_frequent_reason(metrics):
     desk = make.desk(a="cpu=1,memory=8Gi", b="cpu=1,memory=8Gi", c="cpu=8,memory=8Gi")
     desk.cordon("c")
     metrics.count_placement_failure(explanation(desk, "cpu=4,memory=1Gi"))
@@ -194,7 +196,7 @@ def test_a_conflict_counts_under_what_kept_most_clusters_from_it(metrics):
     assert value(metrics, "kubelend_placement_failures_total", reason="Cordoned") == 0
 
 
-def test_equal_refusals_count_under_the_one_that_is_told_first(metrics):
+def test_equally_frequent_reasons_are_ordered_by_name(metrics):
     desk = make.desk(a="cpu=1,memory=8Gi", c="cpu=8,memory=8Gi")
     desk.cordon("c")
     why = explanation(desk, "cpu=4,memory=1Gi")
@@ -203,12 +205,12 @@ def test_equal_refusals_count_under_the_one_that_is_told_first(metrics):
     assert value(metrics, "kubelend_placement_failures_total", reason="Cordoned") == 1
 
 
-def test_a_conflict_without_clusters_has_its_own_reason(metrics):
+def test_placement_failure_without_clusters_has_its_own_reason(metrics):
     metrics.count_placement_failure(explanation(make.desk(), "cpu=1"))
     assert value(metrics, "kubelend_placement_failures_total", reason="NoClusters") == 1
 
 
-def test_the_store_is_down_until_it_is_up(metrics):
+def test_store_is_down_until_it_is_up(metrics):
     assert value(metrics, "kubelend_store_up") == 0
     metrics.set_store_up(up=True)
     assert value(metrics, "kubelend_store_up") == 1
@@ -219,7 +221,7 @@ def test_the_store_is_down_until_it_is_up(metrics):
 # -- the API
 
 
-def test_an_answer_counts_by_route_method_and_status(metrics):
+def test_request_is_counted_by_route_method_and_status(metrics):
     metrics.observe_request("reserve", "POST", 201, 0.002)
     metrics.observe_request("reserve", "POST", 201, 0.004)
     metrics.observe_request("reserve", "POST", 409, 0.001)
@@ -231,7 +233,7 @@ def test_an_answer_counts_by_route_method_and_status(metrics):
     assert value(metrics, f"{seconds}_sum", route="reserve") == pytest.approx(0.007)
 
 
-def test_callers_cannot_make_up_series(metrics):
+def test_callers_cannot_create_series(metrics):
     for number in range(50):
         metrics.observe_request(f"/nowhere/{number}", f"VERB{number}", 404, 0.001)
         metrics.count_rejected_request(f"/nowhere/{number}", "NotFound")
@@ -246,13 +248,13 @@ def test_callers_cannot_make_up_series(metrics):
 
 
 @pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
-def test_every_route_is_known_by_name(metrics, route):
+def test_every_route_has_its_label(metrics, route):
     metrics.observe_request(route.name, route.method, 200, 0.001)
     labels = {"route": route.name, "method": route.method, "code": "200"}
     assert value(metrics, "kubelend_http_requests_total", **labels) == 1
 
 
-def test_a_refused_call_counts_by_error_code(metrics):
+def test_rejected_request_is_counted_by_error_code(metrics):
     metrics.count_rejected_request("publish", "Forbidden")
     metrics.count_rejected_request("publish", "Forbidden")
     metrics.count_rejected_request("publish", KubelendError.code)
@@ -268,7 +270,7 @@ def test_open_streams_are_counted(metrics):
     assert value(metrics, "kubelend_open_streams") == 1
 
 
-def test_open_and_refused_connections_are_counted(metrics):
+def test_open_and_rejected_connections_are_counted(metrics):
     metrics.connection_opened()
     metrics.connection_opened()
     metrics.connection_closed()
@@ -277,24 +279,24 @@ def test_open_and_refused_connections_are_counted(metrics):
     assert value(metrics, "kubelend_connections_rejected_total", reason="OutOfFiles") == 1
 
 
-def test_a_certificate_shows_when_it_ends(metrics):
+def test_certificate_expiry_is_exported(metrics):
     metrics.set_certificate_expiry("server", datetime(2031, 1, 1, tzinfo=UTC))
     metrics.set_certificate_expiry("server", datetime(2032, 1, 1, tzinfo=UTC))
     name = "kubelend_certificate_expiry_timestamp_seconds"
     assert value(metrics, name, name="server") == datetime(2032, 1, 1, tzinfo=UTC).timestamp()
 
 
-def test_the_build_tells_its_version(metrics):
+def test_build_info_has_the_version(metrics):
     assert value(metrics, "kubelend_build_info", version=kubelend.__version__) == 1
 
 
-def test_two_brokers_in_one_process_count_apart():
+def test_two_brokers_in_one_process_are_counted_apart():
     one, other = Metrics(), Metrics()
     one.observe_placement("placed", 0.001)
     assert value(other, "kubelend_placement_duration_seconds_count", outcome="placed") == 0
 
 
-def test_counting_goes_on_while_another_thread_renders(metrics):
+def test_counting_continues_while_another_thread_renders(metrics):
     texts, done = [], threading.Event()
 
     def scrape():
@@ -329,3 +331,187 @@ def scraped(metrics):
 def family_of(sample):
     base = re.sub(r"_(bucket|sum|count)$", "", sample)
     return base if any(family.name == base for family in broker_metrics.ALL_METRICS) else sample
+
+
+# -- gauges of the ledger
+
+
+GI = 1024**3
+
+
+AMOUNTS = ("capacity", "allocatable", "reserved", "available")
+
+
+def snapshot_of(ledger, now):
+    ours = broker_metrics.Metrics()
+    ours.set_ledger(ledger)
+    return ours.snapshot(now)
+
+
+def fleet_samples(ledger, now=make.T0):
+    """Every sample by name and labels; fails on a family or a sample that comes twice."""
+    found = {}
+    text = b"".join(broker_metrics.fleet_metrics_text(snapshot_of(ledger, now))).decode()
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        assert family.type == "gauge"
+        for sample in family.samples:
+            key = (sample.name.removeprefix("kubelend_"), *sample.labels.values())
+            assert key not in found, f"{key} comes twice"
+            found[key] = sample.value
+    return found
+
+
+def amounts(ledger, cluster, resource):
+    found = fleet_samples(ledger)
+    return tuple(found.get((f"cluster_{kind}", cluster, resource)) for kind in AMOUNTS)
+
+
+# -- reservations
+
+
+def test_reservations_are_exported_by_phase_and_reason():
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    desk.reserve("cpu=1,memory=1Gi")
+    desk.activate(desk.reserve("cpu=1,memory=1Gi"))
+    desk.release(desk.reserve("cpu=1,memory=1Gi"))
+    desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
+    found = fleet_samples(desk.ledger)
+    assert {key[1:]: n for key, n in found.items() if key[0] == "reservations" and n} == {
+        ("Reserved", "Locked"): 1,
+        ("Active", "InUse"): 1,
+        ("Released", "ReleasedByRequester"): 1,
+        ("Pending", "Waiting"): 1,
+    }
+    assert found["pending_requests",] == 1
+
+
+def test_archived_reservation_is_not_exported():
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    desk.release(desk.reserve("cpu=1,memory=1Gi"))
+    desk.pass_time(2 * make.RETENTION)
+    desk.expire()
+    assert fleet_samples(desk.ledger)["reservations", "Released", "ReleasedByRequester"] == 0
+
+
+def test_restored_ledger_exports_the_same():
+    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,gpu=1")
+    desk.reserve("cpu=1,memory=1Gi")
+    desk.release(desk.reserve("cpu=1,memory=1Gi"))
+    desk.reserve("cpu=9,memory=1Gi", wait=make.HOUR)
+    restored = fleet_samples(Ledger.restore(desk.kept()))
+    assert restored == {key: n for key, n in fleet_samples(desk.ledger).items() if key in restored}
+    assert {key[:1] for key in restored} == {key[:1] for key in fleet_samples(desk.ledger)}
+
+
+# -- clusters
+
+
+def test_amounts_are_in_cores_bytes_and_devices():
+    desk = make.desk(
+        a=make.advertisement("a", "cpu=10,memory=8Gi,gpu=2", allocated="cpu=1050m,memory=1Gi")
+    )
+    desk.reserve("cpu=500m,memory=256Mi,gpu=1")
+    assert amounts(desk.ledger, "a", "cpu") == (10, 10, 0.5, 8.45)
+    assert amounts(desk.ledger, "a", "memory") == (8 * GI, 8 * GI, GI / 4, 7 * GI - GI / 4)
+    assert amounts(desk.ledger, "a", "gpu") == (2, 2, 1, 1)
+    assert amounts(desk.ledger, "a", "storage") == (None, None, None, None)
+
+
+def test_cpu_and_memory_are_always_exported():
+    desk = make.desk(a="gpu=1,storage=5Gi")
+    assert amounts(desk.ledger, "a", "cpu") == (0, 0, 0, 0)
+    assert amounts(desk.ledger, "a", "memory") == (0, 0, 0, 0)
+    assert amounts(desk.ledger, "a", "storage") == (5 * GI, 5 * GI, 0, 5 * GI)
+
+
+def test_extended_resources_are_exported_by_name():
+    desk = make.desk(a="cpu=4,memory=8Gi,example.com/fpga=3,hugepages-2Mi=1Gi")
+    desk.reserve("cpu=1,memory=1Gi,example.com/fpga=2")
+    assert amounts(desk.ledger, "a", "example.com/fpga") == (3, 3, 2, 1)
+    assert amounts(desk.ledger, "a", "hugepages-2Mi") == (GI, GI, 0, GI)
+
+
+def test_withdrawn_resource_is_exported_while_reserved():
+    desk = make.desk(a="cpu=4,memory=8Gi,example.com/fpga=1,gpu=1")
+    desk.reserve("cpu=1,memory=1Gi,example.com/fpga=1,gpu=1")
+    desk.advertise("a", "cpu=4,memory=8Gi")
+    assert amounts(desk.ledger, "a", "example.com/fpga") == (0, 0, 1, 0)
+    assert amounts(desk.ledger, "a", "gpu") == (0, 0, 1, 0)
+
+
+def test_all_amounts_of_a_cluster_have_the_same_labels():
+    desk = make.desk(a="cpu=4,memory=8Gi,example.com/fpga=1", b="cpu=1,gpu=1,storage=1Gi")
+    found = fleet_samples(desk.ledger)
+    labels = [{key[1:] for key in found if key[0] == f"cluster_{kind}"} for kind in AMOUNTS]
+    assert labels == [labels[0]] * 4
+    assert len(labels[0]) == 7
+
+
+def test_overcommitted_cluster_has_nothing_available_and_is_counted():
+    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    desk.reserve("cpu=3,memory=1Gi", pinned="a")
+    desk.advertise("a", make.advertisement("a", "cpu=4,memory=8Gi", allocated="cpu=2"))
+    assert amounts(desk.ledger, "a", "cpu") == (4, 4, 3, 0)
+    assert fleet_samples(desk.ledger)["clusters_overcommitted",] == 1
+
+
+def test_every_cluster_has_one_state():
+    desk = make.desk(**dict.fromkeys("abcd", "cpu=1,memory=1Gi"))
+    desk.cordon("a")
+    desk.cordon("b")
+    desk.pass_time(make.STALE_AFTER)
+    desk.advertise("b", "cpu=1,memory=1Gi")
+    desk.advertise("c", "cpu=1,memory=1Gi")
+    found = fleet_samples(desk.ledger, desk.now)
+    states = {key[1]: n for key, n in found.items() if key[0] == "clusters"}
+    assert states == {"active": 1, "cordoned": 1, "stale": 2}
+    active = {key[1]: n for key, n in found.items() if key[0] == "cluster_active"}
+    assert active == {"a": 0, "b": 1, "c": 1, "d": 0}
+
+
+def test_states_are_exported_before_the_first_cluster():
+    found = fleet_samples(make.ledger())
+    assert [found["clusters", state] for state in ("active", "cordoned", "stale")] == [0, 0, 0]
+    assert found["clusters_overcommitted",] == 0
+    assert found["pending_requests",] == 0
+
+
+def test_removed_cluster_is_not_exported():
+    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    desk.remove("a")
+    assert {key[1] for key in fleet_samples(desk.ledger) if key[0].startswith("cluster_")} == {"b"}
+
+
+@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "line\nbreak", "ümläut", 'all\\"\n'])
+def test_cluster_names_are_escaped(name):
+    ledger = Ledger.restore(WorkingSet([make.cluster(name), make.cluster("plain")], [], 1))
+    assert amounts(ledger, name, "cpu") == (4, 4, 0, 4)
+    assert amounts(ledger, "plain", "cpu") == (4, 4, 0, 4)
+
+
+# -- the snapshot
+
+
+def test_snapshot_is_immutable():
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    desk.reserve("cpu=1,memory=1Gi")
+    snapshot = snapshot_of(desk.ledger, desk.now)
+    before = broker_metrics.fleet_metrics_text(snapshot)
+    desk.reserve("cpu=1,memory=1Gi")
+    desk.advertise("b", "cpu=4,memory=8Gi")
+    desk.remove("b")
+    assert broker_metrics.fleet_metrics_text(snapshot) == before
+    assert broker_metrics.fleet_metrics_text(snapshot_of(desk.ledger, desk.now)) != before
+
+
+def test_ten_thousand_clusters_are_exported():
+    offer = make.resources("cpu=64,memory=256Gi,gpu=4")
+    known = [make.cluster(f"cluster-{number:05}", offer) for number in range(10_000)]
+    found = fleet_samples(Ledger.restore(WorkingSet(known, [], 1)))
+    assert sum(key[0] == "cluster_available" for key in found) == 30_000
+    assert found["clusters", "active"] == 10_000
+    assert found["cluster_available", "cluster-09999", "cpu"] == 64
+    assert found["cluster_active", "cluster-00000"] == 1

@@ -1,24 +1,40 @@
-"""The broker's use cases without a network: its rules of time, its readiness, and what it does by itself."""
+"""Use cases of the broker: lifecycle, reservations, failover, views and IDs."""
 
 import asyncio
 import contextlib
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 import make
 from kubelend.broker import service
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, BrokerRules
-from kubelend.core import commands
-from kubelend.core.errors import KeyReused, NoCapacity, NotFound, NotReady, StoreFailed, WrongPhase
+from kubelend.broker.streams import Subscription
+from kubelend.broker.writer import FAILOVER_PAUSE
+from kubelend.core import commands, failover
+from kubelend.core.errors import (
+    Conflict,
+    KeyReused,
+    NoCapacity,
+    NotFound,
+    NotReady,
+    StoreFailed,
+    WrongPhase,
+)
 from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.models import ClusterId, ReservationId
-from virtual_time import settled
+from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
+from virtual_time import in_virtual_time, settled
 from waiting import until
 
 A, R = ClusterId("a"), ClusterId("r")
+
+
 RULES = BrokerRules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)
+
 
 pytestmark = pytest.mark.broker("service", rules=RULES, fails=True, offers={"a": ("4", "8Gi")})
 
@@ -33,7 +49,7 @@ async def running(broker):
         await asyncio.wait([task])
 
 
-async def test_nothing_is_answered_before_it_is_loaded(store, clock):
+async def test_requests_are_rejected_before_the_load(store, clock):
     fresh = Broker(lambda: store, clock, RULES, Metrics())
     with pytest.raises(NotReady, match="starting: loading state from the store"):
         await fresh.holds(A)
@@ -50,7 +66,7 @@ async def test_run_loads_as_soon_as_the_store_can_be_opened(store, clock):
     await fresh.close()
 
 
-async def test_run_ends_what_is_over_and_archives_what_ended_long_ago(broker, store, clock):
+async def test_run_expires_and_archives_reservations(broker, store, clock):
     held = await broker.reserve(make.request("cpu=1,memory=1Gi", duration=make.HOUR))
     waiting = await broker.reserve(make.request("cpu=9,memory=1Gi", wait=2 * make.HOUR))
     async with running(broker):
@@ -79,7 +95,7 @@ async def test_run_reloads_after_a_failure_while_expiring(broker, store, clock):
         await until(lambda: phases(store) == {held.id: "Released"})
 
 
-async def test_stopping_broker_refuses_what_is_new(store, clock):
+async def test_stopping_broker_rejects_requests(store, clock):
     made = Broker(lambda: store, clock, RULES, Metrics())
     await made.load()
     await made.close()
@@ -87,7 +103,7 @@ async def test_stopping_broker_refuses_what_is_new(store, clock):
         await made.holds(A)
 
 
-async def test_stopping_broker_finishes_what_it_has_begun(store, clock):
+async def test_stopping_broker_finishes_pending_requests(store, clock):
     made = Broker(lambda: store, clock, RULES, Metrics())
     await made.load()
     store.hold()
@@ -102,7 +118,7 @@ async def test_stopping_broker_finishes_what_it_has_begun(store, clock):
     assert [found.id for found in store.kept.load().clusters] == ["a"]
 
 
-async def test_decision_is_made_on_what_is_assumed_before_it_is_durable(broker, store):
+async def test_decision_includes_changes_that_are_not_durable_yet(broker, store):
     """Two at once cannot both have the last piece, however slow the disk is."""
     asked = store.prepared
     store.hold()
@@ -118,7 +134,7 @@ async def test_decision_is_made_on_what_is_assumed_before_it_is_durable(broker, 
 
 
 @pytest.mark.parametrize("problem", [ValueError("a bug"), WrongPhase("too late")], ids=repr)
-async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, problem):
+async def test_command_that_fails_after_an_event_changes_nothing(broker, store, problem):
     def halfway(ledger, now):
         yield from commands.advertise(ledger, make.advertisement("b"), make.STALE_AFTER, now)
         raise problem
@@ -137,7 +153,7 @@ async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, p
     assert (told["log_level"], told["exc_info"]) == ("error", problem)
 
 
-async def test_sweep_that_fails_halfway_is_made_up_for(broker, store, monkeypatch):
+async def test_expiry_that_fails_after_an_event_is_repeated(broker, store, monkeypatch):
     whole, tries = commands.expire_reservations, []
 
     def halfway_at_first(ledger, retention, now):
@@ -155,7 +171,7 @@ async def test_sweep_that_fails_halfway_is_made_up_for(broker, store, monkeypatc
     assert [line["log_level"] for line in logs if "exc_info" in line] == ["error"]
 
 
-async def test_command_that_is_refused_before_its_first_event_is_no_failure(broker):
+async def test_rejected_command_is_no_failure(broker):
     held = await broker.reserve(make.request())
     await broker.release(held.id, Reason.BY_REQUESTER)
     with pytest.raises(WrongPhase):
@@ -163,7 +179,7 @@ async def test_command_that_is_refused_before_its_first_event_is_no_failure(brok
     assert broker.unready is None
 
 
-async def test_refusal_carries_the_explanation(broker):
+async def test_rejection_has_the_explanation(broker):
     with pytest.raises(NoCapacity) as refused:
         await broker.reserve(make.request("cpu=5,memory=1Gi"))
     explanation = refused.value.explanation
@@ -172,7 +188,7 @@ async def test_refusal_carries_the_explanation(broker):
     assert refused.value.hint == explanation.suggestion.text
 
 
-async def test_key_gives_the_same_reservation_and_none_other(broker):
+async def test_idempotency_key_returns_the_same_reservation(broker):
     asked = make.request("cpu=1,memory=1Gi", key="k")
     first, *again = await asyncio.gather(*(broker.reserve(asked) for _ in range(5)))
     assert {found.id for found in again} == {first.id}
@@ -180,7 +196,7 @@ async def test_key_gives_the_same_reservation_and_none_other(broker):
         await broker.reserve(make.request("cpu=2,memory=1Gi", key="k"))
 
 
-async def test_stale_advertisement_is_judged_by_our_clock(broker, clock):
+async def test_staleness_is_by_the_clock_of_the_broker(broker, clock):
     clock.pass_time(make.STALE_AFTER)
     with pytest.raises(NoCapacity, match="1 Stale"):
         await broker.reserve(make.request())
@@ -188,7 +204,7 @@ async def test_stale_advertisement_is_judged_by_our_clock(broker, clock):
     assert (await broker.reserve(make.request())).target == "a"
 
 
-async def test_another_broker_on_the_same_store_answers_the_same(broker, store, clock):
+async def test_restarted_broker_answers_the_same(broker, store, clock):
     held = await broker.reserve(make.request("cpu=1,memory=1Gi", key="k"))
     used = await broker.reserve(make.request("cpu=1,memory=1Gi"))
     used = await broker.activate(used.id)
@@ -205,7 +221,7 @@ async def test_another_broker_on_the_same_store_answers_the_same(broker, store, 
     await heir.close()
 
 
-async def test_reservation_is_found_at_hand_in_the_archive_or_not_at_all(broker, clock):
+async def test_reservation_is_found_in_memory_or_in_the_archive(broker, clock):
     held = await broker.reserve(make.request())
     released = await broker.release(held.id, Reason.BY_REQUESTER)
     assert await broker.reservation(held.id) == released
@@ -217,7 +233,7 @@ async def test_reservation_is_found_at_hand_in_the_archive_or_not_at_all(broker,
         await broker.reservation(ReservationId("rsv-unknown"))
 
 
-async def test_release_is_idempotent_whenever_it_comes(broker, clock):
+async def test_release_is_idempotent(broker, clock):
     held = await broker.reserve(make.request())
     released = await broker.release(held.id, Reason.BY_REQUESTER)
     assert await broker.release(held.id, Reason.BY_ADMIN) == released
@@ -228,7 +244,7 @@ async def test_release_is_idempotent_whenever_it_comes(broker, clock):
         await broker.release(ReservationId("rsv-unknown"), Reason.BY_ADMIN)
 
 
-async def test_stream_is_counted_while_it_is_open_and_closed_whatever_happens(broker):
+async def test_stream_is_counted_while_open_and_closed_after_an_error(broker):
     async def use(fail):
         async with broker.stream(A, None) as opening:
             assert broker.streams.count(A) == 1
@@ -248,3 +264,339 @@ async def test_explanation_changes_nothing(broker, store):
     assert explanation.fitting == 0
     assert store.commits == before
     assert await broker.reservations(lambda _: True, None, service.PageRequest(0, 10)) == []
+
+
+# -- listeners and records
+
+
+MINE = ReservationId("mine")
+
+
+async def test_listeners_get_committed_changes_and_reloads(broker, store):
+    received = []
+    broker.listeners.append(
+        lambda changes: received.append(
+            None if changes is None else [one for one in changes if isinstance(one, Reservation)]
+        )
+    )
+    held = await broker.reserve(make.request())
+    assert received == [[held]]
+    await broker.load()
+    assert received == [[held], None]
+
+
+async def test_reservation_may_have_a_chosen_id(broker):
+    held = await broker.reserve(make.request(key="one"), MINE)
+    assert held.id == MINE
+    assert await broker.reserve(make.request(key="one"), MINE) == held
+    with pytest.raises(Conflict, match="mine already exists"):
+        await broker.reserve(make.request(key="two"), MINE)
+    await broker.release_and_archive(MINE, Reason.DELETED)
+    assert (await broker.reserve(make.request(key="two"), MINE)).id == MINE
+
+
+async def test_record_is_rewritten_unchanged(broker, store):
+    held = await broker.reserve(make.request())
+    before = store.commits
+    await broker.rewrite_record(held)
+    assert store.commits == before + 1
+    revision = broker.current()[0].revision
+    released = await broker.release(held.id, Reason.BY_ADMIN)
+    before = store.commits
+    await broker.rewrite_record(held)
+    assert store.commits == before
+    assert broker.current()[0].reservation(held.id) == released
+    assert broker.current()[0].revision == revision + 1
+
+
+async def test_withdrawn_cluster_is_deleted_from_the_store(broker, store):
+    (known,) = (one for one in broker.current()[0].clusters.values() if isinstance(one, Cluster))
+    await broker.withdraw(known.id)
+    await broker.load()
+    assert not broker.current()[0].clusters
+
+
+# -- failover
+
+
+B = ClusterId("b")
+
+
+FAILOVER_RULES = BrokerRules(stale_after=make.MINUTE, lost_after=make.MINUTE)
+
+
+STEP = 5 * make.SECOND
+
+
+with_failover = pytest.mark.broker(
+    "service", rules=FAILOVER_RULES, fails=True, offers={"a": ("8", "8Gi"), "b": ("4", "4Gi")}
+)
+
+
+async def opened(store, clock):
+    made = Broker(lambda: store, clock, FAILOVER_RULES, Metrics())
+    await made.load()
+    return made
+
+
+async def fill(broker):
+    await broker.advertise(make.advertisement("a", "cpu=8,memory=8Gi"))
+    await broker.advertise(make.advertisement("b", "cpu=4,memory=4Gi"))
+
+
+@contextlib.asynccontextmanager
+async def failing_over(store, clock, patience=0.01):
+    """A running broker."""
+    made = Broker(lambda: store, clock, FAILOVER_RULES, Metrics())
+    task = asyncio.create_task(made.run(patience))
+    try:
+        await until(lambda: made.unready is None)
+        await fill(made)
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await made.close()
+
+
+def targets(store):
+    return {found.target for found in store.kept.load().reservations}
+
+
+async def advance(broker, clock, duration):
+    """Time passes while only `b` advertises."""
+    until = clock.now + duration
+    while clock.now < until:
+        clock.pass_time(STEP)
+        await broker.advertise(make.advertisement("b", "cpu=4,memory=4Gi"))
+        await broker.expire()
+
+
+async def target(broker, held):
+    return (await broker.reservation(held.id)).target
+
+
+@with_failover
+async def test_both_sides_receive_the_failover(broker, clock):
+    held = await broker.reserve(make.request())
+    async with broker.stream(R, None) as requester, broker.stream(B, None) as provider:
+        await advance(broker, clock, 2 * make.MINUTE)
+        (told,) = await requester.subscription.read(1.0)
+        assert (told.id, told.target, told.left) == (held.id, "b", ("a",))
+        assert await provider.subscription.read(1.0) == [told]
+    async with broker.stream(A, None) as opening:
+        assert told in opening.changes, "it hears of it when it comes back"
+
+
+@with_failover
+async def test_no_failover_before_the_timeout(broker, clock):
+    held = await broker.reserve(make.request())
+    await advance(broker, clock, 2 * make.MINUTE - STEP)
+    assert await target(broker, held) == "a"
+    await advance(broker, clock, STEP)
+    assert await target(broker, held) == "b"
+
+
+@with_failover
+async def test_failover_needs_no_request(store, clock):
+    async with failing_over(store, clock) as broker:
+        await broker.reserve(make.request())
+        await advance(broker, clock, 2 * make.MINUTE - STEP)
+        clock.pass_time(STEP)
+        await until(lambda: targets(store) == {"b"})
+
+
+@in_virtual_time
+@with_failover
+async def test_large_failover_continues_after_a_short_pause(store, clock):
+    patience, portions = 2.0, 3
+    async with failing_over(store, clock, patience) as broker:
+        wanted = make.request("cpu=1m,memory=1Mi")
+        many = [
+            broker.reserve(wanted)
+            for _ in range((portions - 1) * failover.MAX_ATTEMPTS_PER_RUN + 1)
+        ]
+        await asyncio.gather(*many)
+        await advance(broker, clock, 2 * make.MINUTE - STEP)
+        clock.pass_time(STEP)
+        # The usual pause is over when the first portion moves; the others follow more quickly.
+        await until(lambda: targets(store) == {"b"}, patience + 2 * portions * FAILOVER_PAUSE)
+
+
+@with_failover
+async def test_restart_resets_the_timeout_of_all_providers(broker, store, clock):
+    held = await broker.reserve(make.request(duration=9 * make.HOUR))
+    clock.pass_time(make.HOUR)
+    heir = await opened(store, clock)
+    await advance(heir, clock, make.MINUTE - STEP)
+    assert await target(heir, held) == "a"
+    await advance(heir, clock, STEP)
+    assert await target(heir, held) == "b"
+    await heir.close()
+
+
+@with_failover
+async def test_store_failure_does_not_count_as_silence_of_providers(store, clock):
+    async with failing_over(store, clock) as broker:
+        held = await broker.reserve(make.request(duration=9 * make.HOUR))
+        await advance(broker, clock, 2 * make.MINUTE - STEP)
+        store.broken = StoreFailed("for a moment")
+        with pytest.raises(StoreFailed):
+            await broker.advertise(make.advertisement("b", "cpu=4,memory=4Gi"))
+        clock.pass_time(STEP)
+        store.broken = None
+        await until(lambda: broker.unready is None)
+        await advance(broker, clock, make.MINUTE - STEP)
+        assert await target(broker, held) == "a"
+        await advance(broker, clock, STEP)
+        assert await target(broker, held) == "b"
+
+
+# -- views
+
+
+A, R = ClusterId("a"), ClusterId("r")
+
+
+@pytest.fixture
+def desk():
+    return make.desk(a="cpu=8,memory=8Gi", b="cpu=4,memory=8Gi")
+
+
+def opening(desk, cluster, after):
+    return service.start_stream(
+        desk.ledger, Subscription(ClusterId(cluster), desk.ledger.revision), after
+    )
+
+
+def ids(news):
+    return [found.id for found in news]
+
+
+def test_cluster_view_has_reserved_amounts_and_reservation_count(desk):
+    for _ in range(2):
+        desk.reserve("cpu=1,memory=1Gi", pinned="a")
+    view = service.cluster_view(desk.ledger, desk.ledger.cluster(A))
+    assert view.reserved == make.resources("cpu=2,memory=2Gi")
+    assert view.reservation_count == 2
+
+
+def test_holds_are_the_reserved_reservations_oldest_first(desk):
+    first, second, third, _ = [
+        desk.reserve("cpu=1,memory=1Gi", pinned=target) for target in ("a", "a", "a", "b")
+    ]
+    desk.activate(second)
+    assert ids(service.held_reservations(desk.ledger, A)) == [first, third]
+    desk.release(first)
+    assert ids(service.held_reservations(desk.ledger, A)) == [third]
+    assert service.held_reservations(desk.ledger, ClusterId("nobody")) == []
+
+
+@pytest.mark.parametrize("cluster", [None, R], ids=["all", "one cluster's"])
+def test_pages_have_no_gap_and_no_repetition(desk, cluster):
+    made = [desk.reserve("cpu=1m,memory=1Mi") for _ in range(10)]
+    desk.renew(made[0], 9 * make.HOUR)
+    desk.release(made[5])
+    seen, after = [], 0
+    while page := service.reservations_page(
+        desk.ledger, lambda _: True, cluster, service.PageRequest(after, 3)
+    ):
+        assert len(page) <= 3
+        seen += ids(page)
+        after = page[-1].ticket
+    assert seen == made
+
+
+def test_page_is_filtered(desk):
+    made = [desk.reserve("cpu=1m,memory=1Mi") for _ in range(6)]
+    wanted = set(made[::2])
+    page = service.reservations_page(
+        desk.ledger, lambda found: found.id in wanted, None, service.PageRequest(0, 2)
+    )
+    assert ids(page) == made[:4:2]
+
+
+def test_stream_starts_with_all_unfinished_reservations(desk):
+    kept, used, over = (desk.reserve("cpu=1,memory=1Gi", pinned="a") for _ in range(3))
+    waiting = desk.reserve("cpu=99,memory=1Gi", wait=make.HOUR)
+    desk.activate(used)
+    desk.release(over)
+    opened = opening(desk, "r", None)
+    assert not opened.resumed
+    assert ids(opened.changes) == [kept, waiting, used]
+    assert ids(opening(desk, "a", None).changes) == [kept, used]
+
+
+def test_resumed_stream_has_all_changes_in_order_of_revision(desk):
+    first, second = (desk.reserve("cpu=1,memory=1Gi", pinned="a") for _ in range(2))
+    seen = desk.ledger.revision
+    third = desk.reserve("cpu=1,memory=1Gi", pinned="a")
+    desk.release(first)
+    opened = opening(desk, "a", seen)
+    assert opened.resumed
+    assert ids(opened.changes) == [third, first]
+    assert second not in ids(opened.changes)
+
+
+def test_resumed_stream_without_changes_is_empty(desk):
+    desk.reserve("cpu=1,memory=1Gi")
+    opened = opening(desk, "r", desk.ledger.revision)
+    assert (opened.resumed, opened.changes) == (True, [])
+
+
+def test_stream_is_not_resumed_from_a_future_or_compacted_revision(desk):
+    over = desk.reserve("cpu=1,memory=1Gi")
+    desk.release(over)
+    ended = desk.ledger.revision
+    assert opening(desk, "r", ended + 1).resumed is False
+    assert opening(desk, "r", ended - 1).resumed is True
+    desk.pass_time(make.RETENTION + make.SECOND)
+    desk.expire()
+    assert opening(desk, "r", ended - 1).resumed is False
+    assert opening(desk, "r", ended).resumed is True
+
+
+def test_resumed_stream_has_the_reservation_that_the_provider_refused(desk):
+    made = desk.reserve("cpu=1,memory=1Gi", pinned=None)
+    provider = desk.target(made)
+    seen = desk.ledger.revision
+    desk.refuse(made, provider)
+    assert ids(opening(desk, provider, seen).changes) == [made]
+
+
+# -- reservation IDs
+
+
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@given(st.text(min_size=1, max_size=64))
+def test_id_is_a_dns_label_for_any_requester(requester):
+    name = service.new_reservation_id(ClusterId(requester))
+    assert name.startswith("rsv-")
+    assert LABEL.fullmatch(name)
+
+
+@pytest.mark.parametrize(
+    "requester, start",
+    [
+        ("agent-cluster-1", "rsv-agent-cluster-1-"),
+        ("Team A/Cluster_1", "rsv-team-a-cluster-1-"),
+        ("--x--", "rsv-x-"),
+        ("日本", "rsv-cluster-"),
+        ("ÄÖÜ", "rsv-cluster-"),
+    ],
+)
+def test_id_begins_with_its_requester(requester, start):
+    assert service.new_reservation_id(ClusterId(requester)).startswith(start)
+
+
+def test_ids_are_unique():
+    names = [service.new_reservation_id(ClusterId("r")) for _ in range(50_000)]
+    assert len(set(names)) == len(names)
+
+
+def test_long_requester_is_truncated_before_the_random_part():
+    names = {service.new_reservation_id(ClusterId("x" * 64)) for _ in range(1000)}
+    assert len(names) == 1000
+    assert {len(name) for name in names} == {63}

@@ -6,7 +6,7 @@ import stat
 import pytest
 import yaml
 
-from kubelend.cli import config, main
+from kubelend.cli import config
 from kubelend.cli.config import Context
 from kubelend.core.errors import InvalidSettings
 
@@ -23,25 +23,9 @@ contexts:
 
 
 @pytest.fixture(autouse=True)
-def file(monkeypatch, tmp_path):
-    for name in list(os.environ):
-        if name.startswith("KUBELEND_"):
-            monkeypatch.delenv(name)
-    path = tmp_path / "config.yaml"
-    monkeypatch.setenv("KUBELEND_CONFIG", str(path))
+def file(no_settings, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    return path
-
-
-@pytest.fixture
-def kubelend(capsys):
-    def run(*words, program="kubelend"):
-        capsys.readouterr()
-        code = main.run(list(words), program)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return tmp_path / "config.yaml"
 
 
 # -- where it is

@@ -1,33 +1,194 @@
-"""What becomes of an object whose answer does not come: it is taken back, whatever kept the answer away."""
+"""The backend of `kubectl lend`: objects as bodies of the broker, and requests that get no decision."""
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 from aiohttp import web
+from msgspec.structs import replace
 
 import scripted_api
-from kubelend.cli import kube_backend, kube_objects
-from kubelend.cli.kube_backend import KindBackend
+from kubelend.cli import clusters, kube_backend, kube_objects
+from kubelend.cli.kube_backend import KubeBackend
+from kubelend.cli.options import KubeTarget
+from kubelend.cli.reservations import details, summary
 from kubelend.core.errors import Forbidden, NotFound, Unauthenticated, Unavailable, UnexpectedAnswer
 from kubelend.kits.backoff import Backoff
 from kubelend.kube.client import Client
-from kubelend.wire import bodies
+from kubelend.wire import bodies, broker_objects, objects
+from kubelend.wire.broker_objects import Condition, Reservation, ReservationSpec
+from kubelend.wire.objects import Metadata, ProviderInstruction, ResourceRequest
 from scripted_api import found, status
 from waiting import until
 
-ONCE = Backoff(retries=0)
-ASKED = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
+NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+METADATA = Metadata("mine", "team", creation_timestamp=NOW)
+AMOUNTS = bodies.Quantities("500m", "256Mi")
+AGENT, BROKER = kube_objects.RESOURCE_REQUESTS, kube_objects.RESERVATIONS
+
+
+def request(**fields):
+    spec = objects.ResourceRequestSpec(requested_cpu="500m", requested_memory="256Mi")
+    return ResourceRequest(METADATA, spec, objects.ResourceRequestStatus(**fields))
+
+
+def reservation(**fields):
+    status = broker_objects.ReservationStatus(**fields)
+    return Reservation(METADATA, ReservationSpec(AMOUNTS), status)
+
+
+# -- objects as bodies
+
+
+@pytest.mark.parametrize("adapter", [AGENT, BROKER], ids=["agent", "broker"])
+def test_an_object_has_all_of_its_request(adapter):
+    wanted = bodies.ReservationRequest(
+        requested_resources=bodies.Quantities("2", "4Gi", "1", "10Gi", {"example.org/fpga": "1"}),
+        priority=7,
+        duration="1h",
+        wait="5m",
+        policy="cost",
+        target_cluster_id="lender",
+        constraints=bodies.Constraints(region="eu"),
+    )
+    made = adapter.build(METADATA, wanted)
+    body = adapter.to_body(made)
+    assert body.requested_resources == wanted.requested_resources
+    assert (body.priority, body.duration, body.target_cluster_id) == (7, "1h", "lender")
+    assert (made.spec.wait, made.spec.policy, made.spec.constraints.region) == ("5m", "cost", "eu")
+
+
+def test_a_request_is_shown_by_its_own_name_and_that_of_its_reservation():
+    body = AGENT.to_body(
+        request(
+            phase="Reserved", target_cluster_id="b", reservation_name="rsv-a-1", expires_at=LATER
+        )
+    )
+    assert summary(body, NOW) == "mine is Reserved on b for 60m"
+    assert "Reservation:  rsv-a-1" in details(body, NOW)
+
+
+def test_an_expired_request_is_released_as_at_the_broker():
+    body = AGENT.to_body(
+        request(phase="Expired", message="over", expires_at=NOW, last_update_time=NOW)
+    )
+    assert (body.status.phase, body.status.reason) == ("Released", "Expired")
+    assert summary(body, LATER) == "mine is Released: over"
+
+
+@pytest.mark.parametrize(
+    "body, controller",
+    [(AGENT.to_body(request()), "an agent"), (BROKER.to_body(reservation()), "a broker")],
+    ids=["request", "reservation"],
+)
+def test_an_object_that_is_not_reconciled_is_pending(body, controller):
+    assert body.status.phase == "Pending"
+    assert body.status.message == f"Not reconciled by {controller} yet"
+
+
+def test_a_reservation_keeps_its_times_and_its_requester_is_its_namespace():
+    body = BROKER.to_body(reservation(phase="Active", reason="Used", activated_at=NOW))
+    assert (body.status.reason, body.status.activated_at) == ("Used", NOW)
+    assert body.requester_id == "team"
+    in_cluster_namespace = reservation(response=objects.BrokerResponse())
+    assert BROKER.to_body(in_cluster_namespace).requester_id == ""
+
+
+@pytest.mark.parametrize(
+    "phase, shown",
+    [("", "Reserved"), ("Held", "Reserved"), ("Withdrawn", "Released"), ("Refused", "Failed")],
+)
+def test_an_instruction_is_the_reservation_that_is_lent(phase, shown):
+    spec = objects.ProviderInstructionSpec(
+        reservation_name="rsv-a-1",
+        requester_cluster_id="a",
+        requested_cpu="1",
+        requested_memory="1Gi",
+    )
+    instruction = ProviderInstruction(
+        METADATA, spec, objects.ProviderInstructionStatus(phase=phase)
+    )
+    body = kube_objects.body_from_instruction(instruction)
+    assert (body.id, body.requester_id, body.status.phase) == ("rsv-a-1", "a", shown)
+
+
+def cluster(**fields):
+    none = bodies.Quantities("0", "0")
+    amounts = broker_objects.AdvertisedResources(
+        capacity=AMOUNTS, allocated=none, available=AMOUNTS
+    )
+    advertisement = broker_objects.ClusterAdvertisement(
+        METADATA,
+        broker_objects.ClusterAdvertisementSpec("b", amounts),
+        broker_objects.ClusterAdvertisementStatus(**fields),
+    )
+    return kube_objects.body_from_advertisement(advertisement)
+
+
+CORDONED = (Condition("Ready", "False", "ClusterCordoned"),)
+
+
+def test_a_cluster_is_shown_as_at_the_broker():
+    body = cluster(phase="Active", active=True, score="92.08", reservations=2, last_update_time=NOW)
+    row = clusters.CLUSTERS.table([body], LATER).splitlines()[1]
+    assert row.split() == ["b", "Active", "500m", "256Mi", "-", "92.08", "2", "60m"]
+    assert body.status.rating == "Excellent"
+    assert body.advertisement.resources.allocatable == AMOUNTS
+    for phase, shown in (("Active", "Cordoned"), ("Stale", "Stale,Cordoned")):
+        text = clusters.CLUSTERS.table([cluster(phase=phase, conditions=CORDONED)], NOW)
+        assert text.splitlines()[1].split()[1] == shown
+    assert "not rated yet" in clusters.cluster_details(cluster(), NOW)
+
+
+@pytest.mark.parametrize(
+    "made, is_decided",
+    [
+        (request(), False),
+        (request(phase="Pending"), False),
+        (request(phase="Pending", reservation_name="rsv-1"), True),
+        (request(phase="Failed"), True),
+    ],
+    ids=["new", "not sent", "queued", "failed"],
+)
+def test_a_pending_request_is_decided_once_it_has_a_reservation(made, is_decided):
+    assert AGENT.is_decided(made) is is_decided
+
+
+def test_calls_of_agents_are_not_listed():
+    plain = reservation()
+    call = replace(plain, spec=replace(plain.spec, request=objects.AgentRequest("1", "reserve")))
+    assert [BROKER.is_listed(one) for one in (plain, call)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "filters, matches",
+    [
+        (("", "", ""), True),
+        (("Reserved,Active", "", ""), True),
+        (("Active", "", ""), False),
+        (("", "", "a"), True),
+        (("", "requester", "a"), True),
+        (("", "provider", "a"), False),
+        (("", "provider", "b"), True),
+        (("", "", "c"), False),
+    ],
+)
+def test_lists_are_filtered_by_phase_and_cluster(filters, matches):
+    body = bodies.Reservation("r", "a", "b", AMOUNTS, bodies.ReservationStatus("Reserved", ""), NOW)
+    assert kube_backend.matches_filter(body, *filters) is matches
+
+
+# -- requests without a decision
+
+WANTED = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
 MADE = {
     "metadata": {"name": "lend-1", "namespace": "team", "uid": "u"},
     "spec": {"requestedCPU": "1", "requestedMemory": "1Gi"},
 }
 RESERVED = MADE | {"status": {"phase": "Reserved", "reservationName": "rsv-1"}}
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch):
-    monkeypatch.setattr(kube_backend, "POLL_SECONDS", 0.01)
+HANG_UP = web.Response()
 
 
 @pytest.fixture
@@ -37,30 +198,29 @@ async def server(certificates):
 
 
 @pytest.fixture
-async def clerk(server):
-    async with Client.open(server.access(), backoff=ONCE) as client:
-        yield KindBackend(client, kube_objects.RESOURCE_REQUESTS, "team", timedelta(seconds=0.3))
+async def backend(server, monkeypatch):
+    monkeypatch.setattr(kube_backend, "POLL_SECONDS", 0.01)
+    target = KubeTarget(namespace="team", timeout=timedelta(seconds=0.3))
+    async with Client.open(server.access(), backoff=Backoff(retries=0)) as client:
+        yield KubeBackend(client, target, frozenset({ResourceRequest}))
 
 
-def script(server, *looks, create=None, delete=None):
-    """`looks` are the answers to GET, the last of them for ever."""
-    looking = iter(looks[:-1])
+def script(server, *reads, create=None, delete=None):
+    """`reads` are the answers to GET; the last one is called for each further GET."""
+    reading = iter(reads[:-1])
     by_method = {
         "POST": lambda: create or found(MADE),
-        "GET": lambda: next(looking, None) or looks[-1](),
+        "GET": lambda: next(reading, None) or reads[-1](),
         "DELETE": lambda: delete or found({}),
     }
 
     async def answer(request):
-        if (said := by_method[request.method]()) is not HANG_UP:
-            return said
+        if (response := by_method[request.method]()) is not HANG_UP:
+            return response
         request.transport.abort()
         return web.Response()
 
     server.answers += [answer] * 1000
-
-
-HANG_UP = web.Response()
 
 
 def methods(server):
@@ -70,63 +230,93 @@ def methods(server):
 @pytest.mark.parametrize(
     "code, kind",
     [
-        pytest.param(403, Forbidden, id="may create and not look"),
-        pytest.param(401, Unauthenticated, id="token ran out"),
-        pytest.param(429, Unavailable, id="too many calls, all the time"),
-        pytest.param(503, Unavailable, id="away, all the time"),
-        pytest.param(418, UnexpectedAnswer, id="what nobody knows"),
+        pytest.param(403, Forbidden, id="no permission to read"),
+        pytest.param(401, Unauthenticated, id="token expired"),
+        pytest.param(429, Unavailable, id="too many requests"),
+        pytest.param(503, Unavailable, id="unavailable"),
+        pytest.param(418, UnexpectedAnswer, id="unknown status"),
     ],
 )
-async def test_whatever_keeps_the_answer_away_takes_the_object_back(server, clerk, code, kind):
-    script(server, lambda: status(code, "so it is"))
-    with pytest.raises(kind, match=r"so it is.*; it was deleted") as caught:
-        await clerk.reserve(ASKED, "")
+async def test_an_object_whose_decision_cannot_be_read_is_deleted(server, backend, code, kind):
+    script(server, lambda: status(code, "the reason"))
+    with pytest.raises(kind, match=r"the reason.*; it was deleted") as caught:
+        await backend.reserve(WANTED)
     assert type(caught.value) is kind
     assert methods(server)[-1] == "DELETE"
     assert (await server.asked[-1].json())["preconditions"] == {"uid": "u"}
 
 
-async def test_what_cannot_be_taken_back_is_said_to_be_there(server, clerk):
+async def test_an_object_that_cannot_be_deleted_is_reported(server, backend):
     script(server, lambda: status(401, "who?"), delete=status(401, "who?"))
     with pytest.raises(Unauthenticated, match=r"who\?; it could not be deleted: .*who\?; check"):
-        await clerk.reserve(ASKED, "")
+        await backend.reserve(WANTED)
 
 
-async def test_what_somebody_else_deleted_is_not_taken_back(server, clerk):
-    script(server, lambda: status(404, name="lend-1"))
-    with pytest.raises(NotFound, match="was deleted by another client"):
-        await clerk.reserve(ASKED, "")
-    assert methods(server) == ["POST", "GET"]
+@pytest.mark.parametrize(
+    "read, create, kind, calls",
+    [
+        (status(404, name="lend-1"), None, NotFound, ["POST", "GET"]),
+        (found(RESERVED), status(403), Forbidden, ["POST"]),
+    ],
+    ids=["deleted by another client", "not created"],
+)
+async def test_an_object_that_does_not_exist_is_not_deleted(
+    server, backend, read, create, kind, calls
+):
+    script(server, lambda: read, create=create)
+    with pytest.raises(kind):
+        await backend.reserve(WANTED)
+    assert methods(server) == calls
 
 
-async def test_what_passes_is_waited_for(server, clerk):
+async def test_errors_that_may_pass_are_retried(server, backend):
     script(server, status(429), status(503), HANG_UP, lambda: found(RESERVED))
-    assert (await clerk.reserve(ASKED, "")).status.phase == "Reserved"
+    assert (await backend.reserve(WANTED)).status.phase == "Reserved"
     assert methods(server) == ["POST", *["GET"] * 4]
 
 
-@pytest.mark.parametrize("key, is_withdrawn", [("", True), ("deploy-7", False)])
-async def test_object_that_may_have_arrived_is_taken_back_if_it_is_nobody_elses(
-    server, clerk, key, is_withdrawn
+@pytest.mark.parametrize("key, is_deleted", [("", True), ("deploy-7", False)])
+async def test_an_object_that_may_have_been_created_is_deleted_unless_a_key_names_it(
+    server, backend, key, is_deleted
 ):
     script(server, lambda: found(RESERVED), create=HANG_UP)
     with pytest.raises(Unavailable):
-        await clerk.reserve(ASKED, key)
-    assert methods(server) == ["POST", "DELETE"][: 1 + is_withdrawn]
+        await backend.reserve(WANTED, key=key)
+    assert methods(server) == ["POST", "DELETE"][: 1 + is_deleted]
 
 
-async def test_what_may_not_be_made_is_not_taken_back(server, clerk):
-    script(server, lambda: found(RESERVED), create=status(403))
-    with pytest.raises(Forbidden):
-        await clerk.reserve(ASKED, "")
-    assert methods(server) == ["POST"]
-
-
-async def test_interrupted_borrower_takes_the_object_back(server, clerk):
+async def test_an_interrupted_command_deletes_its_object(server, backend):
     script(server, lambda: found(MADE))
-    task = asyncio.create_task(clerk.reserve(ASKED, ""))
+    task = asyncio.create_task(backend.reserve(WANTED))
     await until(lambda: "GET" in methods(server))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert methods(server)[-1] == "DELETE"
+
+
+# -- manifests of a cluster namespace
+
+
+def test_the_manifests_of_a_cluster_namespace_are_for_kubectl(kubelend):
+    code, out, _ = kubelend("create clusternamespace --cluster-id Rome")
+    namespace, *rest = yaml.safe_load_all(out)
+    assert code == 0
+    assert namespace["metadata"]["name"] == "cluster-rome"
+    assert namespace["metadata"]["labels"] == {"broker.fluidos.eu/cluster-id": "Rome"}
+    assert [one["kind"] for one in rest] == [
+        *("ClusterSession", "ServiceAccount", "Role", "RoleBinding")
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags, problem",
+    [
+        ("--cluster-id 'a b'", "cannot have a cluster namespace"),
+        ("--cluster-id a --namespace No", "'No' is not a valid namespace"),
+    ],
+)
+def test_invalid_names_make_no_manifests(kubelend, flags, problem):
+    code, out, err = kubelend(f"create clusternamespace {flags}")
+    assert (code, out) == (2, "")
+    assert problem in err

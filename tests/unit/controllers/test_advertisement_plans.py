@@ -1,227 +1,292 @@
-"""What a ClusterAdvertisement says, when it is heard, and when it is put right."""
+"""What is done about a ClusterAdvertisement object, and what its spec and status show."""
 
+from typing import Any
+
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 import broker_samples as samples
 import make
+from kubelend.broker import service
 from kubelend.controllers import advertisement_plan
+from kubelend.controllers.advertisement_plan import Action, advertisement_from_object
 from kubelend.core.errors import InvalidInput
-from kubelend.core.models import Cluster
+from kubelend.core.models import Cluster, ClusterId
 from kubelend.wire.bodies import Amounts, Quantities
+from kubelend.wire.broker_objects import ClusterAdvertisementStatus
 
-SAID = samples.advertisement()
-OFFER = advertisement_plan.advertisement_from_object(SAID)
+FOUND = samples.advertisement()
+OFFER = advertisement_from_object(FOUND)
+NOW = make.T0 + make.MINUTE
+STALE = make.T0 + make.STALE_AFTER
 
 
 def record(offer=OFFER, **fields):
     return Cluster(offer, make.T0, make.T0 + make.STALE_AFTER, revision=4, **fields)
 
 
-def plan(found, heard=None, known=None):
-    return advertisement_plan.plan_advertisement(
-        found, advertisement_plan.advertisement_from_object(found), heard, known
-    )
+def plan(found, processed=None, known=None):
+    advertisement = advertisement_from_object(found)
+    return advertisement_plan.plan_advertisement(found, advertisement, processed, known)
 
 
-def test_missing_allocatable_is_the_capacity_and_missing_time_the_creation():
-    resources = replace(SAID.spec.resources, allocatable=None)
-    offer = advertisement_plan.advertisement_from_object(
-        samples.with_spec(SAID, resources=resources, timestamp=None)
-    )
+# -- the advertisement in the spec
+
+
+def test_allocatable_defaults_to_the_capacity_and_the_time_to_the_creation():
+    resources = replace(FOUND.spec.resources, allocatable=None)
+    offer = advertisement_from_object(samples.with_spec(FOUND, resources=resources, timestamp=None))
     assert offer.allocatable == offer.capacity == make.resources("cpu=4,memory=8Gi")
-    assert offer.sent_at == SAID.metadata.creation_timestamp
+    assert offer.sent_at == FOUND.metadata.creation_timestamp
 
 
-def test_what_it_says_of_reserved_and_available_is_not_heard():
-    claims = replace(
-        SAID.spec.resources, available=Amounts("99", "1Ti"), reserved=Amounts("1", "0")
-    )
-    assert (
-        advertisement_plan.advertisement_from_object(samples.with_spec(SAID, resources=claims))
-        == OFFER
-    )
-
-
-def test_amounts_that_make_no_sense_are_refused():
-    wrong = replace(SAID.spec.resources, capacity=Quantities("lots", "1Gi"))
-    with pytest.raises(InvalidInput, match=r"resources\.capacity"):
-        advertisement_plan.advertisement_from_object(samples.with_spec(SAID, resources=wrong))
-
-
-LATER = samples.with_spec(SAID, timestamp=make.T0 + make.MINUTE)
-LARGER = samples.advertisement(cpu="9")
-ADOPTED = samples.shown(record(), is_own=False)
+def test_reserved_and_available_in_the_spec_are_ignored():
+    amounts = {"available": Amounts("99", "1Ti"), "reserved": Amounts("1", "0")}
+    claims = replace(FOUND.spec.resources, **amounts)
+    assert advertisement_from_object(samples.with_spec(FOUND, resources=claims)) == OFFER
 
 
 @pytest.mark.parametrize(
-    "found, heard, known, action",
+    "field, value, message",
     [
-        pytest.param(SAID, None, None, advertisement_plan.Advertise(OFFER), id="new"),
-        pytest.param(
-            SAID, OFFER, None, advertisement_plan.Advertise(OFFER), id="the ledger lost it"
+        (
+            "resources",
+            replace(FOUND.spec.resources, capacity=Quantities("lots", "1Gi")),
+            r"resources\.capacity",
         ),
-        pytest.param(ADOPTED, OFFER, record(), None, id="heard already"),
-        pytest.param(ADOPTED, None, record(), None, id="heard before a restart"),
-        pytest.param(
-            LATER,
-            OFFER,
-            record(),
-            advertisement_plan.Advertise(advertisement_plan.advertisement_from_object(LATER)),
-            id="another time alone",
-        ),
-        pytest.param(
-            LARGER,
-            OFFER,
-            record(),
-            advertisement_plan.Advertise(advertisement_plan.advertisement_from_object(LARGER)),
-            id="another amount",
-        ),
+        ("cluster_id", "a\x1b", r"clusterID: 'a\\x1b' contains a control character"),
+    ],
+)
+def test_invalid_spec_is_rejected(field, value, message):
+    with pytest.raises(InvalidInput, match=message):
+        advertisement_from_object(samples.with_spec(FOUND, **{field: value}))
+
+
+# -- actions
+
+LATER = samples.with_spec(FOUND, timestamp=make.T0 + make.MINUTE)
+LARGER = samples.advertisement(cpu="9")
+ADOPTED = samples.advertisement_object(record(), is_managed=False)
+SAME_TIME = record(advertisement_from_object(LARGER))
+OF_AGENT = record(replace(SAME_TIME.advertisement, sent_at=make.T0 + make.HOUR))
+OBSERVED = samples.with_status(FOUND, observed_generation=FOUND.metadata.generation)
+NAMED = samples.with_metadata(OBSERVED, name="any-name")
+REJECTED = samples.with_status(NAMED, message=f"{advertisement_plan.REJECTED_PREFIX}it was revoked")
+EDITED = samples.with_metadata(NAMED, generation=2)
+
+
+@pytest.mark.parametrize(
+    "found, processed, known, action",
+    [
+        pytest.param(FOUND, None, None, Action.ADVERTISE, id="new"),
+        pytest.param(FOUND, OFFER, None, Action.ADVERTISE, id="the ledger lost it"),
+        pytest.param(NAMED, None, None, Action.ADVERTISE, id="lost before a restart"),
+        pytest.param(ADOPTED, OFFER, record(), None, id="processed already"),
+        pytest.param(ADOPTED, None, record(), None, id="processed before a restart"),
+        pytest.param(LATER, OFFER, record(), Action.ADVERTISE, id="another time alone"),
+        pytest.param(LARGER, OFFER, record(), Action.ADVERTISE, id="another amount"),
         pytest.param(
             samples.with_spec(ADOPTED, cluster_name=""),
             OFFER,
-            record(advertisement_plan.advertisement_from_object(LARGER)),
-            advertisement_plan.Repair(),
-            id="the cluster said more elsewhere since",
+            SAME_TIME,
+            Action.REPAIR,
+            id="newer one elsewhere",
         ),
-        pytest.param(samples.leaving(SAID), None, None, None, id="deleted"),
-        pytest.param(SAID, OFFER, record(), advertisement_plan.Repair(), id="record taken out"),
+        pytest.param(samples.being_deleted(FOUND), None, None, None, id="deleted"),
+        pytest.param(FOUND, OFFER, record(), Action.REPAIR, id="record removed"),
         pytest.param(
-            samples.advertisement(name="any-name"), OFFER, record(), None, id="keeps no record"
+            samples.advertisement(name="any-name"), OFFER, record(), None, id="has no record"
+        ),
+        pytest.param(NAMED, None, OF_AGENT, None, id="processed before a restart, older"),
+        pytest.param(NAMED, None, SAME_TIME, None, id="processed before, same time"),
+        pytest.param(OBSERVED, None, OF_AGENT, Action.REPAIR, id="has an outdated record"),
+        pytest.param(EDITED, None, OF_AGENT, Action.IGNORE_OUTDATED, id="edited, older"),
+        pytest.param(EDITED, None, SAME_TIME, Action.ADVERTISE, id="edited, same time"),
+        pytest.param(REJECTED, None, SAME_TIME, Action.ADVERTISE, id="rejected before"),
+        pytest.param(EDITED, OFFER, OF_AGENT, None, id="nothing new"),
+        pytest.param(
+            EDITED,
+            advertisement_from_object(LATER),
+            OF_AGENT,
+            Action.IGNORE_OUTDATED,
+            id="new, and older",
+        ),
+        pytest.param(
+            EDITED, OF_AGENT.advertisement, OF_AGENT, Action.ADVERTISE, id="replaces its own"
         ),
     ],
 )
-def test_object_of_somebody_is_heard_once_for_each_change(found, heard, known, action):
-    assert plan(found, heard, known) == action
+def test_users_object_is_processed_once_per_change_unless_it_is_outdated(
+    found, processed, known, action
+):
+    assert plan(found, processed, known) == action
 
 
-def test_name_that_no_certificate_can_have_is_no_cluster():
-    with pytest.raises(InvalidInput, match=r"clusterID: 'a\\x1b' contains a control character"):
-        advertisement_plan.advertisement_from_object(samples.with_spec(SAID, cluster_id="a\x1b"))
-
-
-def test_what_cannot_be_read_is_not_heard():
-    assert advertisement_plan.plan_advertisement(SAID, None, None, None) is None
+SHOWN = samples.advertisement_object(record())
+SUMS = {"available": Amounts("1", "1Gi"), "reserved": Amounts("3", "0")}
+MANY = {f"l{number}": "x" for number in range(64)}
 
 
 @pytest.mark.parametrize(
     "found, known, action",
     [
-        pytest.param(samples.shown(record()), record(), None, id="as it should be"),
-        pytest.param(samples.shown(record()), None, advertisement_plan.DeleteOrphan(), id="orphan"),
+        pytest.param(FOUND, None, None, id="rejected"),
+        pytest.param(SHOWN, record(), None, id="up to date"),
+        pytest.param(SHOWN, None, Action.DELETE_ORPHAN, id="orphan"),
         pytest.param(
-            samples.with_spec(samples.shown(record()), cluster_name="x"),
-            record(),
-            advertisement_plan.Repair(),
-            id="edited",
+            samples.with_spec(SHOWN, cluster_name="x"), record(), Action.REPAIR, id="edited"
         ),
+        pytest.param(SHOWN, record(cordon="why"), Action.REPAIR, id="older record"),
         pytest.param(
-            samples.shown(record()),
-            record(cordon="why"),
-            advertisement_plan.Repair(),
-            id="older record",
+            samples.with_spec(SHOWN, resources=replace(SHOWN.spec.resources, **SUMS)),
+            record(),
+            None,
+            id="sums of the controllers",
+        ),
+        pytest.param(  # accepted by a broker that did not count the region as a label
+            samples.advertisement_object(record(replace(OFFER, labels=MANY))),
+            record(replace(OFFER, labels={**MANY, "region": "eu"})),
+            Action.REPAIR,
+            id="record that fits no object",
         ),
     ],
 )
-def test_object_of_the_broker_says_nothing_and_is_put_right(found, known, action):
+def test_object_without_an_own_advertisement_is_compared_with_the_record(found, known, action):
     assert advertisement_plan.plan_advertisement(found, None, None, known) == action
 
 
-def test_available_on_an_object_of_the_broker_is_not_the_stores():
-    found = samples.shown(record())
-    shows = replace(found.spec.resources, available=Amounts("1", "1Gi"), reserved=Amounts("3", "0"))
-    assert (
-        advertisement_plan.plan_advertisement(
-            samples.with_spec(found, resources=shows), None, None, record()
-        )
-        is None
-    )
-
-
 @pytest.mark.parametrize(
-    "gone, heard, known, is_withdrawn",
+    "deleted, processed, known, is_withdrawn",
     [
-        pytest.param(SAID, OFFER, record(), True, id="its own word"),
-        pytest.param(
-            SAID,
-            OFFER,
-            record(advertisement_plan.advertisement_from_object(LARGER)),
-            False,
-            id="said elsewhere since",
-        ),
-        pytest.param(samples.shown(record()), None, record(), True, id="what the broker showed"),
-        pytest.param(
-            samples.shown(record()), None, record(cordon="x"), False, id="being written anew"
-        ),
+        pytest.param(FOUND, OFFER, record(), True, id="its own"),
+        pytest.param(FOUND, OFFER, SAME_TIME, False, id="newer one elsewhere"),
+        pytest.param(SHOWN, None, record(), True, id="managed"),
+        pytest.param(SHOWN, None, record(cordon="x"), False, id="being rewritten"),
     ],
 )
-def test_offer_goes_with_the_object_that_said_it(gone, heard, known, is_withdrawn):
-    assert advertisement_plan.is_withdrawn(gone, heard, known) is is_withdrawn
+def test_deleted_object_withdraws_its_own_advertisement(deleted, processed, known, is_withdrawn):
+    assert advertisement_plan.is_withdrawn(deleted, processed, known) is is_withdrawn
 
 
-MANY = {f"l{number}": "x" for number in range(64)}
+# -- spec and status
 
 
-def test_record_that_fits_no_object_can_be_compared():
-    """Taken in by a broker that did not count the region as a label."""
-    known = record(replace(OFFER, labels={**MANY, "region": "eu"}))
-    found = samples.shown(record(replace(OFFER, labels=MANY)))
-    assert (
-        advertisement_plan.plan_advertisement(found, None, None, known)
-        == advertisement_plan.Repair()
-    )
+def view(*held, **cluster):
+    desk = make.desk(lender=make.advertisement("lender", "cpu=4,memory=8Gi", **cluster))
+    for amounts in held:
+        desk.reserve(amounts)
+    return service.cluster_view(desk.ledger, desk.ledger.cluster(ClusterId("lender")))
 
 
-OF_AGENT = record(
-    replace(advertisement_plan.advertisement_from_object(LARGER), sent_at=make.T0 + make.HOUR)
-)
-OBSERVED = samples.with_status(SAID, observed_generation=SAID.metadata.generation)
-NAMED = samples.with_metadata(OBSERVED, name="any-name")
-REFUSED = samples.with_status(NAMED, message=f"{advertisement_plan.REJECTED_PREFIX}it was revoked")
-EDITED = samples.with_metadata(NAMED, generation=2)
-SAME_TIME = record(advertisement_plan.advertisement_from_object(LARGER))
+def status(found, seen, error="", now=NOW):
+    return advertisement_plan.status_patch(found, seen, error, now)
+
+
+def patched(found, change):
+    """The object after a merge patch of its status."""
+    before = msgspec.to_builtins(found.status)
+    merged = {name: value for name, value in (before | change).items() if value is not None}
+    return replace(found, status=msgspec.convert(merged, ClusterAdvertisementStatus))
+
+
+def written(found, seen, **at):
+    return patched(found, status(found, seen, **at))
 
 
 @pytest.mark.parametrize(
-    "found, heard, known, action",
+    "reserved, held, resources",
     [
-        pytest.param(NAMED, None, OF_AGENT, None, id="heard before a restart, overruled since"),
-        pytest.param(NAMED, None, SAME_TIME, None, id="heard before, of the same time"),
+        pytest.param(None, (), None, id="nothing"),
         pytest.param(
-            OBSERVED, None, OF_AGENT, advertisement_plan.Repair(), id="keeps what was overruled"
-        ),
-        pytest.param(
-            EDITED,
             None,
-            OF_AGENT,
-            advertisement_plan.IgnoreOutdated(),
-            id="edited since, and older",
+            ("cpu=3,memory=2Gi",),
+            {
+                "available": {"cpu": "1", "memory": "6Gi"},
+                "reserved": {"cpu": "3", "memory": "2Gi"},
+            },
+            id="new",
         ),
         pytest.param(
-            EDITED, None, SAME_TIME, advertisement_plan.Advertise(OFFER), id="edited since"
-        ),
-        pytest.param(
-            REFUSED, None, SAME_TIME, advertisement_plan.Advertise(OFFER), id="was refused before"
-        ),
-        pytest.param(EDITED, OFFER, OF_AGENT, None, id="nothing new"),
-        pytest.param(
-            EDITED,
-            advertisement_plan.advertisement_from_object(LATER),
-            OF_AGENT,
-            advertisement_plan.IgnoreOutdated(),
-            id="new, and older",
-        ),
-        pytest.param(
-            EDITED,
-            OF_AGENT.advertisement,
-            OF_AGENT,
-            advertisement_plan.Advertise(OFFER),
-            id="takes its own word back",
-        ),
-        pytest.param(
-            NAMED, None, None, advertisement_plan.Advertise(OFFER), id="the ledger lost it"
+            Amounts("3", "2Gi", gpu="1"),
+            (),
+            {"reserved": {"cpu": "0", "memory": "0", "gpu": None}},
+            id="no longer",
         ),
     ],
 )
-def test_word_from_before_does_not_overrule_a_newer_one(found, heard, known, action):
-    assert plan(found, heard, known) == action
+def test_reserved_and_available_are_corrected(reserved, held, resources):
+    shown = replace(FOUND.spec.resources, reserved=reserved)
+    change = advertisement_plan.spec_patch(samples.with_spec(FOUND, resources=shown), view(*held))
+    assert change == ({"resources": resources} if resources else {})
+
+
+def test_overcommitted_cluster_has_nothing_available():
+    seen = view("cpu=3,memory=2Gi")
+    grown = replace(seen.cluster.advertisement, allocated=make.resources("cpu=2,memory=1Gi"))
+    seen = seen._replace(cluster=replace(seen.cluster, advertisement=grown))
+    change: Any = advertisement_plan.spec_patch(FOUND, seen)
+    assert change["resources"]["available"]["cpu"] == "0"
+    shown = written(FOUND, seen).status
+    true = [one.type for one in shown.conditions if one.status == "True"]
+    assert true == ["Ready", "Overcommitted"]
+    assert shown.message == "Overcommitted: the cluster's own pods use resources that it has lent"
+
+
+def test_active_cluster_shows_its_score():
+    change = status(FOUND, view("cpu=1,memory=2Gi"))
+    assert (change["phase"], change["active"], change["score"]) == ("Active", True, "75.00")
+    assert (change["reservations"], change["observedGeneration"]) == (1, 1)
+    assert {one["type"]: (one["status"], one["reason"]) for one in change["conditions"]} == {
+        "Ready": ("True", "ClusterActive"),
+        "Stale": ("False", "AdvertisementAge"),
+        "Overcommitted": ("False", "ResourceCheck"),
+    }
+
+
+@pytest.mark.parametrize("held", [(), ("cpu=1,memory=1Gi",)])
+def test_unchanged_status_is_not_written_again(held):
+    seen = view(*held)
+    found = written(FOUND, seen)
+    assert status(found, seen) == {}
+    assert status(found, seen, now=NOW + make.MINUTE) == {}
+
+
+def test_stale_cluster_is_inactive_since_its_last_advertisement():
+    seen = view()
+    found = written(FOUND, seen)
+    change = status(found, seen, now=STALE)
+    assert (change["phase"], change["active"]) == ("Stale", False)
+    assert change["message"] == "Stale: no advertisement since 2026-01-01T12:00:00Z"
+    shown = {one.type: one for one in patched(found, change).status.conditions}
+    assert (shown["Ready"].reason, shown["Stale"].status) == ("ClusterStale", "True")
+    assert shown["Stale"].last_transition_time == STALE
+    assert shown["Overcommitted"].last_transition_time == NOW
+
+
+def test_cordoned_cluster_is_not_ready():
+    seen = view()
+    change = status(FOUND, seen._replace(cluster=replace(seen.cluster, cordon="repairs")))
+    shown = change["phase"], change["active"], change["cordonReason"]
+    assert shown == ("Active", False, "repairs")
+    assert change["message"] == "Closed to new reservations: repairs"
+
+
+def test_conditions_of_others_stay():
+    found = samples.with_status(FOUND, conditions=(samples.condition("Theirs"),))
+    shown = [one.type for one in written(found, view()).status.conditions]
+    assert shown == ["Theirs", "Ready", "Stale", "Overcommitted"]
+
+
+@pytest.mark.parametrize("labels, is_written", [(None, True), (samples.MANAGED, False)])
+def test_generation_alone_is_written_on_objects_of_users_only(labels, is_written):
+    seen = view()
+    found = written(samples.advertisement(labels=labels), seen)
+    assert bool(status(samples.with_metadata(found, generation=2), seen)) is is_written
+
+
+def test_rejection_is_shown():
+    change = status(FOUND, None, "Rejected: nonsense")
+    assert change == {"message": "Rejected: nonsense", "observedGeneration": 1}
+    known = status(FOUND, view(), "Rejected: nonsense")
+    assert (known["phase"], known["message"]) == ("Active", "Rejected: nonsense")

@@ -1,218 +1,262 @@
-"""What is done about a Reservation object, for each way that it and its record can stand to each other."""
+"""What is done about a Reservation object, for each combination of object and record."""
 
 import pytest
 from msgspec.structs import replace
 
 import broker_samples as samples
 import make
-from kubelend.controllers import labels as controllers_labels
-from kubelend.controllers import reservation_plan
+from kubelend.controllers import labels, reservation_plan
+from kubelend.controllers.reservation_plan import Action, ActionKind
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Constraints
+from kubelend.stores.kubernetes import objects
 from kubelend.wire import route
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 from kubelend.wire.conversion import RequestLimits
-from kubelend.wire.objects import Metadata
+from kubelend.wire.objects import AgentRequest, BrokerResponse
 
 TERMS = RequestLimits(make.HOUR, 2 * make.HOUR, make.HOUR)
-FINALIZER = RESERVATION_FINALIZER
+LATER = make.T0 + make.MINUTE
+NEW = samples.request_object()
+RESERVED, PENDING = samples.record(), samples.record("Pending")
 RELEASED = samples.record("Released", reason=Reason.EXPIRED)
 ACTIVE = samples.record("Active", activated_at=make.T0)
+
+RELEASE, FORGET = Action(ActionKind.RELEASE), Action(ActionKind.FORGET)
+RELEASE_DELETED = Action(ActionKind.RELEASE, Reason.DELETED)
+ACTIVATE = Action(ActionKind.ACTIVATE)
 
 
 def plan(found, record=None):
     return reservation_plan.plan_reservation(found, record)
 
 
+def repair(*fields):
+    return Action(ActionKind.REPAIR, fields=fields)
+
+
 @pytest.mark.parametrize(
-    "found, action",
+    "found, kind",
     [
-        pytest.param(samples.wish(), reservation_plan.Reserve(), id="new"),
+        pytest.param(NEW, ActionKind.RESERVE, id="new"),
         pytest.param(
-            samples.with_status(samples.wish(), phase="Reserved"),
-            reservation_plan.Reserve(),
-            id="whatever phase its maker claims",
+            samples.with_status(NEW, phase="Reserved"), ActionKind.RESERVE, id="claimed phase"
         ),
-        pytest.param(samples.with_status(samples.wish(), phase="Failed"), None, id="failed"),
-        pytest.param(samples.with_status(samples.wish(), phase="Released"), None, id="released"),
+        pytest.param(samples.with_status(NEW, phase="Failed"), None, id="failed"),
+        pytest.param(samples.with_status(NEW, phase="Released"), None, id="released"),
         pytest.param(
-            samples.wish(labels=samples.OWN), reservation_plan.DeleteOrphan(), id="orphan"
+            samples.request_object(labels=samples.MANAGED), ActionKind.DELETE_ORPHAN, id="orphan"
         ),
+        pytest.param(samples.reservation_object(RESERVED), ActionKind.RESET, id="claims a record"),
+        pytest.param(samples.reservation_object(RELEASED), None, id="claims an end"),
+        pytest.param(samples.being_deleted(NEW), None, id="deleted before it was processed"),
         pytest.param(
-            samples.written(samples.record()), reservation_plan.Reset(), id="claims a record"
-        ),
-        pytest.param(samples.written(RELEASED), None, id="claims an end"),
-        pytest.param(samples.leaving(samples.wish()), None, id="deleted before it was taken up"),
-        pytest.param(
-            samples.leaving(samples.with_metadata(samples.wish(), finalizers=(FINALIZER, "x"))),
-            reservation_plan.RemoveFinalizer(),
-            id="deleted, and holds on",
+            samples.being_deleted(
+                samples.with_metadata(NEW, finalizers=(RESERVATION_FINALIZER, "x"))
+            ),
+            ActionKind.REMOVE_FINALIZER,
+            id="deleted, with finalizer",
         ),
     ],
 )
-def test_object_without_a_record(found, action):
-    assert plan(found) == action
+def test_object_without_a_record(found, kind):
+    assert plan(found) == (kind and Action(kind))
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Reserved", "Active", "Released", "Failed"])
-@pytest.mark.parametrize("is_own", [False, True])
-def test_object_that_says_what_its_record_says_is_left_alone(phase, is_own):
+@pytest.mark.parametrize("is_managed", [False, True])
+def test_object_that_agrees_with_its_record_needs_no_action(phase, is_managed):
     record = samples.record(phase)
-    assert plan(samples.written(record, is_own=is_own), record) is None
+    assert plan(samples.reservation_object(record, is_managed=is_managed), record) is None
+
+
+OLDER = samples.stored_record(samples.record("Active"))
 
 
 @pytest.mark.parametrize(
-    "change, spoilt",
+    "edit, fields, drifted",
     [
-        (lambda found: samples.with_status(found, phase="Failed"), ("phase", "Failed")),
-        (lambda found: samples.with_status(found, message=""), ("message", None)),
-        (lambda found: samples.with_status(found, expires_at=None), ("expiresAt", None)),
-        (lambda found: samples.with_status(found, record=None), ("record", None)),
-        (
-            lambda found: samples.with_status(found, record=samples.kept(samples.record("Active"))),
-            ("record", samples.kept(samples.record("Active")).checksum),
-        ),
-        (lambda found: samples.with_metadata(found, finalizers=("x",)), ("finalizers", ("x",))),
-        (
-            lambda found: samples.with_spec(found, target_cluster_id="other"),
-            ("targetClusterID", "other"),
-        ),
+        (samples.with_status, {"phase": "Failed"}, ("phase", "Failed")),
+        (samples.with_status, {"message": ""}, ("message", None)),
+        (samples.with_status, {"expires_at": None}, ("expiresAt", None)),
+        (samples.with_status, {"record": None}, ("record", None)),
+        (samples.with_status, {"record": OLDER}, ("record", OLDER.checksum)),
+        (samples.with_metadata, {"finalizers": ("x",)}, ("finalizers", ("x",))),
+        (samples.with_spec, {"target_cluster_id": "other"}, ("targetClusterID", "other")),
     ],
     ids=["phase", "message", "end", "no record", "older record", "finalizer", "target"],
 )
-def test_edited_object_is_written_again(change, spoilt):
+def test_edited_object_is_repaired(edit, fields, drifted):
     record = samples.record(message="Resources locked")
-    assert plan(change(samples.written(record)), record) == reservation_plan.Repair((spoilt,))
+    assert plan(edit(samples.reservation_object(record), **fields), record) == repair(drifted)
 
 
-def test_spec_of_a_user_is_the_users_but_for_the_target():
-    record = samples.record()
-    theirs = samples.with_spec(samples.written(record), duration="2h", priority=7)
-    assert plan(theirs, record) is None
-    own = samples.with_spec(samples.written(record, is_own=True), priority=7)
-    assert isinstance(plan(own, record), reservation_plan.Repair)
+def test_of_a_users_spec_only_the_target_is_repaired():
+    users = samples.with_spec(samples.reservation_object(RESERVED), duration="2h", priority=7)
+    assert plan(users, RESERVED) is None
+    managed = samples.reservation_object(RESERVED, is_managed=True)
+    found = plan(samples.with_spec(managed, priority=7), RESERVED)
+    assert [name for name, _ in found.fields] == ["spec"]
 
 
-def test_generation_is_noted_on_objects_of_others():
-    record = samples.record()
-    newer = samples.with_metadata(samples.written(record), generation=3)
-    assert plan(newer, record) == reservation_plan.ObserveGeneration()
-    own = samples.with_metadata(samples.written(record, is_own=True), generation=3)
-    assert plan(own, record) is None
+def test_generation_is_observed_on_objects_of_users():
+    newer = samples.with_metadata(samples.reservation_object(RESERVED), generation=3)
+    assert plan(newer, RESERVED) == Action(ActionKind.OBSERVE_GENERATION)
+    managed = samples.reservation_object(RESERVED, is_managed=True)
+    assert plan(samples.with_metadata(managed, generation=3), RESERVED) is None
 
 
 @pytest.mark.parametrize(
-    "record, is_own, action",
+    "record, is_managed, action",
     [
-        (samples.record(), False, reservation_plan.Forget()),
-        (samples.record("Pending"), False, reservation_plan.Forget()),
-        (RELEASED, False, reservation_plan.Forget()),
-        (samples.record(), True, reservation_plan.Release(Reason.DELETED)),
-        (samples.record("Pending"), True, reservation_plan.Release(Reason.DELETED)),
-        (RELEASED, True, reservation_plan.Repair((("finalizers", ()),))),
+        (RESERVED, False, FORGET),
+        (PENDING, False, FORGET),
+        (RELEASED, False, FORGET),
+        (RESERVED, True, RELEASE_DELETED),
+        (PENDING, True, RELEASE_DELETED),
+        (RELEASED, True, repair(("finalizers", ()))),
     ],
 )
-def test_deleted_object_gives_back_what_it_holds(record, is_own, action):
-    assert plan(samples.leaving(samples.written(record, is_own=is_own)), record) == action
+def test_deleted_object_releases_what_it_holds(record, is_managed, action):
+    found = samples.reservation_object(record, is_managed=is_managed)
+    assert plan(samples.being_deleted(found), record) == action
 
 
-def test_deletion_counts_more_than_what_was_edited():
-    record = samples.record()
-    found = samples.with_status(samples.written(record), phase="Failed")
-    assert plan(samples.leaving(found), record) == reservation_plan.Forget()
+def test_deletion_has_priority_over_drift():
+    found = samples.with_status(samples.reservation_object(RESERVED), phase="Failed")
+    assert plan(samples.being_deleted(found), RESERVED) == FORGET
 
 
-def test_record_of_another_object_of_the_same_name_is_retired():
-    anew = samples.with_metadata(samples.wish(), uid="u-2")
-    assert plan(anew, samples.record()) == reservation_plan.Forget()
-    assert plan(anew, make.reservation("mine")) == reservation_plan.Forget()
+def test_record_of_another_object_of_the_same_name_is_forgotten():
+    other = samples.with_metadata(NEW, uid="u-2")
+    assert plan(other, RESERVED) == plan(other, make.reservation("mine")) == FORGET
 
 
 @pytest.mark.parametrize(
     "condition, record, action",
     [
-        ("RequesterActive", samples.record(), reservation_plan.Activate()),
+        ("RequesterActive", RESERVED, ACTIVATE),
         ("RequesterActive", ACTIVE, None),
-        ("RequesterActive", samples.record("Pending"), None),
+        ("RequesterActive", PENDING, None),
         ("RequesterActive", RELEASED, None),
-        ("RequesterReleased", samples.record(), reservation_plan.Release(Reason.BY_REQUESTER)),
-        ("RequesterReleased", ACTIVE, reservation_plan.Release(Reason.BY_REQUESTER)),
-        (
-            "RequesterReleased",
-            samples.record("Pending"),
-            reservation_plan.Release(Reason.BY_REQUESTER),
-        ),
+        ("RequesterReleased", RESERVED, RELEASE),
+        ("RequesterReleased", ACTIVE, RELEASE),
+        ("RequesterReleased", PENDING, RELEASE),
         ("RequesterReleased", RELEASED, None),
-        ("SomethingElse", samples.record(), None),
+        ("SomethingElse", RESERVED, None),
     ],
 )
-@pytest.mark.parametrize("is_own", [False, True])
-def test_conditions_of_the_requester(condition, record, action, is_own):
-    found = samples.written(record, is_own=is_own)
-    said = samples.with_status(found, conditions=(samples.condition(condition),))
-    assert plan(said, record) == action
-    unsaid = samples.with_status(found, conditions=(samples.condition(condition, "False"),))
-    assert plan(unsaid, record) is None
+@pytest.mark.parametrize("is_managed", [False, True])
+def test_conditions_of_the_requester(condition, record, action, is_managed):
+    found = samples.reservation_object(record, is_managed=is_managed)
+    for status, expected in (("True", action), ("False", None)):
+        conditions = (samples.condition(condition, status),)
+        assert plan(samples.with_status(found, conditions=conditions), record) == expected
 
 
 @pytest.mark.parametrize(
     "after, action",
-    [
-        (None, None),
-        (-make.SECOND, None),
-        (make.NO_TIME, reservation_plan.Activate()),
-        (make.SECOND, reservation_plan.Activate()),
-    ],
+    [(None, None), (-make.SECOND, None), (make.NO_TIME, ACTIVATE), (make.SECOND, ACTIVATE)],
 )
-def test_what_was_said_of_one_provider_is_not_said_of_the_next(after, action):
+def test_active_condition_for_one_provider_does_not_count_for_the_next(after, action):
     moved = samples.record(left=("first",))
-    said = (samples.condition("RequesterActive", after=after),)
-    assert plan(samples.with_status(samples.written(moved), conditions=said), moved) == action
+    conditions = (samples.condition("RequesterActive", after=after),)
+    found = samples.with_status(samples.reservation_object(moved), conditions=conditions)
+    assert plan(found, moved) == action
 
 
-def test_request_is_in_the_name_of_whom_the_object_says():
+def test_request_has_the_requester_and_the_key_of_the_object():
     asked = reservation_plan.request_from_object(
-        samples.wish(requester_id="me", target_cluster_id="there"), TERMS
+        samples.request_object(requester_id="me", target_cluster_id="there"), TERMS
     )
     assert (asked.requester, asked.constraints.pinned) == ("me", "there")
     assert (asked.key, asked.duration) == ("object→u-1", make.HOUR)
-    assert reservation_plan.request_from_object(samples.wish(), TERMS).requester == "hub"
+    assert reservation_plan.request_from_object(NEW, TERMS).requester == "hub"
 
 
 @pytest.mark.parametrize(
-    "found, error, words",
+    "name, spec, error, message",
     [
-        (samples.wish("hashed-x"), InvalidInput, "the name 'hashed-x' cannot be used"),
-        (samples.wish("x" * 250), InvalidInput, "choose one of at most 240 characters"),
-        (samples.wish(cpu="0"), InvalidInput, "requestedResources.cpu: must be more than zero"),
-        (samples.wish(duration="3h"), InvalidInput, "exceeds the broker's maximum"),
-        (samples.wish(wait="-1s"), InvalidDuration, "wait: '-1s' is below zero"),
-        (
-            samples.wish(requester_id="a\x1b"),
-            InvalidInput,
-            r"requesterID: 'a\x1b' contains a control",
+        ("hashed-x", {}, InvalidInput, "the name 'hashed-x' cannot be used"),
+        ("x" * 250, {}, InvalidInput, "choose one of at most 240 characters"),
+        ("mine", {"cpu": "0"}, InvalidInput, "requestedResources.cpu: must be more than zero"),
+        ("mine", {"duration": "3h"}, InvalidInput, "exceeds the broker's maximum"),
+        ("mine", {"wait": "-1s"}, InvalidDuration, "wait: '-1s' is below zero"),
+        ("mine", {"requester_id": "a\x1b"}, InvalidInput, r"requesterID: 'a\x1b' contains a"),
+    ],
+)
+def test_invalid_request_is_rejected_with_a_message(name, spec, error, message):
+    with pytest.raises(error) as raised:
+        reservation_plan.request_from_object(samples.request_object(name, **spec), TERMS)
+    assert message in str(raised.value)
+
+
+def test_no_client_can_send_the_key_of_an_object():
+    with pytest.raises(InvalidInput):
+        route.check_idempotency_key(objects.request_key_for_uid("u-1"))
+
+
+def test_record_that_does_not_fit_the_type_of_objects_can_be_compared():
+    """Accepted by a broker that did not count the region as a label."""
+    many = {f"l{number}": "x" for number in range(65)}
+    record = replace(RESERVED, request=replace(RESERVED.request, constraints=Constraints(many)))
+    stored = samples.stored_record(record)
+    managed = samples.reservation_object(RESERVED, is_managed=True)
+    found = plan(samples.with_status(managed, record=stored), record)
+    assert [name for name, _ in found.fields] == ["spec"]
+    users = samples.with_status(samples.reservation_object(RESERVED), record=stored)
+    assert plan(users, record) is None
+
+
+# -- retention of rejected requests
+
+REJECTED = samples.with_status(NEW, phase="Failed", finished_at=LATER)
+ANSWERED = samples.with_status(
+    NEW, response=BrokerResponse("q", error="{}"), last_update_time=LATER
+)
+
+
+def requested(id):
+    return samples.with_spec(ANSWERED, request=AgentRequest(id, "reserve"))
+
+
+@pytest.mark.parametrize(
+    "found, since",
+    [
+        pytest.param(REJECTED, LATER, id="rejected"),
+        pytest.param(samples.with_status(REJECTED, finished_at=None), make.T0, id="no time"),
+        pytest.param(NEW, None, id="new"),
+        pytest.param(samples.being_deleted(REJECTED), None, id="being deleted"),
+        pytest.param(samples.with_metadata(REJECTED, labels=samples.MANAGED), None, id="managed"),
+        pytest.param(samples.with_status(REJECTED, phase="Released"), None, id="released"),
+        pytest.param(samples.reservation_object(samples.record("Failed")), None, id="has a record"),
+    ],
+)
+def test_rejected_object_may_be_deleted_after_the_retention(found, since):
+    assert labels.rejected_until(found, make.HOUR) == (since and since + make.HOUR)
+
+
+@pytest.mark.parametrize(
+    "found, since",
+    [
+        pytest.param(ANSWERED, LATER, id="by a user"),
+        pytest.param(requested("q"), LATER, id="by an agent"),
+        pytest.param(requested("other"), None, id="repeated"),
+        pytest.param(samples.being_deleted(ANSWERED), None, id="being deleted"),
+        pytest.param(samples.with_status(ANSWERED, response=None), None, id="not answered"),
+        pytest.param(
+            samples.with_status(ANSWERED, response=BrokerResponse("q", "{}", "{}")),
+            None,
+            id="shows a reservation",
         ),
     ],
 )
-def test_invalid_request_is_rejected_with_a_message(found, error, words):
-    with pytest.raises(error) as raised:
-        reservation_plan.request_from_object(found, TERMS)
-    assert words in str(raised.value)
+def test_rejected_request_in_a_cluster_namespace_may_be_deleted_after_the_retention(found, since):
+    until = labels.rejected_in_cluster_namespace_until(found, make.HOUR)
+    assert until == (since and since + make.HOUR)
 
 
-def test_nobody_can_send_the_key_of_an_object():
-    key = controllers_labels.request_key(Metadata("mine", uid="u-1"))
-    with pytest.raises(InvalidInput):
-        route.check_idempotency_key(key)
-
-
-def test_record_that_fits_no_object_can_be_compared():
-    """Taken in by a broker that did not count the region as a label."""
-    labels = {f"l{number}": "x" for number in range(65)}
-    fitting = samples.record()
-    record = replace(fitting, request=replace(fitting.request, constraints=Constraints(labels)))
-    found = samples.with_status(samples.written(fitting, is_own=True), record=samples.kept(record))
-    assert [name for name, _ in plan(found, record).fields] == ["spec"]
-    theirs = samples.with_status(samples.written(fitting), record=samples.kept(record))
-    assert plan(theirs, record) is None
+def test_rejection_stays_readable_without_any_retention():
+    until = labels.rejected_until(REJECTED, 0 * make.SECOND)
+    assert until == LATER + labels.MIN_REJECTION_RETENTION

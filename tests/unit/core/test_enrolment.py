@@ -1,13 +1,24 @@
-"""Who is let in with a token, who waits, and who is refused; and that a lost answer costs nothing."""
+"""Joining with tokens, approval, certificates, revocation and removal."""
+
+from contextlib import nullcontext
 
 import pytest
+from msgspec.structs import replace
 
 import make
 from kubelend.core import commands, enrolment
 from kubelend.core.enrolment import Applicant, JoinPolicy
 from kubelend.core.errors import Conflict, Forbidden, NotFound, Revoked, TokenRefused
+from kubelend.core.events import (
+    MemberAccepted,
+    MemberRemoved,
+    RecordDeleted,
+    TokenCreated,
+    TokenRemoved,
+)
+from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Role
-from kubelend.core.members import Certificate, MembershipStatus, Token, TokenId
+from kubelend.core.members import Certificate, Member, MembershipStatus, Token, TokenId
 from kubelend.core.models import ClusterId
 
 DIGEST = "d" * 64
@@ -23,124 +34,140 @@ def applicant(name="berlin", key="k1", role=Role.CLUSTER):
     return Applicant(role, name, key)
 
 
-def certificate(desk, lifetime=make.HOUR):
-    return Certificate("01", desk.now, desk.now + lifetime, "sha256:ca")
+def certificate(runner, lifetime=make.HOUR):
+    return Certificate("01", runner.now, runner.now + lifetime, "sha256:ca")
 
 
 @pytest.fixture
-def desk():
-    return make.desk()
+def runner():
+    return make.runner()
 
 
-def create(desk, *tokens, policy=POLICY):
+def create(runner, *tokens, policy=POLICY):
     for one in tokens or (token(),):
-        desk.run(enrolment.create_token(desk.ledger, one, policy, desk.now))
+        runner.run(enrolment.create_token(runner.ledger, one, policy, runner.now))
 
 
-def join(desk, who, id="abc", policy=POLICY):
+def join(runner, who, id="abc", policy=POLICY):
     """As the broker does it: checks, decides, issues and records."""
-    shown = enrolment.check_token(desk.ledger, TokenId(id), DIGEST)
-    decision = enrolment.decide_join(desk.ledger, who, shown, policy, desk.now)
-    issued = certificate(desk) if decision.is_accepted else None
-    member = desk.run(enrolment.join_member(desk.ledger, decision, issued, desk.now))
+    shown = enrolment.check_token(runner.ledger, TokenId(id), DIGEST)
+    decision = enrolment.decide_join(runner.ledger, who, shown, policy, runner.now)
+    issued = certificate(runner) if decision.is_accepted else None
+    member = runner.run(enrolment.join_member(runner.ledger, decision, issued, runner.now))
     return decision.is_accepted, member
 
 
-def accept(desk, name="berlin", key="", role=Role.CLUSTER, *, keep_old=False):
-    return desk.run(
-        enrolment.accept_member(desk.ledger, role, name, key, "alice", desk.now, keep_old=keep_old)
-    )
-
-
-def revoke(desk, name="berlin"):
-    return desk.run(
-        enrolment.revoke_member(
-            desk.ledger, Role.CLUSTER, name, reason="", by="alice", release=False, now=desk.now
+def accept(runner, name="berlin", key="", role=Role.CLUSTER, *, keep_old=False):
+    return runner.run(
+        enrolment.accept_member(
+            runner.ledger, role, name, key, "alice", runner.now, keep_old=keep_old
         )
     )
 
 
-def uses_left(desk, id="abc"):
-    return desk.ledger.member_index.tokens[TokenId(id)].uses_left
+def reject(runner, name="berlin"):
+    runner.run(enrolment.reject_join(runner.ledger, Role.CLUSTER, name, runner.now))
 
 
-# -- tokens
+def certify(runner, name="a", key="k1", lifetime=make.HOUR, role=Role.CLUSTER, shown_until=None):
+    holder, issued = applicant(name, key, role), certificate(runner, lifetime)
+    return runner.run(
+        enrolment.issue_certificate(runner.ledger, holder, issued, runner.now, shown_until)
+    )
 
 
-def test_token_is_created_once_and_deleted(desk):
-    create(desk)
+def revoke(runner, name="a", role=Role.CLUSTER, *, release=False, why="stolen"):
+    fields = {"reason": why, "by": "alice", "release": release, "now": runner.now}
+    return runner.run(enrolment.revoke_member(runner.ledger, role, name, **fields))
+
+
+def remove(runner, name="a", role=Role.CLUSTER):
+    return runner.run(enrolment.remove_member(runner.ledger, role, name, "alice", runner.now))
+
+
+def collect(runner):
+    runner.run(enrolment.collect_expired(runner.ledger, runner.now))
+
+
+def check(runner, not_before, name="a", role=Role.CLUSTER):
+    runner.ledger.member_index.check_not_revoked(role, name, not_before)
+
+
+def uses_left(runner, id="abc"):
+    return runner.ledger.member_index.tokens[TokenId(id)].uses_left
+
+
+def test_token_is_created_once_and_deleted(runner):
+    create(runner)
     with pytest.raises(Conflict, match="token abc already exists"):
-        create(desk)
-    desk.run(enrolment.delete_token(desk.ledger, ID, desk.now))
-    assert not desk.ledger.member_index.tokens
+        create(runner)
+    runner.run(enrolment.delete_token(runner.ledger, ID, runner.now))
+    assert not runner.ledger.member_index.tokens
     with pytest.raises(NotFound, match="no token 'abc'"):
-        desk.run(enrolment.delete_token(desk.ledger, ID, desk.now))
+        runner.run(enrolment.delete_token(runner.ledger, ID, runner.now))
 
 
-def test_no_token_is_for_a_proxy_nor_for_a_cluster_that_may_not_join(desk):
+def test_no_token_is_for_a_proxy_nor_for_a_cluster_that_may_not_join(runner):
     with pytest.raises(Forbidden, match="role proxy cannot join"):
-        create(desk, token(role=Role.PROXY))
+        create(runner, token(role=Role.PROXY))
     with pytest.raises(Forbidden, match="cluster 'berlin' is not allowed to join"):
-        create(desk, token(name="berlin"), policy=JoinPolicy(allow=("edge-*",)))
+        create(runner, token(name="berlin"), policy=JoinPolicy(allow=("edge-*",)))
 
 
-def test_tokens_are_not_without_number(desk, monkeypatch):
+def test_tokens_are_not_without_number(runner, monkeypatch):
     monkeypatch.setattr(enrolment, "MAX_TOKENS", 2)
-    create(desk, token("a"), token("b"))
+    create(runner, token("a"), token("b"))
     with pytest.raises(Conflict, match="limit of 2 tokens reached"):
-        create(desk, token("c"))
+        create(runner, token("c"))
 
 
 @pytest.mark.parametrize("id, digest", [("abc", "e" * 64), ("xyz", DIGEST), ("xyz", "0" * 64)])
-def test_unknown_token_and_wrong_secret_give_the_same_error(desk, id, digest):
-    create(desk)
+def test_unknown_token_and_wrong_secret_give_the_same_error(runner, id, digest):
+    create(runner)
     with pytest.raises(TokenRefused) as refused:
-        enrolment.check_token(desk.ledger, TokenId(id), digest)
+        enrolment.check_token(runner.ledger, TokenId(id), digest)
     assert refused.value.message == "unknown token or wrong secret"
 
 
-# -- judging
-
-
-def test_bound_token_lets_its_cluster_in_at_once(desk):
-    create(desk, token(name="berlin"))
-    is_accepted, member = join(desk, applicant())
+def test_bound_token_lets_its_cluster_in_at_once(runner):
+    create(runner, token(name="berlin"))
+    is_accepted, member = join(runner, applicant())
     assert is_accepted
     assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k1", "")
     assert (member.token, member.decided_by) == (ID, "alice")
-    assert member.certificate == certificate(desk)
-    assert uses_left(desk) == 0
+    assert member.certificate == certificate(runner)
+    assert uses_left(runner) == 0
 
 
-def test_unbound_token_lets_in_at_once_only_who_is_expected(desk):
-    create(desk, token(uses=2))
-    assert join(desk, applicant("edge-1"))[0]
-    is_accepted, member = join(desk, applicant("berlin"))
+def test_unbound_token_lets_in_at_once_only_who_is_expected(runner):
+    create(runner, token(uses=2))
+    assert join(runner, applicant("edge-1"))[0]
+    is_accepted, member = join(runner, applicant("berlin"))
     assert not is_accepted
     assert (member.standing, member.asks, member.key) == (MembershipStatus.PENDING, "k1", "")
     assert member.certificate is None
 
 
-def test_person_is_expected_by_name_alone_whatever_the_pattern(desk):
-    create(desk, token("a", Role.ADMIN), token("b", Role.VIEWER, name="victor"))
-    assert not join(desk, applicant("edge-1", role=Role.ADMIN), "a")[0]
-    assert join(desk, applicant("victor", role=Role.VIEWER), "b")[0]
+def test_person_is_expected_by_name_alone_whatever_the_pattern(runner):
+    create(runner, token("a", Role.ADMIN), token("b", Role.VIEWER, name="victor"))
+    assert not join(runner, applicant("edge-1", role=Role.ADMIN), "a")[0]
+    assert join(runner, applicant("victor", role=Role.VIEWER), "b")[0]
 
 
-def test_name_with_brackets_matches_itself(desk):
+def test_name_with_brackets_matches_itself(runner):
     policy = JoinPolicy(allow=("lab[1]", "edge-*"), auto_accept=("lab[1]",))
-    create(desk, token(uses=2), policy=policy)
-    assert join(desk, applicant("lab[1]"), policy=policy)[0]
+    create(runner, token(uses=2), policy=policy)
+    assert join(runner, applicant("lab[1]"), policy=policy)[0]
     with pytest.raises(Forbidden, match="cluster 'lab' is not allowed to join"):
-        join(desk, applicant("lab"), policy=policy)
+        join(runner, applicant("lab"), policy=policy)
 
 
-def test_list_of_clusters_that_may_join_does_not_speak_of_people(desk):
+def test_list_of_clusters_that_may_join_does_not_speak_of_people(runner):
     policy = JoinPolicy(allow=("edge-*",))
-    create(desk, token("a", Role.ADMIN, name="alice"), token("b"), policy=policy)
-    assert join(desk, applicant("alice", role=Role.ADMIN), "a", policy)[0]
+    create(runner, token("a", Role.ADMIN, name="alice"), token("b"), policy=policy)
+    assert join(runner, applicant("alice", role=Role.ADMIN), "a", policy)[0]
     with pytest.raises(Forbidden, match="cluster 'berlin' is not allowed to join"):
-        join(desk, applicant(), "b", policy)
+        join(runner, applicant(), "b", policy)
 
 
 @pytest.mark.parametrize(
@@ -154,246 +181,456 @@ def test_list_of_clusters_that_may_join_does_not_speak_of_people(desk):
     ],
     ids=["bound", "other-role", "higher-role", "expired", "used"],
 )
-def test_token_that_is_over_or_for_another_is_refused_and_changes_nothing(desk, made, who, why):
-    create(desk, made)
-    before = make.state(desk.ledger)
+def test_token_that_is_over_or_for_another_is_refused_and_changes_nothing(runner, made, who, why):
+    create(runner, made)
+    before = make.state(runner.ledger)
     with pytest.raises(TokenRefused, match=why):
-        join(desk, who)
-    assert make.state(desk.ledger) == before
+        join(runner, who)
+    assert make.state(runner.ledger) == before
 
 
-def test_cluster_with_a_certificate_from_elsewhere_has_its_name_already(desk):
+def test_cluster_with_a_certificate_from_elsewhere_has_its_name_already(runner):
     """It never joined, but it advertises: a token alone must not give its name to another."""
-    desk.advertise("edge-1")
-    create(desk, token("a"), token("b", name="edge-1"))
-    assert not join(desk, applicant("edge-1"), "a")[0]
-    desk.run(enrolment.reject_join(desk.ledger, Role.CLUSTER, "edge-1", desk.now))
-    assert not join(desk, applicant("edge-1"), "b")[0]
+    runner.advertise("edge-1")
+    create(runner, token("a"), token("b", name="edge-1"))
+    assert not join(runner, applicant("edge-1"), "a")[0]
+    reject(runner, "edge-1")
+    assert not join(runner, applicant("edge-1"), "b")[0]
 
 
-# -- asking again
-
-
-def test_lost_answer_is_given_again_without_another_use(desk):
-    create(desk, token(name="berlin", uses=2))
-    join(desk, applicant())
-    desk.pass_time(2 * make.HOUR)  # the token has expired by now
-    is_accepted, member = join(desk, applicant())
+def test_lost_answer_is_given_again_without_another_use(runner):
+    create(runner, token(name="berlin", uses=2))
+    join(runner, applicant())
+    runner.pass_time(2 * make.HOUR)  # the token has expired by now
+    is_accepted, member = join(runner, applicant())
     assert is_accepted
-    assert uses_left(desk) == 1
-    assert member.certificate == certificate(desk)
+    assert uses_left(runner) == 1
+    assert member.certificate == certificate(runner)
 
 
-def test_waiting_one_asks_again_until_it_is_accepted(desk):
-    create(desk)
-    join(desk, applicant())
-    revision = desk.ledger.revision
-    assert not join(desk, applicant())[0]
-    assert desk.ledger.revision == revision
-    assert accept(desk).standing is MembershipStatus.ACCEPTED
-    desk.pass_time(2 * make.HOUR)
-    is_accepted, member = join(desk, applicant())
+def test_waiting_one_asks_again_until_it_is_accepted(runner):
+    create(runner)
+    join(runner, applicant())
+    revision = runner.ledger.revision
+    assert not join(runner, applicant())[0]
+    assert runner.ledger.revision == revision
+    assert accept(runner).standing is MembershipStatus.ACCEPTED
+    runner.pass_time(2 * make.HOUR)
+    is_accepted, member = join(runner, applicant())
     assert is_accepted
     assert member.certificate is not None
-    assert uses_left(desk) == 0
+    assert uses_left(runner) == 0
 
 
-def test_name_that_is_taken_waits_for_an_administrator(desk):
-    create(desk, token("a", name="berlin"), token("b", name="berlin"))
-    join(desk, applicant(key="k1"), "a")
-    is_accepted, member = join(desk, applicant(key="k2"), "b")
+def test_name_that_is_taken_waits_for_an_administrator(runner):
+    create(runner, token("a", name="berlin"), token("b", name="berlin"))
+    join(runner, applicant(key="k1"), "a")
+    is_accepted, member = join(runner, applicant(key="k2"), "b")
     assert not is_accepted
     assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k1", "k2")
-    assert accept(desk, key="k2").key == "k2"
-    assert join(desk, applicant(key="k2"), "b")[0]
+    assert accept(runner, key="k2").key == "k2"
+    assert join(runner, applicant(key="k2"), "b")[0]
 
 
 @pytest.mark.parametrize("keep_old", [False, True])
-def test_certificates_of_a_key_that_was_replaced_are_refused_unless_they_are_kept(desk, keep_old):
-    create(desk, token("a", name="berlin"), token("b", name="berlin"))
-    join(desk, applicant(key="k1"), "a")
-    desk.pass_time(make.MINUTE)
-    join(desk, applicant(key="k2"), "b")
+def test_certificates_of_a_key_that_was_replaced_are_refused_unless_they_are_kept(runner, keep_old):
+    create(runner, token("a", name="berlin"), token("b", name="berlin"))
+    join(runner, applicant(key="k1"), "a")
+    runner.pass_time(make.MINUTE)
+    join(runner, applicant(key="k2"), "b")
     with pytest.raises(Conflict, match="another key has requested"):
-        accept(desk, key="k1")
-    member = accept(desk, keep_old=keep_old)
+        accept(runner, key="k1")
+    member = accept(runner, keep_old=keep_old)
     assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k2", "")
     assert (member.decided_by, member.reason) == ("alice", "")
-    registry = desk.ledger.member_index
-    registry.check_not_revoked(Role.CLUSTER, "berlin", desk.now)
-    if keep_old:
-        registry.check_not_revoked(Role.CLUSTER, "berlin", make.T0)
-    else:
-        with pytest.raises(Revoked):
-            registry.check_not_revoked(Role.CLUSTER, "berlin", make.T0)
+    check(runner, runner.now, "berlin")
+    with nullcontext() if keep_old else pytest.raises(Revoked):
+        check(runner, make.T0, "berlin")
 
 
-def test_same_key_with_another_token_needs_no_administrator(desk):
-    create(desk, token("a", name="berlin"), token("b", name="berlin"))
-    join(desk, applicant(), "a")
-    assert join(desk, applicant(), "b")[0]
-    assert uses_left(desk, "b") == 0
+def test_same_key_with_another_token_needs_no_administrator(runner):
+    create(runner, token("a", name="berlin"), token("b", name="berlin"))
+    join(runner, applicant(), "a")
+    assert join(runner, applicant(), "b")[0]
+    assert uses_left(runner, "b") == 0
 
 
-def test_second_key_cannot_push_in_before_one_that_waits(desk):
-    create(desk, token("a"), token("b"))
-    join(desk, applicant(key="k1"), "a")
+def test_second_key_cannot_push_in_before_one_that_waits(runner):
+    create(runner, token("a"), token("b"))
+    join(runner, applicant(key="k1"), "a")
     with pytest.raises(
         Conflict, match="another key has already requested to join as cluster berlin"
     ):
-        join(desk, applicant(key="k2"), "b")
-    assert uses_left(desk, "b") == 1
+        join(runner, applicant(key="k2"), "b")
+    assert uses_left(runner, "b") == 1
     with pytest.raises(Conflict, match="another key has requested"):
-        accept(desk, key="k2")
+        accept(runner, key="k2")
 
 
-def test_token_of_another_does_not_fetch_what_was_accepted(desk):
-    create(desk, token("a"), token("b", ttl=make.MOMENT))
-    join(desk, applicant(), "a")
-    accept(desk)
-    desk.pass_time(make.SECOND)
+def test_token_of_another_does_not_fetch_what_was_accepted(runner):
+    create(runner, token("a"), token("b", ttl=make.MOMENT))
+    join(runner, applicant(), "a")
+    accept(runner)
+    runner.pass_time(make.SECOND)
     with pytest.raises(TokenRefused, match="expired at"):
-        join(desk, applicant(), "b")
+        join(runner, applicant(), "b")
 
 
-# -- saying yes and no
+def test_accepting_twice_changes_nothing(runner):
+    create(runner)
+    join(runner, applicant())
+    accept(runner)
+    revision = runner.ledger.revision
+    assert accept(runner).standing is MembershipStatus.ACCEPTED
+    assert runner.ledger.revision == revision
 
 
-def test_accepting_twice_changes_nothing(desk):
-    create(desk)
-    join(desk, applicant())
-    accept(desk)
-    revision = desk.ledger.revision
-    assert accept(desk).standing is MembershipStatus.ACCEPTED
-    assert desk.ledger.revision == revision
-
-
-def test_nobody_is_accepted_who_never_asked(desk):
+def test_nobody_is_accepted_who_never_asked(runner):
     with pytest.raises(NotFound, match="no cluster 'berlin' has joined"):
-        accept(desk)
+        accept(runner)
 
 
-def test_rejected_newcomer_is_forgotten_and_its_token_is_used(desk):
-    create(desk)
-    join(desk, applicant())
-    desk.run(enrolment.reject_join(desk.ledger, Role.CLUSTER, "berlin", desk.now))
-    assert not desk.ledger.member_index.members
+def test_rejected_applicant_is_deleted_and_its_token_is_used(runner):
+    create(runner)
+    join(runner, applicant())
+    reject(runner)
+    assert not runner.ledger.member_index.members
     with pytest.raises(TokenRefused, match="has no uses left"):
-        join(desk, applicant())
+        join(runner, applicant())
 
 
-def test_rejecting_another_key_leaves_the_member_in(desk):
-    create(desk, token("a", name="berlin"), token("b"))
-    join(desk, applicant(key="k1"), "a")
-    join(desk, applicant(key="k2"), "b")
-    desk.run(enrolment.reject_join(desk.ledger, Role.CLUSTER, "berlin", desk.now))
-    member = desk.ledger.member_index.member(Role.CLUSTER, "berlin")
+def test_rejecting_another_key_leaves_the_member_in(runner):
+    create(runner, token("a", name="berlin"), token("b"))
+    join(runner, applicant(key="k1"), "a")
+    join(runner, applicant(key="k2"), "b")
+    reject(runner)
+    member = runner.ledger.member_index.member(Role.CLUSTER, "berlin")
     assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k1", "")
     with pytest.raises(Conflict, match="has no pending join request"):
-        desk.run(enrolment.reject_join(desk.ledger, Role.CLUSTER, "berlin", desk.now))
+        reject(runner)
 
 
-# -- renewal
+def test_renewal_writes_the_newest_certificate_and_key(runner):
+    create(runner, token(name="berlin"))
+    join(runner, applicant())
+    runner.pass_time(make.MINUTE)
+    member = certify(runner, "berlin", "k2")
+    assert (member.key, member.certificate) == ("k2", certificate(runner))
+    create(runner, token("later", name="berlin"))
+    assert not join(runner, applicant(), "later")[0]
 
 
-def certify(desk, key="k2", lifetime=make.HOUR):
-    issued = certificate(desk, lifetime)
-    return desk.run(enrolment.issue_certificate(desk.ledger, applicant(key=key), issued, desk.now))
+def test_last_end_is_not_forgotten_when_lifetimes_become_shorter(runner):
+    certify(runner, "berlin", lifetime=10 * make.HOUR)
+    assert (
+        certify(runner, "berlin", lifetime=make.HOUR).certified_until == runner.now + 10 * make.HOUR
+    )
 
 
-def test_renewal_writes_the_newest_certificate_and_key(desk):
-    create(desk, token(name="berlin"))
-    join(desk, applicant())
-    desk.pass_time(make.MINUTE)
-    member = certify(desk)
-    assert (member.key, member.certificate) == ("k2", certificate(desk))
-    assert not join_is_let_in(desk, key="k1")
-
-
-def join_is_let_in(desk, key):
-    create(desk, token("later", name="berlin"))
-    return join(desk, applicant(key=key), "later")[0]
-
-
-def test_last_end_is_not_forgotten_when_lifetimes_become_shorter(desk):
-    certify(desk, lifetime=10 * make.HOUR)
-    assert certify(desk, lifetime=make.HOUR).certified_until == desk.now + 10 * make.HOUR
-
-
-def test_holder_of_a_certificate_from_elsewhere_becomes_a_member(desk):
-    member = certify(desk)
+def test_holder_of_a_certificate_from_elsewhere_becomes_a_member(runner):
+    member = certify(runner, "berlin", "k2")
     assert (member.standing, member.decided_by) == (
         MembershipStatus.ACCEPTED,
         "its older certificate",
     )
     assert not member.was_admitted
-    member = accept(desk)
+    member = accept(runner)
     assert (member.key, member.was_admitted, member.revoked_at) == ("k2", True, None)
 
 
-def test_certificate_from_elsewhere_of_one_that_joins_is_not_forgotten(desk):
-    until = desk.now + 5 * make.HOUR
+def test_certificate_from_elsewhere_of_one_that_joins_is_not_forgotten(runner):
+    until = runner.now + 5 * make.HOUR
     offer = make.advertisement("berlin")
-    desk.run(commands.advertise(desk.ledger, offer, make.STALE_AFTER, desk.now, until))
-    create(desk)
-    join(desk, applicant())
-    accept(desk)
-    assert join(desk, applicant())[1].certified_until == until
+    runner.run(commands.advertise(runner.ledger, offer, make.STALE_AFTER, runner.now, until))
+    create(runner)
+    join(runner, applicant())
+    accept(runner)
+    assert join(runner, applicant())[1].certified_until == until
 
 
-def test_renewal_of_the_true_one_leaves_the_other_waiting(desk):
-    create(desk)
-    join(desk, applicant(key="k1"))
-    member = certify(desk, key="k2")
+def test_renewal_of_the_true_one_leaves_the_other_waiting(runner):
+    create(runner)
+    join(runner, applicant(key="k1"))
+    member = certify(runner, "berlin", "k2")
     assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k2", "k1")
 
 
-def test_revoked_one_renews_nothing(desk):
-    certify(desk)
-    revoke(desk)
+def test_revoked_one_renews_nothing(runner):
+    certify(runner, "berlin", "k2")
+    revoke(runner, "berlin")
     with pytest.raises(Revoked):
-        certify(desk)
+        certify(runner, "berlin", "k2")
 
 
-# -- coming back
-
-
-def test_revoked_one_is_not_let_in_by_its_old_token_nor_by_a_new_one_alone(desk):
-    create(desk, token("a", name="berlin", uses=2), token("b", name="berlin"))
-    join(desk, applicant(), "a")
-    revoke(desk)
-    is_accepted, member = join(desk, applicant(), "a")
+def test_revoked_one_is_not_let_in_by_its_old_token_nor_by_a_new_one_alone(runner):
+    create(runner, token("a", name="berlin", uses=2), token("b", name="berlin"))
+    join(runner, applicant(), "a")
+    revoke(runner, "berlin")
+    is_accepted, member = join(runner, applicant(), "a")
     assert not is_accepted
     assert (member.standing, member.asks) == (MembershipStatus.REVOKED, "k1")
     with pytest.raises(Conflict):
-        join(desk, applicant(key="k2"), "b")
+        join(runner, applicant(key="k2"), "b")
 
 
-def test_accepted_return_keeps_the_moment_of_revocation_and_opens_the_cluster(desk):
-    create(desk, token("a", name="berlin"), token("b"))
-    join(desk, applicant(), "a")
-    desk.advertise("berlin")
-    revoke(desk)
-    assert desk.ledger.cluster(ClusterId("berlin")).cordon == "revoked"
-    join(desk, applicant(key="k2"), "b")
-    member = accept(desk)
-    assert (member.standing, member.revoked_at) == (MembershipStatus.ACCEPTED, desk.now)
-    assert desk.ledger.cluster(ClusterId("berlin")).cordon is None
+def test_accepted_return_keeps_the_moment_of_revocation_and_opens_the_cluster(runner):
+    create(runner, token("a", name="berlin"), token("b"))
+    join(runner, applicant(), "a")
+    runner.advertise("berlin")
+    revoke(runner, "berlin")
+    assert runner.ledger.cluster(ClusterId("berlin")).cordon == "revoked: stolen"
+    join(runner, applicant(key="k2"), "b")
+    member = accept(runner)
+    assert (member.standing, member.revoked_at) == (MembershipStatus.ACCEPTED, runner.now)
+    assert runner.ledger.cluster(ClusterId("berlin")).cordon is None
 
 
-def test_cordon_of_an_administrator_outlives_revocation_and_return(desk):
-    desk.advertise("berlin")
-    desk.cordon("berlin", "new switch")
-    revoke(desk)
-    accept(desk)
-    assert desk.ledger.cluster(ClusterId("berlin")).cordon == "new switch"
+def test_cordon_of_an_administrator_outlives_revocation_and_return(runner):
+    runner.advertise("berlin")
+    runner.cordon("berlin", "new switch")
+    revoke(runner, "berlin")
+    accept(runner)
+    assert runner.ledger.cluster(ClusterId("berlin")).cordon == "new switch"
 
 
-def test_revoked_one_can_be_accepted_without_asking_and_not_with_its_old_key(desk):
+def test_revoked_one_can_be_accepted_without_asking_and_not_with_its_old_key(runner):
     """For certificates that another authority issues: what it shows from now on is believed."""
-    create(desk, token("a", name="berlin"), token("b", name="berlin"))
-    join(desk, applicant(), "a")
-    revoke(desk)
-    member = accept(desk)
+    create(runner, token("a", name="berlin"), token("b", name="berlin"))
+    join(runner, applicant(), "a")
+    revoke(runner, "berlin")
+    member = accept(runner)
     assert (member.standing, member.key) == (MembershipStatus.ACCEPTED, "")
-    assert not join(desk, applicant(), "b")[0]
+    assert not join(runner, applicant(), "b")[0]
+
+
+def test_records_are_put_with_the_ledgers_revision_and_taken_out():
+    ledger, berlin = Ledger(), Member(Role.CLUSTER, "berlin", MembershipStatus.ACCEPTED, make.T0)
+    member = ledger.apply(MemberAccepted(make.T0, berlin))
+    created = ledger.apply(TokenCreated(make.T0, token()))
+    assert (member, created) == (replace(berlin, revision=1), replace(token(), revision=2))
+    assert ledger.member_index.member(Role.CLUSTER, "berlin") == member
+    assert ledger.apply(MemberRemoved(make.T0, berlin.id)) == RecordDeleted("member", berlin.id)
+    assert ledger.apply(TokenRemoved(make.T0, ID)) == RecordDeleted("token", ID)
+    assert (dict(ledger.member_index.members), dict(ledger.member_index.tokens)) == ({}, {})
+    with pytest.raises(NotFound, match="no cluster 'berlin' has joined"):
+        ledger.member_index.member(Role.CLUSTER, "berlin")
+
+
+A = ClusterId("a")
+
+
+@pytest.fixture
+def lenders():
+    return make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+
+
+def test_certificates_of_a_revoked_one_are_refused_old_and_new(lenders):
+    revoke(lenders)
+    for not_before in (lenders.now - make.HOUR, lenders.now, lenders.now + make.HOUR):
+        with pytest.raises(Revoked, match="cluster a was revoked at 2026-01-01T12:00:00Z"):
+            check(lenders, not_before)
+    check(lenders, lenders.now, "b")  # another authority that the broker trusts may have issued it
+    check(lenders, lenders.now, role=Role.ADMIN)
+
+
+def test_after_a_return_only_older_certificates_are_refused(lenders):
+    revoke(lenders)
+    accept(lenders, "a")
+    check(lenders, lenders.now)
+    with pytest.raises(Revoked):
+        check(lenders, lenders.now - make.MOMENT)
+
+
+def test_certificate_of_a_return_within_one_second_is_revoked_too(lenders):
+    """It starts on the next whole second, which may be later than the second revocation."""
+
+    def come_back():
+        accept(lenders, "a")
+        certify(lenders)
+
+    revoke(lenders)
+    come_back()
+    assert revoke(lenders).member.revoked_at == lenders.now + make.SECOND
+    come_back()
+    with pytest.raises(Revoked):
+        check(lenders, lenders.now + 0.999 * make.SECOND)
+    check(lenders, lenders.now + make.SECOND)
+
+
+def test_kept_reservations_stay_and_nothing_new_is_placed_there(lenders):
+    borrowed = lenders.reserve("cpu=1,memory=1Gi", requester="a")
+    lent = lenders.reserve("cpu=1,memory=1Gi", requester="b")
+    waits = lenders.reserve("cpu=9,memory=1Gi", requester="a", wait=make.HOUR)
+    done = revoke(lenders)
+    assert lenders.target(borrowed) == "b"
+    assert lenders.target(lent) == "a"
+    assert lenders[waits].phase == "Released"
+    assert (done.released, done.drained) == ([waits], [])
+    assert lenders.ledger.cluster(A).cordon == "revoked: stolen"
+    assert lenders.refused("cpu=1,memory=1Gi", requester="b") == (
+        "0/2 clusters fit: 1 Cordoned, 1 IsRequester"
+    )
+
+
+def test_released_reservations_give_back_and_move(lenders):
+    lenders.advertise("c")
+    borrowed = lenders.reserve("cpu=1,memory=1Gi", requester="a", pinned="b")
+    lent = lenders.reserve("cpu=1,memory=1Gi", requester="b", pinned="a")
+    free = lenders.reserve("cpu=3,memory=1Gi", requester="c", pinned="a")
+    done = revoke(lenders, release=True)
+    assert (lenders[borrowed].phase, lenders[borrowed].reason) == ("Released", "ReleasedByAdmin")
+    assert lenders[borrowed].message == "Requester a was revoked"
+    assert lenders[lent].phase == "Released"  # it was for a alone
+    assert lenders[free].phase == "Released"
+    assert (done.released, done.drained) == ([borrowed], [lent, free])
+    assert not lenders.reserved("a")
+
+
+def test_what_a_revoked_one_lent_moves_to_others(lenders):
+    lenders.advertise("c")
+    lent = lenders.reserve("cpu=4,memory=1Gi", requester="b")
+    assert lenders.target(lent) == "a"
+    revoke(lenders, release=True)
+    assert lenders.target(lent) == "c"
+
+
+def test_release_may_follow_later(lenders):
+    borrowed = lenders.reserve("cpu=1,memory=1Gi", requester="a")
+    at = revoke(lenders).member.revoked_at
+    lenders.pass_time(make.MINUTE)
+    assert revoke(lenders, release=True).released == [borrowed]
+    assert lenders.ledger.member_index.member(Role.CLUSTER, "a").revoked_at == at
+
+
+def test_one_that_nobody_has_seen_is_refused_should_it_come(lenders):
+    done = revoke(lenders, "nobody")
+    assert not done.was_known
+    with pytest.raises(Revoked):
+        check(lenders, lenders.now, "nobody")
+    assert revoke(lenders, "a").was_known
+
+
+def test_person_of_a_clusters_name_leaves_the_cluster_alone(lenders):
+    revoke(lenders, "a", Role.VIEWER)
+    assert lenders.ledger.cluster(A).cordon is None
+    check(lenders, lenders.now)
+
+
+def test_revoking_one_who_asks_to_return_refuses_it(lenders):
+    revoke(lenders)
+    create(lenders, token(name="a"))
+    assert join(lenders, applicant("a", "k2"))[1].asks == "k2"
+    assert revoke(lenders).member.asks == ""
+
+
+def test_removed_member_stays_refused_until_its_last_certificate_has_ended(lenders):
+    certify(lenders)
+    left = remove(lenders).member
+    assert left is not None
+    assert (left.standing, left.forget_at) == (MembershipStatus.REVOKED, lenders.now + make.HOUR)
+    assert A not in lenders.ledger.clusters
+    with pytest.raises(Revoked):
+        check(lenders, lenders.now)
+    lenders.pass_time(make.HOUR - make.MOMENT)
+    collect(lenders)
+    assert lenders.ledger.member_index.members
+    lenders.pass_time(make.MOMENT)
+    collect(lenders)
+    assert not lenders.ledger.member_index.members
+
+
+def test_removing_a_revoked_one_does_not_let_it_back_in(lenders):
+    revoke(lenders, "nobody")
+    assert remove(lenders, "nobody").member is not None
+    lenders.pass_time(1000 * make.HOUR)
+    collect(lenders)
+    with pytest.raises(Revoked):
+        check(lenders, make.T0, "nobody")
+
+
+def test_certificate_that_a_cluster_advertised_with_counts_too(lenders):
+    until = lenders.now + 5 * make.HOUR
+    certify(lenders, "c")
+    offer = make.advertisement("c")
+    lenders.run(commands.advertise(lenders.ledger, offer, make.STALE_AFTER, lenders.now, until))
+    assert remove(lenders, "c").member.forget_at == until
+    assert remove(lenders, "c").member.forget_at == until  # though its cluster is gone by now
+
+
+@pytest.mark.parametrize("role", [Role.CLUSTER, Role.ADMIN])
+def test_certificate_that_was_shown_for_a_newer_one_counts_too(lenders, role):
+    until = lenders.now + 5 * make.HOUR
+    certify(lenders, role=role, shown_until=until)
+    assert remove(lenders, role=role).member.forget_at == until
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["revoked", "came back"])
+def test_one_that_was_revoked_is_never_forgotten(lenders, returns):
+    """It may hold a certificate that nobody has seen here, which ends later than all others."""
+    certify(lenders)
+    revoke(lenders)
+    if returns:
+        accept(lenders, "a")
+    assert remove(lenders).member.forget_at is None
+    lenders.pass_time(1000 * make.HOUR)
+    collect(lenders)
+    assert remove(lenders).member is not None
+    with pytest.raises(Revoked):
+        check(lenders, make.T0)
+
+
+def test_revoking_a_removed_one_keeps_it_out_for_good(lenders):
+    certify(lenders)
+    remove(lenders)
+    assert revoke(lenders).member.forget_at is None
+
+
+def test_cluster_that_lends_is_not_removed_and_stays_a_member(lenders):
+    certify(lenders)
+    lenders.reserve("cpu=1,memory=1Gi", requester="b")
+    with pytest.raises(Conflict, match="a still lends 1 reservation"):
+        remove(lenders)
+    check(lenders, lenders.now)
+
+
+def test_cluster_without_membership_is_forgotten(lenders):
+    assert remove(lenders).member is None
+    assert A not in lenders.ledger.clusters
+
+
+def test_nobody_is_removed_who_is_not_known(lenders):
+    with pytest.raises(NotFound, match="no viewer 'a' exists"):
+        remove(lenders, role=Role.VIEWER)
+
+
+def make_token(lenders, id, by):
+    create(lenders, replace(token(id, Role.ADMIN, name=id), created_by=by))
+
+
+@pytest.mark.parametrize("put_out", [revoke, remove])
+def test_administrator_leaves_no_token_behind_and_who_it_admitted_is_reported(lenders, put_out):
+    certify(lenders, "mallory", role=Role.ADMIN)
+    for name, by in (("t1", "mallory"), ("t2", "mallory"), ("t3", "alice")):
+        make_token(lenders, name, by)
+    join(lenders, applicant("t1", role=Role.ADMIN), "t1")
+    done = put_out(lenders, "mallory", Role.ADMIN)
+    assert done.left_behind == (("t1", "t2"), ("admin/t1",))
+    assert set(lenders.ledger.member_index.tokens) == {"t3"}
+
+
+def test_tokens_of_an_administrator_outlive_the_cluster_of_its_name(lenders):
+    make_token(lenders, "t1", "a")
+    assert revoke(lenders, "a").left_behind == ((), ())
+    assert revoke(lenders, "a", Role.VIEWER).left_behind == ((), ())
+    assert set(lenders.ledger.member_index.tokens) == {"t1"}
+
+
+def test_expired_tokens_are_listed_for_a_day_and_while_somebody_waits(lenders):
+    create(lenders, token("t1"), token("t2"))
+    join(lenders, applicant("new"), "t2")
+    lenders.pass_time(25 * make.HOUR - make.MOMENT)
+    collect(lenders)
+    assert set(lenders.ledger.member_index.tokens) == {"t1", "t2"}
+    lenders.pass_time(make.MOMENT)
+    collect(lenders)
+    assert set(lenders.ledger.member_index.tokens) == {"t2"}

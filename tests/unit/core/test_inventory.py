@@ -1,8 +1,16 @@
-"""What a cluster has and uses is summed exactly, nothing counts twice, and nothing is forgotten."""
+"""Totals of the local cluster: exact for any order of changes, and cheap for any number of pods."""
+
+import json
+import sys
+import tracemalloc
+from collections import defaultdict
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kubelend.core import pod_requests
 from kubelend.core.inventory import Hold, Inventory
 from kubelend.core.pod_requests import Node, OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
@@ -15,28 +23,33 @@ def cpu(cores, **others):
     return Resources(cpu=cores, **others)
 
 
-TEN = cpu(10)
+def node(name="n1", cores=10, **fields):
+    return Node(name, cpu(cores + 1), cpu(cores), **fields)
 
 
-def node(name="n1", amount=TEN, **fields):
-    return Node(name, cpu(amount.cpu + 1), amount, **fields)
+def pod(id, cores=1, on="n1", of=None, **fields):
+    """`of` is "origin/virtual node" of an offloaded pod."""
+    source = OffloadedFrom(*of.split("/")) if of else None
+    return Pod(id, on, cpu(cores), offloaded_from=source, **fields)
 
 
-def pod(id, amount=1, on="n1", of=None, **fields):
-    """One that asks for so much CPU; `of` is "origin/virtual node" of a guest."""
-    guest = OffloadedFrom(*of.split("/")) if of else None
-    requests = amount if isinstance(amount, Resources) else cpu(amount)
-    return Pod(id, on, requests, offloaded_from=guest, **fields)
-
-
-def inventory(*things, **holds):
-    """Of nodes and pods, and of holds as `res1=("rome", 4)`."""
+def inventory(*things):
     made = Inventory()
     for thing in things:
         made.put_node(thing) if isinstance(thing, Node) else made.put_pod(thing)
-    for reservation, (requester, amount) in holds.items():
-        resources = amount if isinstance(amount, Resources) else cpu(amount)
-        made.put_hold(reservation, Hold(requester, resources))
+    return made
+
+
+def shared(pods, holds):
+    """100 cores with pods as "3@rome/res1", or "3" for an own one, and holds as "res1=rome:4"."""
+    parts = [text.partition("@") for text in pods.split()]
+    made = inventory(
+        node("n1", 100), *(pod(str(i), int(n), of=of) for i, (n, _, of) in enumerate(parts))
+    )
+    for text in holds.split():
+        reservation, _, hold = text.partition("=")
+        requester, _, cores = hold.partition(":")
+        made.put_hold(reservation, Hold(requester, cpu(int(cores))))
     return made
 
 
@@ -44,25 +57,13 @@ def allocated(found):
     return found.totals().allocated.cpu
 
 
-def free(found, without=""):
-    assert found.free() == found.totals().free
-    return found.free(without).cpu
-
-
-# -- nodes and pods
-
-
-def test_empty_cluster_has_nothing():
+def test_nodes_and_pods_are_summed():
     totals = Inventory().totals()
     assert (totals.nodes, totals.pods) == (0, 0)
     assert {totals.capacity, totals.allocated, totals.free, totals.largest} == {NOTHING}
-
-
-def test_nodes_and_pods_are_summed():
-    found = inventory(node("n1"), node("n2", cpu(20)), pod("a", 2), pod("b", 3, on="n2"))
-    totals = found.totals()
+    totals = inventory(node("n1"), node("n2", 20), pod("a", 2), pod("b", 3, on="n2")).totals()
     assert (totals.capacity, totals.allocatable) == (cpu(32), cpu(30))
-    assert (totals.allocated, totals.free) == (cpu(5), cpu(25))
+    assert (totals.allocated, totals.free, totals.largest) == (cpu(5), cpu(25), cpu(17))
     assert (totals.nodes, totals.pods) == (2, 2)
 
 
@@ -83,258 +84,52 @@ def test_node_that_does_not_count_takes_its_pods_with_it_and_brings_them_back(fi
     assert found.totals() == before
 
 
-def test_pod_may_be_seen_before_its_node():
-    found = inventory(pod("a", 2))
-    assert found.totals().allocated == found.totals().pending == NOTHING
-    found.put_node(node())
-    assert allocated(found) == 2
-
-
-def test_node_that_is_gone_leaves_no_use_behind_and_one_of_its_name_finds_its_pods():
-    found = inventory(node(), pod("a", 2))
-    found.delete_node("n1")
-    assert (allocated(found), free(found)) == (0, 0)
-    found.put_node(node())
-    assert allocated(found) == 2
-
-
-def test_node_that_changes_counts_once():
-    found = inventory(node(), pod("a", 2))
-    found.put_node(node("n1", cpu(20)))
-    assert (allocated(found), free(found), found.totals().capacity.cpu) == (2, 18, 21)
-
-
-def test_unscheduled_pods_are_pending_and_no_use():
-    found = inventory(node(), pod("a", 2, on=""), pod("b", 3, on="", of="rome/v"))
-    assert found.totals().pending == cpu(5)
-    assert (allocated(found), found.totals().pods) == (0, 0)
-    found.put_pod(pod("a", 2))
-    assert (found.totals().pending, allocated(found)) == (cpu(3), 2)
-
-
-def test_finished_pods_count_nowhere():
-    found = inventory(node(), pod("a", 2), pod("b", 3, on=""), pod("c", 4, is_finished=True))
-    assert allocated(found) == 2
-    found.put_pod(pod("a", 2, is_finished=True))
-    found.put_pod(pod("b", 3, on="", is_finished=True))
-    assert (allocated(found), found.totals().pending, found.totals().pods) == (0, NOTHING, 0)
-
-
-def test_pod_that_changes_counts_as_it_is_now():
-    found = inventory(node("n1"), node("n2", is_ready=False), pod("a", 2))
-    found.put_pod(pod("a", 5))
-    assert allocated(found) == 5
-    found.put_pod(pod("a", 5, on="n2"))
-    assert allocated(found) == 0
-    found.put_pod(pod("a", 5, of="rome/v"))
-    assert allocated(found) == 5
-
-
-def test_what_is_gone_twice_was_gone():
-    found = inventory(node(), pod("a", 2))
-    for _ in range(2):
-        found.delete_pod("a")
-        found.delete_pod("never there")
-        found.delete_node("never there")
-        found.delete_hold("never there")
-    assert (allocated(found), free(found)) == (0, 10)
-
-
-def test_reset_forgets_nodes_and_pods_and_keeps_holds():
-    found = inventory(node("n1"), pod("a", 2), pod("b", 2, on=""), res1=("rome", 4))
-    found.reset([node("n2", cpu(20))], [pod("c", 3, on="n2"), pod("d", 9, is_finished=True)])
-    assert (
-        found.totals()
-        == inventory(node("n2", cpu(20)), pod("c", 3, on="n2"), res1=("rome", 4)).totals()
-    )
-    assert found.totals().pending == NOTHING
-    assert free(found) == 13
-
-
-def test_every_resource_is_summed_by_itself():
-    most = Resources(8, 100, 4, 50, {FPGA: 2})
-    found = inventory(node("n1", most), pod("a", Resources(1, 30, 1, 5, {FPGA: 1, "other": 3})))
-    assert found.free() == Resources(7, 70, 3, 45, {FPGA: 1, "other": -3})
-    found.delete_pod("a")
-    assert found.free() == most
-
-
-# -- the largest fit on one node
-
-
-def test_largest_is_the_most_left_on_one_node_of_each_resource():
-    found = inventory(
-        node("n1", cpu(10, memory=5, extended={FPGA: 1})),
-        node("n2", cpu(4, memory=50)),
-        pod("a", 7),
-        pod("b", cpu(0, memory=20), on="n2", of="rome/v"),
-    )
-    assert found.totals().largest == cpu(4, memory=30, extended={FPGA: 1})
-
-
-def test_largest_is_never_negative_and_counts_no_holds():
-    found = inventory(node("n1", cpu(3)), pod("a", cpu(5, gpu=1)), res1=("rome", 4))
-    assert found.totals().largest == NOTHING
-    found.delete_pod("a")
-    assert found.totals().largest == cpu(3)
-    assert free(found) == -1
-
-
-# -- holds and guests
-
-
-def guests(*things, **holds):
-    return inventory(node("n1", cpu(100)), *things, **holds)
-
-
-HOLDS = [
-    # things and holds: allocated, free of 100
-    ("hold_alone", guests(res1=("rome", 4)), 0, 96),
-    ("own_use_beside_a_hold", guests(pod("a", 10), res1=("rome", 4)), 10, 86),
-    ("guests_within_their_hold", guests(pod("a", 3, of="rome/res1"), res1=("rome", 4)), 0, 96),
-    ("guests_that_fill_it", guests(pod("a", 4, of="rome/res1"), res1=("rome", 4)), 0, 96),
-    ("guests_beyond_it", guests(pod("a", 7, of="rome/res1"), res1=("rome", 4)), 3, 93),
-    (
-        "guests_together_beyond_it",
-        guests(pod("a", 3, of="rome/res1"), pod("b", 3, of="rome/res1"), res1=("rome", 4)),
-        2,
-        94,
-    ),
-    ("guests_without_a_hold", guests(pod("a", 7, of="rome/v")), 7, 93),
-    ("guests_of_another_cluster", guests(pod("a", 7, of="oslo/v"), res1=("rome", 4)), 7, 89),
-    (
-        "the_name_of_a_hold_is_not_enough",
-        guests(pod("a", 3, of="oslo/res1"), res1=("rome", 4)),
-        3,
-        93,
-    ),
-    (
-        "one_hold_does_not_pay_for_another",
-        guests(pod("a", 7, of="rome/res1"), res1=("rome", 4), res2=("rome", 9)),
-        3,
-        84,
-    ),
-    ("guests_by_another_name", guests(pod("a", 3, of="rome/v"), res1=("rome", 4)), 0, 96),
-    ("guests_by_no_name", guests(pod("a", 3, of="rome/"), res1=("rome", 4)), 0, 96),
-    (
-        "guests_by_other_names_against_other_holds",
-        guests(
-            pod("a", 6, of="rome/v"),
-            pod("b", 8, of="rome/w"),
-            pod("c", 1, of="rome/res3"),
-            res1=("rome", 4),
-            res2=("rome", 5),
-            res3=("rome", 20),
-        ),
-        5,
-        66,
-    ),
-    (
-        "guests_by_another_name_while_all_holds_are_known",
-        guests(pod("a", 3, of="rome/v"), pod("b", 1, of="rome/res1"), res1=("rome", 4)),
-        3,
-        93,
-    ),
-    (
-        "a_guest_that_asks_for_nothing_claims_its_hold",
-        guests(pod("a", 3, of="rome/v"), pod("b", 0, of="rome/res1"), res1=("rome", 4)),
-        3,
-        93,
-    ),
-    (
-        "unscheduled_and_finished_guests_use_nothing",
-        guests(
-            pod("a", 7, on="", of="rome/res1"),
-            pod("b", 7, of="rome/res1", is_finished=True),
-            res1=("rome", 4),
-        ),
-        0,
-        96,
-    ),
-    (
-        "guests_on_nodes_that_do_not_count",
-        guests(node("n2", labels=VIRTUAL), pod("a", 7, on="n2", of="rome/res1"), res1=("rome", 4)),
-        0,
-        96,
-    ),
-]
-
-
 @pytest.mark.parametrize(
-    "found, used, left", [case[1:] for case in HOLDS], ids=[case[0] for case in HOLDS]
-)
-def test_holds_and_guests_count_once(found, used, left):
-    assert (allocated(found), free(found)) == (used, left)
-
-
-def test_guest_that_asks_for_nothing_keeps_its_group_until_it_goes():
-    found = guests(
-        pod("a", 0, of="rome/res1"),
-        pod("b", 3, of="rome/res1"),
-        pod("c", 3, of="rome/v"),
-        res1=("rome", 4),
-    )
-    found.delete_pod("b")
-    assert (allocated(found), free(found)) == (3, 93)
-    found.delete_pod("a")
-    assert (allocated(found), free(found)) == (0, 96)
-
-
-def test_larger_of_hold_and_use_is_taken_of_each_resource():
-    found = inventory(
-        node("n1", cpu(10, memory=100, extended={FPGA: 3})),
-        pod("a", cpu(1, memory=50, extended={FPGA: 2}), of="rome/res1"),
-        res1=("rome", cpu(4, memory=10, extended={FPGA: 1})),
-    )
-    assert found.totals().allocated == cpu(0, memory=40, extended={FPGA: 1})
-    assert found.free() == cpu(6, memory=50, extended={FPGA: 1})
-
-
-def test_what_the_broker_computes_is_what_is_free():
-    for case in HOLDS:
-        found, totals = case[1], case[1].totals()
-        reserved = sum((hold.resources for hold in found.holds.values()), NOTHING)
-        assert totals.free == totals.allocatable - totals.allocated - reserved
-
-
-def test_more_promised_than_there_is_shows():
-    assert free(inventory(node("n1", cpu(10)), pod("a", 8), res1=("rome", 4))) == -2
-
-
-@pytest.mark.parametrize(
-    "found, left",
+    "pods, holds, used, left",
     [
-        (guests(pod("a", 9), res1=("rome", 4)), 91),
-        (guests(res1=("rome", 4), res2=("rome", 5)), 95),
-        (guests(res1=("rome", 4), res2=("oslo", 5)), 95),
-        (guests(pod("a", 3, of="rome/res1"), res1=("rome", 4)), 100),
-        (guests(pod("a", 7, of="rome/res1"), res1=("rome", 4), res2=("rome", 5)), 95),
-        (guests(pod("a", 3, of="rome/v"), res1=("rome", 4), res2=("rome", 5)), 95),
-        (guests(pod("a", 20, of="rome/v"), res1=("rome", 4), res2=("rome", 5)), 84),
-        (guests(res2=("rome", 5)), 95),
-    ],
-    ids=[
-        "own_use_stays",
-        "holds_of_the_same_cluster_stay",
-        "holds_of_others_stay",
-        "its_guests_do_not_speak_against_it",
-        "nor_those_beyond_it",
-        "nor_those_that_may_be_its_own",
-        "up_to_its_size",
-        "one_that_is_not_held",
+        pytest.param("", "res1=rome:4", 0, 96, id="hold alone"),
+        pytest.param("10", "res1=rome:4", 10, 86, id="own use beside a hold"),
+        pytest.param("3@rome/res1", "res1=rome:4", 0, 96, id="within their hold"),
+        pytest.param("4@rome/res1", "res1=rome:4", 0, 96, id="fill it"),
+        pytest.param("7@rome/res1", "res1=rome:4", 3, 93, id="beyond it"),
+        pytest.param("3@rome/res1 3@rome/res1", "res1=rome:4", 2, 94, id="together beyond it"),
+        pytest.param("7@rome/v", "", 7, 93, id="without a hold"),
+        pytest.param("7@oslo/v", "res1=rome:4", 7, 89, id="of another cluster"),
+        pytest.param("3@oslo/res1", "res1=rome:4", 3, 93, id="only the name of a hold"),
+        pytest.param("7@rome/res1", "res1=rome:4 res2=rome:9", 3, 84, id="another hold"),
+        pytest.param("3@rome/v", "res1=rome:4", 0, 96, id="by another name"),
+        pytest.param("3@rome/", "res1=rome:4", 0, 96, id="by no name"),
+        pytest.param(
+            "6@rome/v 8@rome/w 1@rome/res3",
+            "res1=rome:4 res2=rome:5 res3=rome:20",
+            5,
+            66,
+            id="by other names against other holds",
+        ),
+        pytest.param("3@rome/v 1@rome/res1", "res1=rome:4", 3, 93, id="all holds are known"),
+        pytest.param("3@rome/v 0@rome/res1", "res1=rome:4", 3, 93, id="nothing claims its hold"),
     ],
 )
-def test_free_without_a_reservation_counts_its_share_as_free(found, left):
-    assert free(found, without="res1") == left
+def test_holds_and_offloaded_pods_count_once(pods, holds, used, left):
+    found = shared(pods, holds)
+    assert (allocated(found), found.free().cpu) == (used, left)
 
 
-def test_hold_that_changes_or_goes_frees_the_rest():
-    found = guests(pod("a", 3, of="rome/res1"), res1=("rome", 8))
-    found.put_hold("res1", Hold("rome", cpu(5)))
-    assert (allocated(found), free(found)) == (0, 95)
-    assert dict(found.holds) == {"res1": Hold("rome", cpu(5))}
-    found.delete_hold("res1")
-    assert (allocated(found), free(found), dict(found.holds)) == (3, 97, {})
+@pytest.mark.parametrize(
+    "pods, holds, left",
+    [
+        pytest.param("9", "res1=rome:4", 91, id="own use stays"),
+        pytest.param("", "res1=rome:4 res2=rome:5", 95, id="holds of the same cluster stay"),
+        pytest.param("", "res1=rome:4 res2=oslo:5", 95, id="holds of others stay"),
+        pytest.param("3@rome/res1", "res1=rome:4", 100, id="its own pods do not count"),
+        pytest.param("7@rome/res1", "res1=rome:4 res2=rome:5", 95, id="nor those beyond it"),
+        pytest.param("3@rome/v", "res1=rome:4 res2=rome:5", 95, id="nor those that may be its own"),
+        pytest.param("20@rome/v", "res1=rome:4 res2=rome:5", 84, id="up to its size"),
+        pytest.param("", "res2=rome:5", 95, id="one that is not held"),
+    ],
+)
+def test_free_without_a_reservation_counts_its_share_as_free(pods, holds, left):
+    assert shared(pods, holds).free(without="res1").cpu == left
 
 
 def test_totals_are_a_record_that_stays():
@@ -343,3 +138,275 @@ def test_totals_are_a_record_that_stays():
     text = msgspec.json.encode(totals)
     found.put_pod(pod("b", 2))
     assert msgspec.json.encode(totals) == text
+
+
+NAMES = ("cpu", "memory", "gpu", "storage", FPGA)
+NODES = ("n1", "n2", "n3")
+IDS = ("p1", "p2", "p3", "p4", "p5")
+ORIGINS = ("rome", "oslo")
+RESERVATIONS = ("res1", "res2", "res3")
+
+some = st.integers(0, 9)
+amounts = st.just(NOTHING) | st.builds(
+    Resources, some, some, some, some, st.dictionaries(st.just(FPGA), some)
+)
+labels = st.sampled_from([{}, {}, {}, {"liqo.io/type": "virtual-node"}])
+mostly = st.sampled_from([True, True, True, False])
+nodes = st.builds(Node, st.sampled_from(NODES), amounts, amounts, labels, mostly, mostly)
+offloaded_pods = st.builds(
+    OffloadedFrom, st.sampled_from(ORIGINS), st.sampled_from([*RESERVATIONS, "", "other"])
+)
+pods = st.builds(
+    Pod,
+    st.sampled_from(IDS),
+    st.sampled_from([*NODES, ""]),
+    amounts,
+    mostly.map(lambda usual: not usual),
+    st.none() | offloaded_pods,
+)
+holds = st.builds(Hold, st.sampled_from(ORIGINS), amounts)
+
+
+def calls(name, *arguments):
+    return st.tuples(st.just(name), *arguments)
+
+
+steps = st.lists(
+    calls("put_node", nodes)
+    | calls("delete_node", st.sampled_from(NODES))
+    | calls("put_pod", pods)
+    | calls("put_pod", pods)
+    | calls("delete_pod", st.sampled_from(IDS))
+    | calls("put_hold", st.sampled_from(RESERVATIONS), holds)
+    | calls("delete_hold", st.sampled_from(RESERVATIONS))
+    | calls("reset", st.lists(nodes, max_size=4), st.lists(pods, max_size=6)),
+    max_size=25,
+)
+
+
+class Plain:
+    """What is there, and sums that are made of it anew each time, by loops that hide nothing."""
+
+    def __init__(self):
+        self.nodes, self.pods, self.holds = {}, {}, {}
+
+    def apply(self, name, *arguments):
+        if name == "reset":
+            self.nodes = {node.name: node for node in arguments[0]}
+            self.pods = {pod.id: pod for pod in arguments[1]}
+            return
+        kept = {"node": self.nodes, "pod": self.pods, "hold": self.holds}[name.split("_")[1]]
+        if name.startswith("delete"):
+            kept.pop(arguments[0], None)
+        elif name == "put_hold":
+            kept[arguments[0]] = arguments[1]
+        else:
+            found = arguments[0]
+            kept[found.name if name == "put_node" else found.id] = found
+
+    def own_nodes(self):
+        good = (node for node in self.nodes.values() if node.is_ready and node.is_schedulable)
+        return [node for node in good if not node.labels]
+
+    def running(self):
+        names = {node.name for node in self.own_nodes()}
+        return [p for p in self.pods.values() if not p.is_finished and p.node in names]
+
+    def sums(self, of):
+        """Each sum of `Totals`, of one resource."""
+        own = self.own_nodes()
+        left = {node.name: node.allocatable.amount(of) for node in own}
+        for pod in self.running():
+            left[pod.node] -= pod.requests.amount(of)
+        unscheduled = (p for p in self.pods.values() if not p.is_finished and not p.node)
+        beyond, committed = self.offloaded_pods(of)
+        local = sum(pod.requests.amount(of) for pod in self.running() if pod.offloaded_from is None)
+        allocatable = sum(node.allocatable.amount(of) for node in own)
+        return {
+            "capacity": sum(node.capacity.amount(of) for node in own),
+            "allocatable": allocatable,
+            "allocated": local + beyond,
+            "pending": sum(pod.requests.amount(of) for pod in unscheduled),
+            "largest": max([0, *left.values()]),
+            "free": allocatable - local - committed,
+        }
+
+    def offloaded_pods(self, of):
+        """What they use beyond what is held, and the sum of the larger of both."""
+        used: dict[OffloadedFrom, int] = defaultdict(int)
+        for pod in self.running():
+            if pod.offloaded_from is not None:
+                used[pod.offloaded_from] += pod.requests.amount(of)
+        rest = {origin: [0, 0] for origin in ORIGINS}
+        pairs = []
+        for reservation, hold in self.holds.items():
+            held = hold.resources.amount(of)
+            its_own = OffloadedFrom(hold.requester, reservation)
+            if its_own in used:
+                pairs.append((held, used.pop(its_own)))
+            else:
+                rest[hold.requester][0] += held
+        for source, amount in used.items():
+            rest[source.origin][1] += amount
+        pairs += [(held, amount) for held, amount in rest.values()]
+        beyond = sum(max(0, amount - held) for held, amount in pairs)
+        return beyond, sum(max(held, amount) for held, amount in pairs)
+
+
+@given(steps)
+def test_any_way_to_the_same_cluster_gives_the_same_sums(steps):
+    inventory, plain = Inventory(), Plain()
+    for name, *arguments in steps:
+        getattr(inventory, name)(*arguments)
+        plain.apply(name, *arguments)
+        totals = inventory.totals()
+        for of in NAMES:
+            sums = plain.sums(of)
+            assert {part: getattr(totals, part).amount(of) for part in sums} == sums
+        assert (totals.nodes, totals.pods) == (len(plain.own_nodes()), len(plain.running()))
+        assert inventory.free() == totals.free
+        assert inventory.holds == plain.holds
+
+
+@given(steps)
+def test_room_for_a_reservation_is_what_is_free_once_it_and_its_pods_are_gone(steps):
+    inventory, plain = Inventory(), Plain()
+    for name, *arguments in steps:
+        getattr(inventory, name)(*arguments)
+        plain.apply(name, *arguments)
+    offloaded = {
+        pod.id: pod.offloaded_from for pod in plain.running() if pod.offloaded_from is not None
+    }
+    for name, source in offloaded.items():
+        hold = plain.holds.get(source.virtual_node)
+        if hold is None or hold.requester != source.origin:
+            inventory.delete_pod(name)  # it bears no hold's name: one cannot know whose it is
+    room = inventory.free("res1")
+    for name, source in offloaded.items():
+        if source.virtual_node == "res1":
+            inventory.delete_pod(name)
+    inventory.delete_hold("res1")
+    assert inventory.free() == room
+
+
+def crowd(count, nodes=10):
+    """A cluster of so many pods, a third of them offloaded."""
+    found = Inventory()
+    for i in range(nodes):
+        found.put_node(Node(f"n{i}", allocatable=Resources(cpu=10**6)))
+    for i in range(count):
+        source = OffloadedFrom("rome", "res1") if i % 3 == 0 else None
+        found.put_pod(Pod(f"p{i}", f"n{i % nodes}", SOME, offloaded_from=source))
+    found.put_hold("res1", Hold("rome", Resources(cpu=5)))
+    return found
+
+
+def cost(action):
+    """Every instruction that it executes, and every function in C that it calls."""
+    instructions, functions = 0, []
+
+    def trace(frame, event, argument):
+        nonlocal instructions
+        frame.f_trace_opcodes = True
+        instructions += event == "opcode"
+        return trace
+
+    def profile(frame, event, argument):
+        if event == "c_call":
+            functions.append(argument.__qualname__)
+
+    before = sys.gettrace(), sys.getprofile()
+    sys.setprofile(profile)
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    return instructions, [name for name in functions if name not in ("settrace", "setprofile")]
+
+
+SOME = Resources(1, 2, extended={FPGA: 1})
+CHANGES = {
+    "new": lambda f: f.put_pod(
+        Pod("new", "n1", SOME, offloaded_from=OffloadedFrom("rome", "res1"))
+    ),
+    "changed": lambda f: f.put_pod(Pod("p1", "n2", Resources(3, extended={FPGA: 2}))),
+    "unchanged": lambda f: f.put_pod(Pod("p1", "n1", SOME)),
+    "finished": lambda f: f.put_pod(Pod("p3", "n3", is_finished=True)),
+    "gone": lambda f: f.delete_pod("p3"),
+    "node changed": lambda f: f.put_node(Node("n1", allocatable=Resources(cpu=7))),
+    "node lost": lambda f: f.put_node(Node("n1", is_ready=False)),
+    "summed": lambda f: (f.totals(), f.free("res1")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_change_costs_the_same_among_few_pods_and_many(change):
+    few, many = crowd(100), crowd(10_000)
+    assert cost(lambda: change(few)) == cost(lambda: change(many))
+
+
+@pytest.mark.parametrize("name", ["new", "changed", "finished", "gone"])
+def test_change_costs_the_same_among_few_nodes_and_many(name):
+    few, many = crowd(3000), crowd(3000, nodes=500)
+    assert cost(lambda: CHANGES[name](few)) == cost(lambda: CHANGES[name](many))
+
+
+def test_change_of_a_pod_calls_nothing_that_could_hide_a_loop():
+    """But the copy of a sum's extended resources, of which there are as many as kinds."""
+    found = crowd(50)
+    _, functions = cost(
+        lambda: [CHANGES[name](found) for name in ("new", "changed", "gone", "finished")]
+    )
+    methods = {"get", "pop", "setdefault", "items", "values", "copy"}
+    assert set(functions) <= {"tuple.__new__", *(f"dict.{name}" for name in methods)}
+
+
+def test_costs_are_counted():
+    numbers = list(range(100))
+    less, more = (cost(lambda n=n: [i + 1 for i in numbers[:n]]) for n in (10, 100))
+    assert more[0] > less[0] > 0
+    assert "dict.get" in cost(lambda: {1: 2}.get(1))[1]
+
+
+def test_pods_that_are_gone_leave_nothing_behind():
+    found = crowd(30)
+    for i in range(30):
+        found.delete_pod(f"p{i}")
+    for i in range(10):
+        found.delete_node(f"n{i}")
+    found.delete_hold("res1")
+    assert sizes(found) == sizes(Inventory())
+
+
+def sizes(found):
+    """How much each part of it keeps, at any depth."""
+    slots = [name for kind in type(found).__mro__ for name in getattr(kind, "__slots__", ())]
+    parts = {**getattr(found, "__dict__", {}), **{name: getattr(found, name) for name in slots}}
+    kept = {name: len(part) for name, part in parts.items() if isinstance(part, dict)}
+    deeper = {name: sizes(part) for name, part in parts.items() if hasattr(part, "__slots__")}
+    return {**kept, **{name: part for name, part in deeper.items() if name not in kept}}
+
+
+def test_ten_thousand_pods_are_small():
+    """Under 0.2 kB each, half of it the ID: what pods have in common is kept once."""
+    tracemalloc.start()
+    try:
+        found = Inventory()
+        for i in range(10_000):
+            found.put_pod(pod_requests.project_pod(read(f"{i:012}", f"node-{i % 100}")))
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert sizes(found)["_pods"] == 10_000
+    assert used < 2_500_000
+
+
+def read(id, node):
+    wanted = {"requests": {"cpu": "250m", "memory": "64Mi"}}
+    found = {
+        "metadata": {"uid": f"0f0e7c1e-5a59-4c1c-a70d-{id}", "name": "web", "labels": {"a": "b"}},
+        "spec": {"nodeName": node, "containers": [{"name": "web", "resources": wanted}]},
+    }
+    return msgspec.json.decode(json.dumps(found), type=pod_requests.KubernetesPod)

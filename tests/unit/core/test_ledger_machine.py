@@ -4,6 +4,9 @@ Hypothesis plays clusters, borrowers, administrators, the passing of time and re
 ledger, and shrinks what breaks it to a few steps.
 """
 
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,13 +16,12 @@ import make
 import reference
 from kubelend.core import audit, errors, quotas
 from kubelend.core.decision import NoFit
-from kubelend.core.events import Archived, ClusterDeleted, RecordDeleted, Requested
+from kubelend.core.events import Archived, Change, ClusterDeleted, Event, RecordDeleted, Requested
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Rejection
-from kubelend.core.models import ReservationId
+from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.resources import Resources
 from kubelend.stores import batch as stores_batch
-from watched import Watched
 
 GI = 2**30
 CLUSTERS = ["a", "b", "c"]
@@ -80,6 +82,101 @@ CURED_BY_WAITING = {
 }
 
 
+class CheckedLedger(make.Recorder):
+    """Checks every hold in the moment it is taken, whichever event takes it, and records what is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overbooked: list[str] = []
+
+    def apply(self, event: Event) -> Change:
+        before, ends = holds(self), {r.id: r.expires_at for r in self.reservations.values()}
+        change = super().apply(event)
+        new = holds(self) - before
+        for name, cluster in new:
+            found = self.reservations[name]
+            self.overbooked += self._shortages(found, cluster)
+            self.overbooked += self._breaches(found, cluster, event.at)
+            if found.left == ():  # a move takes nothing more of its requester's quota
+                self.overbooked += self._excesses(found)
+        for found in list(self.reservations.values()):
+            longer = found.is_live and ends.get(found.id) not in {None, found.expires_at}
+            if longer or any(found.id == name for name, _ in new):
+                self.overbooked += self._overspent(found, event.at)
+        return change
+
+    def _shortages(self, found: Reservation, cluster: ClusterId) -> Iterator[str]:
+        """What was not asked for may be short already: the cluster's own pods may have taken it."""
+        offer = self.clusters[cluster].advertisement
+        promised = self._loaned(cluster) + offer.allocated
+        for name, _ in found.request.resources.items():  # noqa: PERF102 - not a dict
+            if promised.amount(name) > offer.allocatable.amount(name):
+                yield f"{found.id} took {name} that {cluster} does not have"
+
+    def _breaches(self, found: Reservation, cluster: ClusterId, at: datetime) -> Iterator[str]:
+        record, requester = self.clusters[cluster], found.requester
+        own = _sum(reference.lent_to(requester, record, self))
+        for policy in reference.policies(record, self):
+            if policy.allow and not reference.is_named(requester, policy.allow):
+                yield f"{cluster} does not lend to {requester}"
+            if reference.is_named(requester, policy.deny):
+                yield f"{cluster} denies {requester}"
+            if not reference.is_open((policy.hours,), at):
+                yield f"{cluster} is closed"
+            for name, _ in found.request.resources.items():  # noqa: PERF102 - not a dict
+                if self.available(cluster).amount(name) < policy.keep_back.amount(name):
+                    yield f"{found.id} took {name} that {cluster} keeps back"
+                if self._loaned(cluster).amount(name) > policy.max_lent.get(name, 10**20):
+                    yield f"{cluster} lends more {name} than it wants to"
+                if own.amount(name) > policy.max_per_requester.get(name, 10**20):
+                    yield f"{cluster} lends {requester} more {name} than it wants to"
+
+    def _excesses(self, found: Reservation) -> Iterator[str]:
+        quota = self.limits(found.requester).quota
+        mine = [r for r in self.reservations.values() if r.requester == found.requester]
+        live = [one for one in mine if one.is_live]
+        if quota is None:
+            return
+        if quota.reservations is not None and len(live) > quota.reservations:
+            yield f"{found.requester} holds more reservations than its quota"
+        for name, _ in found.request.resources.items():  # noqa: PERF102 - not a dict
+            if _sum(live).amount(name) > quota.amounts.get(name, 10**20):
+                yield f"{found.requester} holds more {name} than its quota"
+
+    def _overspent(self, found: Reservation, at: datetime) -> Iterator[str]:
+        quota = self.limits(found.requester).quota
+        if quota is None or quota.budget is None or not found.hourly:
+            return
+        if found.currency != quota.currency:
+            yield f"{found.id} costs another currency than the budget's"
+        day = at.replace(hour=0, minute=0, second=0, microsecond=0)
+        while found.expires_at is not None and day < found.expires_at:
+            spent = sum(
+                reference.spent_on(one, day, quota.currency)
+                for one in self.reservations.values()
+                if one.requester == found.requester
+            )
+            if spent > quota.budget:
+                yield f"{found.requester} spends {float(spent)} on {day:%d %B}"
+            day += timedelta(days=1)
+
+    def _loaned(self, cluster: ClusterId) -> Resources:
+        return _sum([r for r in self.reservations.values() if r.is_live and r.target == cluster])
+
+
+def holds(ledger: Ledger) -> set[tuple[ReservationId, ClusterId]]:
+    """Every live hold there is, as the records tell it: which reservation, on which cluster."""
+    return {
+        (found.id, found.target)
+        for found in ledger.reservations.values()
+        if found.phase in ("Reserved", "Active") and found.target is not None
+    }
+
+
+def _sum(reservations: list[Reservation]) -> Resources:
+    return sum((found.request.resources for found in reservations), Resources())
+
+
 def vector(size):
     cpu, memory, fpga = size
     return Resources(cpu * 1000, memory * GI, 0, 0, {"example.com/fpga": fpga})
@@ -88,16 +185,16 @@ def vector(size):
 class LedgerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.desk = make.Desk(Watched(), START)
-        self.desk.max_waiting = 5
+        self.runner = make.CommandRunner(CheckedLedger(), START)
+        self.runner.max_waiting = 5
         self.looked_at = START
         """When the broker last looked at the clock."""
-        self.monitor = self.desk.monitor(LOST_AFTER)
+        self.monitor = self.runner.monitor(LOST_AFTER)
 
     @property
-    def ledger(self) -> Watched:
-        assert isinstance(self.desk.ledger, Watched)
-        return self.desk.ledger
+    def ledger(self) -> CheckedLedger:
+        assert isinstance(self.runner.ledger, CheckedLedger)
+        return self.runner.ledger
 
     def pick(self, number):
         known = sorted(self.ledger.reservations)
@@ -115,10 +212,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def ask(self, asked):
         """Whatever is answered at once is what the plain reference decides just before."""
         known = asked.key is not None and self.ledger.by_key(asked.requester, asked.key)
-        expected = reference.decide(self.desk.question(asked), self.ledger)
+        expected = reference.decide(self.runner.question(asked), self.ledger)
         too_much = reference.exceeds_quota(asked, self.ledger)
         seen = len(self.ledger.events)
-        answer = self.attempt(self.desk.ask, asked)
+        answer = self.attempt(self.runner.ask, asked)
         if not known and too_much:
             assert (answer, len(self.ledger.events)) == (None, seen)
         elif not known:
@@ -134,18 +231,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def open(self, size):
         """Most of it is lent from the start, so that waiting is the rule and not the exception."""
         for name in CLUSTERS:
-            self.desk.advertise(name, vector(size), labels={"zone": "x"})
-            self.desk.reserve(vector((size[0] - 1, 1, 0)), pinned=name)
+            self.runner.advertise(name, vector(size), labels={"zone": "x"})
+            self.runner.reserve(vector((size[0] - 1, 1, 0)), pinned=name)
 
     @rule(name=clusters, size=sizes, used=st.integers(0, 3), offer=st.sampled_from(OFFERS))
     def advertise(self, name, size, used, offer):
-        self.desk.advertise(name, vector(size), allocated=f"cpu={used}", **offer)
+        self.runner.advertise(name, vector(size), allocated=f"cpu={used}", **offer)
 
     @rule(name=clusters)
     def advertise_again(self, name):
         """The same words at a later time: by far the most common event of a real fleet."""
         if name in self.ledger.clusters:
-            self.desk.advertise(name, self.ledger.clusters[name].advertisement)
+            self.runner.advertise(name, self.ledger.clusters[name].advertisement)
 
     @rule(
         size=sizes,
@@ -185,17 +282,17 @@ class LedgerMachine(RuleBasedStateMachine):
     def apply_object(self, cpu, wait):
         """With a name and a key that are used again and again."""
         asked = make.request(f"cpu={cpu},memory=1Gi", key=NAMED, wait=wait)
-        self.attempt(self.desk.ask_as, NAMED, asked)
+        self.attempt(self.runner.ask_as, NAMED, asked)
 
     @rule()
     def delete_object(self):
-        self.desk.retire(NAMED)
+        self.runner.retire(NAMED)
 
     @precondition(lambda self: self.ledger.reservations)
     @rule(number=picks, command=st.sampled_from(["release", "release", "activate", "renew"]))
     def borrow_on(self, number, command):
         args = [make.HOUR] if command == "renew" else []
-        self.attempt(getattr(self.desk, command), self.pick(number), *args)
+        self.attempt(getattr(self.runner, command), self.pick(number), *args)
 
     @precondition(lambda self: self.ledger.reservations)
     @rule(
@@ -205,61 +302,61 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def lend_on(self, number, command, stranger):
         found = self.pick(number)
-        provider = stranger or self.desk.target(found) or "a"
-        self.attempt(getattr(self.desk, command), found, provider)
+        provider = stranger or self.runner.target(found) or "a"
+        self.attempt(getattr(self.runner, command), found, provider)
 
     @rule(
         name=clusters,
         command=st.sampled_from(["cordon", "uncordon", "uncordon", "drain", "remove", "withdraw"]),
     )
     def administer(self, name, command):
-        self.attempt(getattr(self.desk, command), name)
+        self.attempt(getattr(self.runner, command), name)
 
     @rule(name=clusters, policy=st.sampled_from(POLICIES))
     def limit(self, name, policy):
-        self.desk.limit(name, **policy)
+        self.runner.limit(name, **policy)
 
     @rule(name=st.sampled_from(["r", "r", "s", "a"]), quota=st.sampled_from(QUOTAS))
     def allot(self, name, quota):
         if quota:
-            self.desk.allot(name, **quota)
+            self.runner.allot(name, **quota)
         else:
-            self.attempt(self.desk.lift, name)
+            self.attempt(self.runner.lift, name)
 
     @rule(seconds=st.sampled_from([1, 30, 60, 540]), forget=st.booleans(), swept=st.booleans())
     def pass_time(self, seconds, forget, swept):
-        self.desk.pass_time(seconds * make.SECOND)
+        self.runner.pass_time(seconds * make.SECOND)
         if swept:
-            self.looked_at = self.desk.now
-            self.desk.expire(make.NO_TIME if forget else make.RETENTION)
+            self.looked_at = self.runner.now
+            self.runner.expire(make.NO_TIME if forget else make.RETENTION)
             deadlines = [found.deadline for found in self.ledger.reservations.values()]
-            assert all(deadline is None or deadline > self.desk.now for deadline in deadlines)
+            assert all(deadline is None or deadline > self.runner.now for deadline in deadlines)
 
     @rule(silent=clusters, size=sizes, seconds=st.sampled_from([1, 30, 30]))
     def fall_silent(self, silent, size, seconds):
         """What the only silent one lends finds another place, or stays; nothing else is touched."""
-        self.desk.pass_time(make.STALE_AFTER)
+        self.runner.pass_time(make.STALE_AFTER)
         for name in sorted(self.ledger.clusters.keys() - {silent}):
-            self.desk.advertise(name, vector(size))
-        self.looked_at = self.desk.now
-        self.desk.expire()
+            self.runner.advertise(name, vector(size))
+        self.looked_at = self.runner.now
+        self.runner.expire()
         before = {found.id: found for found in self.ledger.reservations.values() if found.is_live}
-        given_up = self.desk.run_failover(self.monitor, seconds * make.SECOND)
+        given_up = self.runner.run_failover(self.monitor, seconds * make.SECOND)
         assert {found.id for found in given_up} <= {silent}
         for reservation, held in before.items():
-            after = self.desk[reservation]
+            after = self.runner[reservation]
             moved = held.target == silent and after.left == (*held.left, silent)
             assert moved or (after.target, after.left) == (held.target, held.left)
             assert (after.is_live, after.expires_at) == (True, held.expires_at)
 
     @rule()
     def restart(self):
-        restored = Watched.restore(self.desk.kept())
+        restored = CheckedLedger.restore(self.runner.kept())
         assert make.state(restored) == make.state(self.ledger)
         restored.events = self.ledger.events
         restored.overbooked = self.ledger.overbooked
-        self.desk.ledger = restored
-        self.monitor = self.desk.monitor(LOST_AFTER)
+        self.runner.ledger = restored
+        self.monitor = self.runner.monitor(LOST_AFTER)
 
     # -- what must hold
 
@@ -275,18 +372,19 @@ class LedgerMachine(RuleBasedStateMachine):
     def nobody_waits_for_what_is_there(self):
         for waiter in self.ledger.waiting():
             if self.is_judged(waiter) and not self.is_blocked(waiter):
-                question = quotas.query_for_reservation(self.ledger, waiter, self.desk.now)
+                question = quotas.query_for_reservation(self.ledger, waiter, self.runner.now)
                 assert reference.decide(question, self.ledger) is None
 
     def is_judged(self, waiter) -> bool:
         """Whether all that time alone has changed for it was looked at: openings, and its budget."""
         quota = self.ledger.limits(waiter.requester).quota
         has_budget = quota is not None and quota.budget is not None
-        return self.looked_at == self.desk.now or not (has_budget or self.has_opened())
+        return self.looked_at == self.runner.now or not (has_budget or self.has_opened())
 
     def has_opened(self) -> bool:
         return any(
-            reference.is_open(hours, self.desk.now) and not reference.is_open(hours, self.looked_at)
+            reference.is_open(hours, self.runner.now)
+            and not reference.is_open(hours, self.looked_at)
             for hours in map(self.hours, self.ledger.clusters.values())
         )
 
@@ -321,13 +419,13 @@ class LedgerMachine(RuleBasedStateMachine):
             else:
                 kept = self.ledger.clusters[waiter.nominated_cluster]
                 # Going stale or closing is no event: it is noticed when something comes free.
-                is_closed = not reference.is_open(self.hours(kept), self.desk.now)
-                stale = kept.is_stale(self.desk.now)
+                is_closed = not reference.is_open(self.hours(kept), self.runner.now)
+                stale = kept.is_stale(self.runner.now)
                 assert stale or is_closed or self.could_serve(kept, waiter)
 
     def could_serve(self, cluster, waiter) -> bool:
         """Once it lends nothing to anybody else."""
-        question = quotas.query_for_reservation(self.ledger, waiter, self.desk.now)
+        question = quotas.query_for_reservation(self.ledger, waiter, self.runner.now)
         obstacles = set(reference.rejections(question, cluster, self.ledger))
         fits = reference.could_serve(waiter, cluster, self.ledger)
         return fits and obstacles <= CURED_BY_WAITING
@@ -339,7 +437,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for event in self.ledger.events[first : first + GROUP]:
                 changes.append(replayed.apply(event))
                 follower.apply_changes(changes[-1:], replayed.revision)
-            late_follower.apply_changes(as_followed(changes), replayed.revision)
+            late_follower.apply_changes(list(as_followed(changes)), replayed.revision)
         assert make.state(replayed) == make.state(self.ledger)
         assert make.state(follower) == make.state(self.ledger)
         assert make.state(late_follower) == make.state(self.ledger)

@@ -1,15 +1,17 @@
-"""Quantities read and print as Kubernetes does; the tables were checked against its own code."""
+"""Kubernetes quantities and Go durations: exact parsing and canonical texts."""
 
 import doctest
+import math
 import re
 import string
+from datetime import timedelta
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.core import errors, quantities
+from kubelend.core import durations, errors, quantities
 from kubelend.core.quantities import MAX_AMOUNT, Format, Quantity
 
 DECIMAL, BINARY, EXPONENT = Format.DECIMAL_SI, Format.BINARY_SI, Format.DECIMAL_EXPONENT
@@ -44,128 +46,45 @@ def well_formed(text):
     return match is not None and int(match[3] or 0) <= 64
 
 
-@pytest.mark.parametrize(
-    "text, value, format",
-    [
-        ("0", 0, DECIMAL),
-        ("0n", 0, DECIMAL),
-        ("0k", 0, DECIMAL),
-        ("0Ki", 0, BINARY),
-        ("0e5", 0, EXPONENT),
-        ("-0", 0, DECIMAL),
-        ("1Ki", 1024, BINARY),
-        ("7Mi", 7 * 1024**2, BINARY),
-        ("6Gi", 6 * 1024**3, BINARY),
-        ("5Ti", 5 * 1024**4, BINARY),
-        ("4Pi", 4 * 1024**5, BINARY),
-        ("3Ei", 3 * 1024**6, BINARY),
-        ("5n", Fraction(5, 10**9), DECIMAL),
-        ("4u", Fraction(4, 10**6), DECIMAL),
-        ("3m", Fraction(3, 1000), DECIMAL),
-        ("9", 9, DECIMAL),
-        ("50k", 50_000, DECIMAL),
-        ("7M", 7 * 10**6, DECIMAL),
-        ("6G", 6 * 10**9, DECIMAL),
-        ("300T", 3 * 10**14, DECIMAL),
-        ("2P", 2 * 10**15, DECIMAL),
-        ("1E", 10**18, DECIMAL),
-        ("1E3", 1000, EXPONENT),
-        ("1E-3", Fraction(1, 1000), EXPONENT),
-        ("1.3E+6", 1_300_000, EXPONENT),
-        ("0.5e-2", Fraction(5, 1000), EXPONENT),
-        ("1e03", 1000, EXPONENT),
-        ("100.035k", 100_035, DECIMAL),
-        ("0.00050k", Fraction(1, 2), DECIMAL),
-        ("1.01E", 101 * 10**16, DECIMAL),
-        ("100.035Ki", Fraction(10243584, 100), BINARY),
-        ("0.05Gi", Fraction(536870912, 10), BINARY),
-        ("0.9n", Fraction(9, 10**10), DECIMAL),
-        (".001", Fraction(1, 1000), DECIMAL),
-        ("1.", 1, DECIMAL),
-        ("1.G", 10**9, DECIMAL),
-        ("+5", 5, DECIMAL),
-        ("-1.5Ki", -1536, BINARY),
-        ("9223372036854775807", MAX_AMOUNT, DECIMAL),
-        ("-9223372036854775807", -MAX_AMOUNT, DECIMAL),
-    ],
-)
-def test_every_form_has_its_exact_value_and_its_format(text, value, format):
-    quantity = Quantity.parse(text)
-    assert exact(quantity) == value
-    assert quantity.format is format
+def rows(**groups):
+    """Pairs of a text and the name of its group."""
+    return [(text, name) for name, texts in groups.items() for text in texts.split()]
 
 
 @pytest.mark.parametrize(
-    "text, canonical",
-    [
-        ("00", "0"),
-        ("-0", "0"),
-        ("0Mi", "0"),
-        ("+5", "5"),
-        ("001", "1"),
-        ("1.", "1"),
-        ("1.5", "1500m"),
-        ("1.500", "1500m"),
-        ("-1.5", "-1500m"),
-        ("9.01", "9010m"),
-        ("1000m", "1"),
-        ("1080000000n", "1080m"),
-        ("1000", "1k"),
-        ("1000M", "1G"),
-        ("0.001T", "1G"),
-        ("1234567M", "1234567M"),
-        ("10.035M", "10035k"),
-        ("1000P", "1E"),
-        ("1.5Gi", "1536Mi"),
-        ("1Ki", "1Ki"),
-        ("-1Ki", "-1Ki"),
-        ("1024Mi", "1Gi"),
-        ("307200Ki", "300Mi"),
-        ("1025024Mi", "1001Gi"),
-        ("1024Pi", "1Ei"),
-        ("0.5Ki", "512"),
-        ("-0.5Ki", "-512"),
-        ("1.5Ki", "1536"),
-        ("1025.5Ki", "1050112"),
-        (".001Ki", "1024m"),
-        ("100.035Ki", "102435840m"),
-        (".000001Ki", "1024u"),
-        ("7.9Ei", "9108079886394091110400m"),
-        ("12e6", "12e6"),
-        ("1e3", "1e3"),
-        ("1E+3", "1e3"),
-        ("1e4", "10e3"),
-        ("1e1", "10"),
-        ("5e0", "5"),
-        (".001e12", "1e9"),
-        ("0.001e0", "1e-3"),
-        ("1000e-12", "1e-9"),
-        ("80e-3", "80e-3"),
-        ("9223372036854775807", "9223372036854775807"),
-    ],
+    "text, format",
+    rows(
+        DECIMAL_SI="0 0n 0k -0 5n 4u 3m 9 50k 7M 6G 300T 2P 1E 100.035k 0.00050k 1.01E 0.9n .001 1. 1.G"
+        " +5 9223372036854775807 -9223372036854775807",
+        BINARY_SI="0Ki 1Ki 7Mi 6Gi 5Ti 4Pi 3Ei 100.035Ki 0.05Gi -1.5Ki",
+        DECIMAL_EXPONENT="0e5 1E3 1E-3 1.3E+6 0.5e-2 1e03",
+    ),
 )
-def test_prints_the_canonical_text_of_kubernetes(text, canonical):
-    assert str(Quantity.parse(text)) == canonical
-
-
-@pytest.mark.parametrize(
-    "text, canonical",
-    [
-        ("3.001n", "4n"),
-        ("-3.001n", "-4n"),
-        ("0.0000000001", "1n"),
-        ("0.00000012345", "124n"),
-        ("1.1E-9", "2e-9"),
-        ("0.000000000001Ki", "2n"),
-        ("2047.9999999999999", "2048"),
-        ("1.99999999999999999Ki", "2Ki"),
-        ("0.9999999999", "1"),
-    ],
-)
-def test_finer_than_nano_stays_exact_and_prints_rounded_away_from_zero(text, canonical):
+def test_every_form_has_its_exact_value_and_its_format(text, format):
     quantity = Quantity.parse(text)
     assert exact(quantity) == by_hand(text)
-    assert str(quantity) == canonical
+    assert quantity.format is Format[format]
+
+
+CANONICAL = """
+    00=0 -0=0 0Mi=0 +5=5 001=1 1.=1 1.5=1500m 1.500=1500m -1.5=-1500m 9.01=9010m 1000m=1
+    1080000000n=1080m 1000=1k 1000M=1G 0.001T=1G 1234567M=1234567M 10.035M=10035k 1000P=1E
+    1.5Gi=1536Mi 1Ki=1Ki -1Ki=-1Ki 1024Mi=1Gi 307200Ki=300Mi 1025024Mi=1001Gi 1024Pi=1Ei 0.5Ki=512
+    -0.5Ki=-512 1.5Ki=1536 1025.5Ki=1050112 .001Ki=1024m 100.035Ki=102435840m .000001Ki=1024u
+    7.9Ei=9108079886394091110400m 12e6=12e6 1e3=1e3 1E+3=1e3 1e4=10e3 1e1=10 5e0=5 .001e12=1e9
+    0.001e0=1e-3 1000e-12=1e-9 80e-3=80e-3 9223372036854775807=9223372036854775807
+"""
+ROUNDED_TO_NANO = """
+    3.001n=4n -3.001n=-4n 0.0000000001=1n 0.00000012345=124n 1.1E-9=2e-9 0.000000000001Ki=2n
+    2047.9999999999999=2048 1.99999999999999999Ki=2Ki 0.9999999999=1
+"""
+
+
+@pytest.mark.parametrize("row", [*CANONICAL.split(), *ROUNDED_TO_NANO.split()])
+def test_prints_the_canonical_text_of_kubernetes(row):
+    text, _, canonical = row.partition("=")
+    assert exact(Quantity.parse(text)) == by_hand(text)
+    assert str(Quantity.parse(text)) == canonical
 
 
 @pytest.mark.parametrize(
@@ -217,64 +136,51 @@ def test_equal_values_of_one_format_are_equal(one, other):
     assert hash(Quantity.parse(one)) == hash(Quantity.parse(other))
 
 
-@pytest.mark.parametrize(
-    "text, problem",
-    [
-        ("", "is not a quantity"),
-        (" ", "is not a quantity"),
-        (" 1", "is not a quantity"),
-        ("1 ", "unknown suffix ' '"),
-        ("1\n", r"unknown suffix '\n'"),
-        ("1\x00", r"unknown suffix '\x00'"),
-        (".", "is not a quantity"),
-        ("-", "is not a quantity"),
-        ("Ki", "is not a quantity"),
-        ("e3", "is not a quantity"),
-        ("--1", "is not a quantity"),
-        ("1.1.M", "is not a quantity"),
-        ("1+1.0M", "is not a quantity"),
-        ("1e1.5", "is not a quantity"),
-        ("-3.01e-", "is not a quantity"),
-        ("0x10", "is not a quantity"),
-        ("1_000", "is not a quantity"),
-        ("1,5", "is not a quantity"),
-        ("NaN", "is not a quantity"),
-        ("inf", "is not a quantity"),
-        ("-Infinity", "is not a quantity"),
-        ("١٢", "is not a quantity"),
-        ("1²", "unknown suffix '²'"),
-        ("1e٣", "unknown suffix 'e٣'"),
-        ("1e", "unknown suffix 'e'"),
-        ("1K", "unknown suffix 'K'"),
-        ("1i", "unknown suffix 'i'"),
-        ("0.1mi", "unknown suffix 'mi'"),
-        ("1GB", "unknown suffix 'GB'"),
-        ("4 GiB", "unknown suffix ' GiB'"),
-        ("aoeu", "is not a quantity"),
-        ("9223372036854775808", "over 9223372036854775807"),
-        ("-9223372036854775808", "over 9223372036854775807"),
-        ("9223372036854775807.000000000001", "over 9223372036854775807"),
-        ("9223372036854775807n9", "is not a quantity"),
-        ("9223372036854775807Ki", "over 9223372036854775807"),
-        ("8Ei", "over 9223372036854775807"),
-        ("10E", "over 9223372036854775807"),
-        ("1e19", "over 9223372036854775807"),
-        ("1e64", "over 9223372036854775807"),
-        ("1e65", "exponent is beyond 64"),
-        ("1e-65", "exponent is beyond 64"),
-        ("1e1000000000", "exponent is beyond 64"),
-        ("1e-1000000000", "exponent is beyond 64"),
-        ("0e1000000000", "exponent is beyond 64"),
-        ("1e" + "9" * 62, "exponent is beyond 64"),
-        ("1" * 65, "has 65 characters, more than 64"),
-        ("0." + "0" * 63, "has 65 characters, more than 64"),
+MOST = str(MAX_AMOUNT)
+NO_QUANTITIES = {
+    "is not a quantity": [
+        *[
+            "",
+            " ",
+            " 1",
+            ".",
+            "-",
+            "Ki",
+            "e3",
+            "--1",
+            "1.1.M",
+            "1+1.0M",
+            "1e1.5",
+            "-3.01e-",
+            "0x10",
+        ],
+        *["1_000", "1,5", "NaN", "inf", "-Infinity", "١٢", "aoeu", f"{MOST}n9"],
     ],
+    "unknown suffix": [
+        *["1 ", "1\n", "1\x00", "1²", "1e٣", "1e", "1K", "1i", "0.1mi", "1GB", "4 GiB"],
+    ],
+    f"over {MOST}": [
+        *[str(MAX_AMOUNT + 1), str(-MAX_AMOUNT - 1), f"{MOST}.000000000001", f"{MOST}Ki"],
+        *["8Ei", "10E", "1e19", "1e64"],
+    ],
+    "exponent is beyond 64": [
+        *["1e65", "1e-65", "1e1000000000", "1e-1000000000", "0e1000000000", "1e" + "9" * 62],
+    ],
+    "has 65 characters, more than 64": ["1" * 65, "0." + "0" * 63],
+}
+
+
+@pytest.mark.parametrize(
+    "text, problem", [(text, problem) for problem, texts in NO_QUANTITIES.items() for text in texts]
 )
 def test_anything_else_is_refused_with_what_is_wrong_and_an_example(text, problem):
     with pytest.raises(errors.InvalidQuantity) as caught:
         Quantity.parse(text)
     assert problem in caught.value.message
+    if problem == "unknown suffix":
+        assert repr(text.lstrip("0123456789.")) in caught.value.message
     assert "for example 1.5, 500m or 256Mi" in caught.value.hint
+    assert set(SUFFIXES) <= set(caught.value.hint.replace(",", "").split())
 
 
 @pytest.mark.parametrize(
@@ -292,12 +198,6 @@ def test_the_costliest_texts_that_are_short_enough_cost_little():
     for text in ["1e" + "9" * 62, "9" * 61 + "e64", "1" + "." * 63] * 1000:
         with pytest.raises(errors.InvalidQuantity):
             Quantity.parse(text)
-
-
-def test_the_hint_names_every_suffix():
-    with pytest.raises(errors.InvalidQuantity) as caught:
-        Quantity.parse("1K")
-    assert set(SUFFIXES) <= set(caught.value.hint.replace(",", "").split())
 
 
 digits = st.text(string.digits, min_size=1, max_size=12)
@@ -371,3 +271,217 @@ def test_any_text_is_worth_what_it_says_or_is_refused(text):
 def test_the_examples_in_the_documentation_hold():
     result = doctest.testmod(quantities)
     assert result.failed == 0 < result.attempted
+
+
+PLACES = [0, 3, 9]
+WHERE_THE_SUFFIX_CHANGES = [
+    some * thousand**power * 1000**places + more
+    for thousand in (1000, 1024)
+    for power in range(6)
+    for places in range(3)
+    for some in (1, 2, 77, 999, 1000, 1023, 1024)
+    for more in (-1, 0, 1)
+]
+"""Amounts that no dice would roll: next to a power of 1000 or 1024, in units of any size."""
+
+
+@given(
+    st.integers(0, 10**18).map(str),
+    st.sampled_from(["", "m", "u", "k", "Ki", "Mi", "Gi", "Ti", "e3", ".5"]),
+)
+@pytest.mark.parametrize("places", [0, 3])
+def test_the_short_cut_says_the_same_or_nothing(places, number, suffix):
+    amount = quantities.parse_plain_amount(number + suffix, places)
+    if amount is not None:
+        exact = Quantity.parse(number + suffix)
+        assert amount == exact.rounded_up(places) == exact.rounded_down(places)
+
+
+@given(st.integers(-(10**6), MAX_AMOUNT))
+@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("places", PLACES)
+def test_the_short_cut_back_says_the_same_or_nothing(places, format, amount):
+    text = quantities.format_plain_amount(amount, places, format)
+    assert text in (None, str(Quantity.of(amount, places, format)))
+
+
+@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("places", PLACES)
+def test_so_it_does_where_the_suffix_changes(places, format):
+    for amount in WHERE_THE_SUFFIX_CHANGES:
+        text = quantities.format_plain_amount(amount, places, format)
+        assert text in (None, str(Quantity.of(amount, places, format))), amount
+
+
+@pytest.mark.parametrize(
+    "amount, places, format, text",
+    [
+        (0, 3, Format.DECIMAL_SI, "0"),
+        (5950, 3, Format.DECIMAL_SI, "5950m"),
+        (64000, 3, Format.DECIMAL_SI, "64"),
+        (8, 0, Format.DECIMAL_SI, "8"),
+        (77 << 30, 0, Format.BINARY_SI, "77Gi"),
+    ],
+)
+def test_the_short_cut_back_is_taken_for_what_is_common(amount, places, format, text):
+    assert quantities.format_plain_amount(amount, places, format) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "+1", "1.5", "1e3", "9" * 16, "999999999999999Gi", " 1", "1 "]
+)
+def test_the_short_cut_leaves_the_rest_to_the_whole_road(text):
+    assert quantities.parse_plain_amount(text, 0) is None
+
+
+MICROSECOND = timedelta(microseconds=1)
+MICRO, MU = "\u00b5", "\u03bc"
+UNITS = {
+    "h": Fraction(3600),
+    "m": Fraction(60),
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    f"{MICRO}s": Fraction(1, 10**6),
+    f"{MU}s": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        *((text, 0) for text in ("0", "-0", "+0", "0s", "0h0m")),
+        *(("1h", 3600), ("1h30m", 5400), ("90s", 90), ("500ms", 0.5), ("1.5h", 5400), (".5s", 0.5)),
+        *(
+            ("1.s", 1),
+            ("+5s", 5),
+            ("-1.5m", -90),
+            ("1h1h", 7200),
+            ("1s1h", 3601),
+            ("1m1ms", 60.001),
+        ),
+        *((f"12{unit}", 12e-6) for unit in ("us", f"{MICRO}s", f"{MU}s")),
+        *(("2000ns", 2e-6), ("720h", 30 * 24 * 3600)),
+        # finer than a microsecond is rounded away from zero
+        *(("1ns", 1e-6), ("-1ns", -1e-6), ("1001ns", 2e-6), ("0.1us0.1us", 1e-6)),
+        *(("0.0000001s", 1e-6), ("0.3us0.7us", 1e-6)),
+    ],
+)
+def test_reads_what_go_reads(text, seconds):
+    assert durations.parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "duration, text, short",
+    [
+        (timedelta(0), "0s", "0s"),
+        (timedelta(microseconds=1), f"1{MICRO}s", f"1{MICRO}s"),
+        (timedelta(microseconds=999), f"999{MICRO}s", f"999{MICRO}s"),
+        (timedelta(microseconds=1500), "1.5ms", "1.5ms"),
+        (timedelta(microseconds=1001), "1.001ms", "1.001ms"),
+        (timedelta(milliseconds=500), "500ms", "500ms"),
+        (timedelta(microseconds=999_999), "999.999ms", "999.999ms"),
+        (timedelta(seconds=1), "1s", "1s"),
+        (timedelta(seconds=10), "10s", "10s"),
+        (timedelta(seconds=1.5), "1.5s", "1.5s"),
+        (timedelta(seconds=60), "1m0s", "1m"),
+        (timedelta(seconds=90), "1m30s", "1m30s"),
+        (timedelta(minutes=10), "10m0s", "10m"),
+        (timedelta(hours=1), "1h0m0s", "1h"),
+        (timedelta(hours=1, minutes=30), "1h30m0s", "1h30m"),
+        (timedelta(hours=1, seconds=5), "1h0m5s", "1h0m5s"),
+        (timedelta(hours=1, milliseconds=10), "1h0m0.01s", "1h0m0.01s"),
+        (timedelta(hours=10, minutes=10, seconds=10), "10h10m10s", "10h10m10s"),
+        (timedelta(days=30), "720h0m0s", "720h"),
+        (timedelta(hours=-1), "-1h0m0s", "-1h"),
+        (timedelta(milliseconds=-1.5), "-1.5ms", "-1.5ms"),
+        (durations.MAX_DURATION, "2562047h47m16.854775s", "2562047h47m16.854775s"),
+        (-durations.MAX_DURATION, "-2562047h47m16.854775s", "-2562047h47m16.854775s"),
+    ],
+)
+def test_prints_what_go_prints_and_shorter_for_people(duration, text, short):
+    assert durations.format_duration(duration) == text
+    assert durations.format_duration_short(duration) == short
+    assert durations.parse_duration(text) == durations.parse_duration(short) == duration
+
+
+NO_DURATIONS = {
+    "is not a duration": [
+        *[
+            "",
+            " ",
+            "-",
+            "s",
+            ".s",
+            " 1h",
+            "--1h",
+            "1m-1s",
+            "1hm",
+            "NaN",
+            "inf",
+            "P1D",
+            "1h ",
+            "1h30min",
+        ],
+        "\N{ARABIC-INDIC DIGIT ONE}h",
+    ],
+    "number without a unit": ["3", "1h30", "00", "1.2.3s"],
+    "unknown unit 'd'": ["1d"],
+    "unknown unit ' h'": ["1 h"],
+    "unknown unit 'H'": ["1H"],
+    "unknown unit 'e'": ["1e3s"],
+    r"unknown unit 'x\n'": ["1x\n"],
+    "over 292 years": [
+        *["2562048h", "-2562048h", "2562047h47m16.854775001s", f"{2**63}ns", "9" * 63 + "h"],
+    ],
+    "has 66 characters, more than 64": ["1h" * 33],
+}
+
+
+@pytest.mark.parametrize(
+    "text, problem", [(text, problem) for problem, texts in NO_DURATIONS.items() for text in texts]
+)
+def test_anything_else_is_no_duration_and_says_why(text, problem):
+    with pytest.raises(errors.InvalidDuration) as caught:
+        durations.parse_duration(text)
+    assert problem in caught.value.message
+    assert "for example 1h30m, 90s or 500ms" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["1" * 2**20, "1h" * 2**19, "." * 2**20, "1h" * 2**19 + "x"])
+@pytest.mark.timeout(1)
+def test_a_megabyte_is_no_duration_and_refused_at_once(text):
+    with pytest.raises(errors.InvalidDuration, match="more than 64") as caught:
+        durations.parse_duration(text)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.timeout(1)
+def test_the_costliest_durations_cost_little():
+    for text in ["1h" * 31 + "1x", "1m" * 31 + "1", "1." * 32, "9" * 64] * 1000:
+        with pytest.raises(errors.InvalidDuration):
+            durations.parse_duration(text)
+
+
+duration_numbers = st.one_of(
+    st.integers(0, 10_000).map(str),
+    st.builds("{}.{}".format, st.integers(0, 10_000), st.integers(0, 10**12)),
+)
+parts = st.lists(
+    st.tuples(duration_numbers, st.sampled_from(sorted(UNITS))), min_size=1, max_size=3
+)
+
+
+@given(parts, st.sampled_from(["", "-"]))
+def test_a_sequence_is_the_exact_sum_of_its_parts_rounded_once(parts, sign):
+    text = sign + "".join(number + unit for number, unit in parts)
+    exact = sum(Fraction(number) * UNITS[unit] for number, unit in parts)
+    microseconds = math.ceil(exact * 10**6)
+    assert durations.parse_duration(text) == (-microseconds if sign else microseconds) * MICROSECOND
+
+
+@given(st.timedeltas(-durations.MAX_DURATION, durations.MAX_DURATION))
+def test_printing_and_parsing_give_the_same_duration(duration):
+    assert durations.parse_duration(durations.format_duration(duration)) == duration
+    assert durations.parse_duration(durations.format_duration_short(duration)) == duration

@@ -1,4 +1,4 @@
-"""Amounts add up exactly, nothing fits that is not there, and no text becomes more than it says."""
+"""Resource vectors, their texts, and prices: exact arithmetic and round trips."""
 
 import doctest
 from fractions import Fraction
@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.core import errors, resources
+import make
+from kubelend.core import errors, filters, prices, resources
+from kubelend.core.prices import BILLIONTHS, Prices
 from kubelend.core.quantities import MAX_AMOUNT, Quantity
 from kubelend.core.resources import NOTHING, Resources, parse_offered, parse_requested
 
@@ -25,68 +27,31 @@ anything = vectors(st.integers(-5, 5) | st.integers(-MAX_AMOUNT, MAX_AMOUNT))
 some = vectors(st.integers(0, 5) | st.integers(0, MAX_AMOUNT))
 
 
-# Arithmetic
-
-
-@given(anything, anything)
-def test_taking_away_what_was_added_gives_the_same(a, b):
-    assert a + b - b == a
-    assert a - b + b == a
-
-
 @given(anything, anything, anything)
-def test_the_order_of_adding_does_not_matter(a, b, c):
-    assert a + b == b + a
-    assert (a + b) + c == a + (b + c)
-    assert sum([a, b, c], NOTHING) == a + b + c
-
-
-@given(anything, anything)
-def test_each_part_is_added_and_subtracted_by_itself(a, b):
-    for name in NAMES:
-        assert (a + b).amount(name) == a.amount(name) + b.amount(name)
-        assert (a - b).amount(name) == a.amount(name) - b.amount(name)
-
-
-@given(anything, anything)
-def test_operators_leave_their_operands_alone(a, b):
+def test_arithmetic_is_that_of_each_amount(a, b, c):
     before = msgspec.json.encode([a, b])
-    a + b, a - b, a.clamped(), a.elementwise_max(b), a.shortfall(b), a.quantities()
-    assert msgspec.json.encode([a, b]) == before
-
-
-@given(anything)
-def test_what_is_taken_from_itself_is_nothing(a):
+    for name in NAMES:
+        one, other = a.amount(name), b.amount(name)
+        assert (a + b).amount(name) == one + other
+        assert (a - b).amount(name) == one - other
+        assert a.clamped().amount(name) == max(one, 0)
+        assert a.elementwise_max(b).amount(name) == max(one, other)
+    assert a + b - b == a - b + b == a
+    assert hash(a + b - b) == hash(a)
+    assert (a + b) + c == b + (a + c) == sum([a, b, c], NOTHING)
     assert a - a == NOTHING
-    assert not a - a
     assert bool(a) == (a != NOTHING)
+    assert Resources.of(dict(a.items())) == a
+    assert msgspec.json.decode(msgspec.json.encode(a), type=Resources) == a
+    a.shortfall(b), a.quantities()
+    assert msgspec.json.encode([a, b]) == before, "operators leave their operands alone"
 
 
 def test_too_much_lent_stays_visible_until_clamped():
-    rest = Resources(cpu=1000, extended={FPGA: 1}) - Resources(
-        cpu=3000, memory=5, extended={FPGA: 2}
-    )
+    lent = Resources(cpu=3000, memory=5, extended={FPGA: 2})
+    rest = Resources(cpu=1000, extended={FPGA: 1}) - lent
     assert rest == Resources(cpu=-2000, memory=-5, extended={FPGA: -1})
     assert rest.clamped() == NOTHING
-
-
-@given(anything)
-def test_clamping_lifts_each_part_to_zero(a):
-    for name in NAMES:
-        assert a.clamped().amount(name) == max(a.amount(name), 0)
-
-
-@given(anything, anything)
-def test_the_larger_of_two_has_of_each_part_the_larger_amount(a, b):
-    for name in NAMES:
-        assert a.elementwise_max(b).amount(name) == max(a.amount(name), b.amount(name))
-
-
-@given(anything, anything)
-def test_equal_vectors_have_equal_hashes(a, b):
-    same = a + b - b
-    assert hash(same) == hash(a)
-    assert {a: 1}[same] == 1
 
 
 def test_the_order_in_which_extended_resources_came_does_not_matter():
@@ -95,27 +60,12 @@ def test_the_order_in_which_extended_resources_came_does_not_matter():
     assert hash(one) == hash(other)
 
 
-@pytest.mark.parametrize(
-    "a, b",
-    [
-        (Resources(cpu=1), Resources(memory=1)),
-        (Resources(gpu=1), Resources(storage=1)),
-        (Resources(extended={FPGA: 1}), Resources(extended={NIC: 1})),
-        (Resources(extended={FPGA: 1}), Resources(extended={FPGA: 2})),
-        (Resources(), Resources(extended={FPGA: 1})),
-    ],
-)
-def test_different_vectors_are_not_equal(a, b):
-    assert a != b
-
-
 def test_a_zero_that_is_written_out_changes_nothing():
     assert Resources(extended={FPGA: 0, NIC: 1}) == Resources(extended={NIC: 1})
     assert not Resources(extended={FPGA: 0})
     assert msgspec.json.decode(b'{"extended":{"pods":0}}', type=Resources) == NOTHING
-
-
-# Fitting
+    assert msgspec.json.encode(NOTHING) == b"{}"
+    assert msgspec.json.encode(Resources(cpu=1)) == b'{"cpu":1}'
 
 
 @pytest.mark.parametrize(
@@ -126,16 +76,8 @@ def test_a_zero_that_is_written_out_changes_nothing():
         (Resources(2000, 11), Resources(2000, 10), Resources(memory=1)),
         (Resources(gpu=1), Resources(9000, 9000), Resources(gpu=1)),
         (Resources(storage=3), Resources(storage=1), Resources(storage=2)),
-        (
-            Resources(extended={FPGA: 2}),
-            Resources(extended={FPGA: 1}),
-            Resources(extended={FPGA: 1}),
-        ),
-        (
-            Resources(extended={FPGA: 2}),
-            Resources(extended={NIC: 9}),
-            Resources(extended={FPGA: 2}),
-        ),
+        (Resources.of({FPGA: 2}), Resources.of({FPGA: 1}), Resources.of({FPGA: 1})),
+        (Resources.of({FPGA: 2}), Resources.of({NIC: 9}), Resources.of({FPGA: 2})),
         (Resources(1, extended={FPGA: 1}), Resources(2, extended={FPGA: 1, NIC: 1}), NOTHING),
         (Resources(cpu=4), Resources(cpu=-2), Resources(cpu=6)),
         (Resources(cpu=4), Resources(cpu=4, gpu=-1, extended={FPGA: -1}), NOTHING),
@@ -150,21 +92,13 @@ def test_only_what_is_asked_for_can_be_missing(wanted, free, missing):
 
 
 @given(anything, anything)
-def test_fits_exactly_when_nothing_is_missing(wanted, free):
-    missing = wanted.shortfall(free)
-    assert wanted.fits_in(free) == (not missing)
-    assert all(amount > 0 for _, amount in missing.items())
-
-
-@given(anything, anything)
 def test_the_shortfall_is_enough_and_one_less_is_not(wanted, free):
     missing = wanted.shortfall(free)
+    assert wanted.fits_in(free) == (not missing)
     assert wanted.fits_in(free + missing)
-    for name in dict(missing.items()):
+    for name, amount in missing.items():
+        assert amount > 0
         assert not wanted.fits_in(free + missing - Resources.of({name: 1}))
-
-
-# Parts and names
 
 
 def test_parts_come_in_a_fixed_order_without_zeros():
@@ -172,22 +106,11 @@ def test_parts_come_in_a_fixed_order_without_zeros():
     assert list(vector.items()) == [("cpu", 1), ("storage", 4), (FPGA, 5), (NIC, 6)]
 
 
-@given(anything)
-def test_a_vector_is_made_of_its_parts(a):
-    assert Resources.of(dict(a.items())) == a
-
-
 def test_the_name_of_kubernetes_for_a_gpu_means_the_gpu():
-    assert (
-        parse_requested({"nvidia.com/gpu": "2"})
-        == parse_requested({"gpu": "2"})
-        == Resources(gpu=2)
-    )
+    for name in ("nvidia.com/gpu", "gpu"):
+        assert parse_requested({name: "2"}) == Resources(gpu=2)
     assert Resources.of({"nvidia.com/gpu": 2, "gpu": 1}) == Resources(gpu=3)
     assert Resources(gpu=2).amount("nvidia.com/gpu") == 2
-
-
-# Texts
 
 
 def test_reads_each_resource_in_its_own_unit():
@@ -230,10 +153,8 @@ def test_what_is_asked_rounds_up_and_what_is_offered_down(name, text, down, up):
     ),
 )
 def test_the_exact_amount_lies_between_offered_and_asked(name, text):
-    quantity = Quantity.parse(text)
-    exact = (
-        quantity.coefficient * Fraction(10) ** quantity.exponent * (1000 if name == "cpu" else 1)
-    )
+    quantity, unit = Quantity.parse(text), 1000 if name == "cpu" else 1
+    exact = quantity.coefficient * Fraction(10) ** quantity.exponent * unit
     down, up = parse_offered({name: text}).amount(name), parse_requested({name: text}).amount(name)
     assert down <= exact <= up < exact + 1
     assert exact - 1 < down
@@ -284,9 +205,6 @@ def test_texts_are_canonical_by_name_and_always_have_cpu_and_memory(vector, text
 )
 def test_describes_itself_to_people(vector, words):
     assert vector.describe() == words
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(
@@ -346,19 +264,6 @@ def test_other_names_are_refused_at_once_in_one_short_line(name):
     assert len(str(caught.value)) < 200
 
 
-# Records
-
-
-def test_zeros_do_not_travel():
-    assert msgspec.json.encode(NOTHING) == b"{}"
-    assert msgspec.json.encode(Resources(cpu=1)) == b'{"cpu":1}'
-
-
-@given(anything)
-def test_a_stored_vector_comes_back_the_same(a):
-    assert msgspec.json.decode(msgspec.json.encode(a), type=Resources) == a
-
-
 def test_a_vector_cannot_be_changed():
     with pytest.raises(AttributeError):
         NOTHING.cpu = 1  # type: ignore[misc]  # the very mistake under test
@@ -367,3 +272,78 @@ def test_a_vector_cannot_be_changed():
 def test_the_examples_in_the_documentation_hold():
     result = doctest.testmod(resources)
     assert result.failed == 0 < result.attempted
+
+
+@pytest.mark.parametrize(
+    "text, billionths",
+    [
+        ("0", 0),
+        ("0.05", 50_000_000),
+        ("10", 10 * BILLIONTHS),
+        ("007.5", 7_500_000_000),
+        ("0.000000001", 1),
+        ("999999999.999999999", 10**18 - 1),
+    ],
+)
+def test_decimal_text_is_read_exactly_and_written_in_as_few_digits(text, billionths):
+    assert prices.parse_price(text, "cpuCost") == billionths
+    assert prices.format_price(billionths) == (text.lstrip("0") if text[1:2] == "0" else text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "-1", "+1", "1e3", ".5", "1.", "1,5", "NaN", "inf", " 1", "1\n", "\u0663"),
+        *("0.0000000001", "1000000000", "0" * 21, "9" * 1_000_000),
+    ],
+    ids=lambda text: repr(text[:24]),
+)
+def test_what_is_no_plain_price_is_refused_with_its_field(text):
+    with pytest.raises(errors.InvalidInput, match=r"^cpuCost: ") as refused:
+        prices.parse_price(text, "cpuCost")
+    assert len(str(refused.value)) < 120
+
+
+@given(st.integers(0, 10**18 - 1))
+def test_printed_price_reads_back_as_itself(billionths):
+    assert prices.parse_price(prices.format_price(billionths), "cost") == billionths
+
+
+@pytest.mark.parametrize(
+    "text", ["", "EU", "EURO PLUS", "€", "TOOLONGCODE", "EUR\n", "\uff25\uff35\uff32"]
+)
+def test_what_is_no_currency_is_refused_with_its_field(text):
+    assert prices.parse_currency("credits", "currency") == "CREDITS"
+    with pytest.raises(errors.InvalidInput, match=r"^currency: "):
+        prices.parse_currency(text, "currency")
+
+
+@pytest.mark.parametrize(
+    "wanted, hourly",
+    [
+        ("cpu=2", 0.1),
+        ("cpu=500m", 0.025),
+        ("memory=1G", 0.01),
+        ("memory=500M", 0.005),
+        ("gpu=2", 3.0),
+        ("storage=100G", 0.1),
+        ("cpu=2,memory=1G,gpu=2,storage=100G", 3.21),
+        ("example.com/fpga=3", 0.0),
+    ],
+)
+def test_hourly_price_counts_cores_gigabytes_and_devices(wanted, hourly):
+    offer = make.price_list(cpu="0.05", memory="0.01", gpu="1.5", storage="0.001")
+    assert asked(offer, wanted) == pytest.approx(hourly, rel=1e-12)
+    assert offer.hourly_cost(make.resources(wanted)) == round(hourly * BILLIONTHS)
+
+
+def test_what_is_not_priced_costs_nothing():
+    offer = Prices("EUR", cpu=BILLIONTHS)
+    assert asked(offer, "memory=1Ti,gpu=8") == 0
+    assert offer.hourly_cost(make.resources("memory=1Ti,gpu=8")) == 0
+
+
+def asked(offer, wanted):
+    """What a cluster with these prices asks per hour, as offers are compared."""
+    ledger = make.ledger(a=make.advertisement("a", "cpu=1", prices=offer))
+    return float(filters.hourly_costs(make.request(wanted), ledger.fleet)[0])

@@ -1,6 +1,7 @@
-"""Files that hold keys: whole or not at all, for their owner only, and with errors that help."""
+"""Files: atomic writes, locks, modes, and the replacement of several files at once."""
 
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -9,13 +10,14 @@ import pytest
 
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import files
+from kubelend.kits.files import AtomicDirectory
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 @pytest.fixture
 def nobody():
-    """Root may read and write everything, so the test is somebody else for a while."""
+    """Root may read and write everything, so the test is another user for a while."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
@@ -24,12 +26,21 @@ def nobody():
 
 
 def mode(path):
-    return path.stat().st_mode & 0o7777
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def touch(path, wanted):
+    path.touch()
+    path.chmod(wanted)
+    return path
+
+
+# -- one file
 
 
 @pytest.mark.parametrize("wanted", [0o600, 0o644], ids=oct)
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=oct)
-def test_the_mode_is_as_asked_whatever_the_umask(tmp_path, wanted, umask):
+def test_mode_is_as_requested_whatever_the_umask(tmp_path, wanted, umask):
     before = os.umask(umask)
     try:
         files.write_atomic(tmp_path / "key", b"x", mode=wanted)
@@ -38,31 +49,25 @@ def test_the_mode_is_as_asked_whatever_the_umask(tmp_path, wanted, umask):
     assert mode(tmp_path / "key") == wanted
 
 
-def test_an_existing_file_is_kept(tmp_path):
+def test_existing_file_or_link_is_not_overwritten(tmp_path):
     files.write_atomic(tmp_path / "key", b"first", mode=0o600)
-    with pytest.raises(InvalidSettings, match="key already exists; move it away first"):
-        files.write_atomic(tmp_path / "key", b"second", mode=0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("key", "link"):
+        with pytest.raises(InvalidSettings, match=f"{name} already exists; move it away first"):
+            files.write_atomic(tmp_path / name, b"second", mode=0o600)
     assert (tmp_path / "key").read_bytes() == b"first"
-    assert list(tmp_path.iterdir()) == [tmp_path / "key"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "link"]
 
 
-def test_a_link_to_nowhere_is_kept_too(tmp_path):
-    (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InvalidSettings, match="already exists"):
-        files.write_atomic(tmp_path / "key", b"x", mode=0o600)
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_an_existing_file_is_replaced_if_asked(tmp_path):
-    (tmp_path / "key").write_bytes(b"first")
-    (tmp_path / "key").chmod(0o644)
+def test_existing_file_is_replaced_on_request(tmp_path):
+    touch(tmp_path / "key", 0o644).write_bytes(b"first")
     files.write_atomic(tmp_path / "key", b"second", mode=0o600, overwrite=True)
     assert (tmp_path / "key").read_bytes() == b"second"
     assert mode(tmp_path / "key") == 0o600
     assert list(tmp_path.iterdir()) == [tmp_path / "key"]
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path):
+def test_reader_never_sees_half_a_file(tmp_path):
     path = tmp_path / "key"
     contents = [bytes([letter]) * 200_000 for letter in b"ab"]
     files.write_atomic(path, contents[0], mode=0o600)
@@ -82,7 +87,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     assert seen <= set(contents)
 
 
-def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_other(tmp_path):
+def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     (tmp_path / "key").write_bytes(b"first")
     script = """
 import pathlib, resource, sys
@@ -102,114 +107,331 @@ except InvalidSettings as error:
     assert list(tmp_path.iterdir()) == [tmp_path / "key"]
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "call, error",
+    [
+        (lambda path: files.write_atomic(path, b"x", mode=0o600), "key cannot be written"),
+        (files.remove_file, "key cannot be removed"),
+        (files.read_file, "key cannot be read"),
+    ],
+    ids=["write", "remove", "read"],
+)
+def test_error_names_the_file_and_the_reason(tmp_path, request, call, error):
+    touch(tmp_path / "key", 0)
+    tmp_path.chmod(0o500)
+    request.getfixturevalue("nobody")
+    with pytest.raises(InvalidSettings, match=f"{error}: Permission denied; c"):
+        call(tmp_path / "key")
+
+
+def test_missing_directory_is_named(tmp_path):
     with pytest.raises(InvalidSettings, match="nowhere/key cannot be written: No such file"):
         files.write_atomic(tmp_path / "nowhere" / "key", b"x", mode=0o600)
 
 
-def test_a_directory_that_cannot_be_written_to_is_named(tmp_path, request):
-    tmp_path.chmod(0o500)
-    request.getfixturevalue("nobody")
-    with pytest.raises(InvalidSettings, match="key cannot be written: Permission denied"):
-        files.write_atomic(tmp_path / "key", b"x", mode=0o600)
-
-
-def test_a_missing_file_is_named_with_what_to_do(tmp_path):
-    with pytest.raises(InvalidSettings) as raised:
-        files.read_file(tmp_path / "tls.crt", hint="make one")
-    assert str(raised.value) == f"{tmp_path}/tls.crt is missing; make one"
-
-
-@pytest.mark.parametrize("content", [b"", b" \n"], ids=["nothing", "white space"])
-def test_an_empty_file_is_named(tmp_path, content):
-    (tmp_path / "tls.crt").write_bytes(content)
-    with pytest.raises(InvalidSettings, match=r"tls\.crt is empty"):
-        files.read_file(tmp_path / "tls.crt")
-
-
-def test_what_is_no_file_cannot_be_read(tmp_path):
+def test_missing_empty_and_irregular_files_are_errors_with_a_hint(tmp_path):
+    (tmp_path / "empty").write_bytes(b" \n")
+    for name, error in ("missing", "is missing; make one"), ("empty", "is empty; make one"):
+        with pytest.raises(InvalidSettings) as raised:
+            files.read_file(tmp_path / name, hint="make one")
+        assert str(raised.value) == f"{tmp_path}/{name} {error}"
     with pytest.raises(InvalidSettings, match="cannot be read: Is a directory; check its owner"):
         files.read_file(tmp_path)
 
 
-def test_a_file_of_another_cannot_be_read(tmp_path, request):
-    (tmp_path / "tls.key").touch(mode=0)
-    request.getfixturevalue("nobody")
-    with pytest.raises(InvalidSettings, match="cannot be read: Permission denied"):
-        files.read_file(tmp_path / "tls.key")
-
-
-@pytest.mark.parametrize("allowed", [0o600, 0o400, 0o700], ids=oct)
-def test_a_key_for_its_owner_only_is_not_exposed(tmp_path, allowed):
-    (tmp_path / "tls.key").touch()
-    (tmp_path / "tls.key").chmod(allowed)
-    assert files.mode_problem(tmp_path / "tls.key") == ""
-
-
-@pytest.mark.parametrize("exposed", [0o640, 0o604, 0o644, 0o620, 0o602, 0o666], ids=oct)
-def test_a_key_that_others_can_reach_is_exposed(tmp_path, exposed):
-    (tmp_path / "tls.key").touch()
-    (tmp_path / "tls.key").chmod(exposed)
-    complaint = files.mode_problem(tmp_path / "tls.key")
-    assert f"tls.key holds a private key and has mode {exposed:04o}" in complaint
-
-
-def test_the_mode_behind_a_link_is_what_counts(tmp_path):
-    (tmp_path / "real").touch()
-    (tmp_path / "real").chmod(0o644)
-    (tmp_path / "tls.key").symlink_to(tmp_path / "real")
-    assert "mode 0644" in files.mode_problem(tmp_path / "tls.key")
-
-
-@as_root
-@pytest.mark.parametrize("shared, exposed", [(0o640, False), (0o660, True), (0o644, True)])
-def test_a_key_of_another_owner_may_be_lent_to_our_group(tmp_path, shared, exposed):
-    (tmp_path / "tls.key").touch()
-    (tmp_path / "tls.key").chmod(shared)
-    os.chown(tmp_path / "tls.key", 12345, -1)
-    assert bool(files.mode_problem(tmp_path / "tls.key")) == exposed
-
-
-def test_a_file_that_is_not_there_is_not_exposed(tmp_path):
-    assert files.mode_problem(tmp_path / "tls.key") == ""
-
-
-def test_a_removed_file_is_gone_and_a_missing_one_is_fine(tmp_path):
+def test_file_is_removed_and_a_missing_one_is_no_error(tmp_path):
     (tmp_path / "key").touch()
+    (tmp_path / ".key.0123").touch()
+    files.remove_temporary_files(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == [tmp_path / "key"]
     files.remove_file(tmp_path / "key")
     files.remove_file(tmp_path / "key")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_removed_is_named(tmp_path, request):
-    (tmp_path / "key").touch()
-    tmp_path.chmod(0o500)
-    request.getfixturevalue("nobody")
-    with pytest.raises(InvalidSettings, match="key cannot be removed: Permission denied"):
-        files.remove_file(tmp_path / "key")
+# -- locks
 
 
-def test_a_directory_is_locked_for_one_at_a_time(tmp_path):
-    second = files.lock_directory(tmp_path)
+def test_directory_is_locked_by_one_at_a_time(tmp_path):
     with (
         files.lock_directory(tmp_path),
         pytest.raises(InvalidSettings, match="is locked by another process"),
+        files.lock_directory(tmp_path),
     ):
-        second.__enter__()
+        pass
     with files.lock_directory(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_is_given_back_by_who_fails(tmp_path):
+def test_lock_is_released_after_an_error_which_is_raised_as_it_is(tmp_path):
     with pytest.raises(BlockingIOError, match="another"), files.lock_directory(tmp_path):
         raise BlockingIOError("another")
     with files.lock_directory(tmp_path):
         pass
 
 
-def test_a_complaint_says_what_the_file_holds(tmp_path):
-    (tmp_path / "file").touch(mode=0o644)
-    (tmp_path / "file").chmod(0o644)
-    assert "file holds a passphrase and has" in files.mode_problem(
-        tmp_path / "file", content="a passphrase"
+# -- modes
+
+
+@pytest.mark.parametrize("allowed", [0o600, 0o400, 0o700], ids=oct)
+def test_key_that_only_its_owner_can_access_has_no_problem(tmp_path, allowed):
+    assert files.mode_problem(touch(tmp_path / "tls.key", allowed)) == ""
+
+
+@pytest.mark.parametrize("exposed", [0o640, 0o604, 0o644, 0o620, 0o602, 0o666], ids=oct)
+def test_key_that_others_can_access_is_reported(tmp_path, exposed):
+    (tmp_path / "link").symlink_to(touch(tmp_path / "tls.key", exposed))
+    for name in ("tls.key", "link"):  # the target of a link counts
+        found = files.mode_problem(tmp_path / name, content="a token")
+        assert f"{name} holds a token and has mode {exposed:04o}" in found
+
+
+@as_root
+@pytest.mark.parametrize("shared, exposed", [(0o640, False), (0o660, True), (0o644, True)])
+def test_key_of_another_owner_may_be_readable_for_our_group(tmp_path, shared, exposed):
+    os.chown(touch(tmp_path / "tls.key", shared), 12345, -1)
+    assert bool(files.mode_problem(tmp_path / "tls.key")) == exposed
+
+
+@pytest.mark.parametrize(
+    "mode, exposed",
+    [
+        pytest.param(0o700, False, id="own"),
+        pytest.param(0o755, False, id="readable"),
+        pytest.param(0o2775, False, id="a volume's group"),
+        pytest.param(0o1777, False, id="sticky"),
+        pytest.param(0o777, True, id="everybody's"),
+        pytest.param(0o703, True, id="others'"),
+    ],
+)
+def test_directory_that_others_can_write_is_reported(tmp_path, mode, exposed):
+    tmp_path.chmod(mode)
+    problem = files.directory_mode_problem(tmp_path)
+    assert bool(problem) == exposed
+    if exposed:
+        assert problem == (
+            f"{tmp_path} has mode {mode:04o}, so other users can replace files in it;"
+            f" chmod o-w {tmp_path}"
+        )
+
+
+def test_missing_file_or_directory_has_no_problem(tmp_path):
+    assert files.mode_problem(tmp_path / "tls.key") == ""
+    assert files.directory_mode_problem(tmp_path / "none") == ""
+
+
+# -- several files
+
+NAMES = ("tls.crt", "tls.key", "ca.crt")
+OLD = {name: f"old {name}".encode() for name in NAMES}
+NEW = {name: f"new {name}".encode() for name in NAMES}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """As `kubelend ca issue` leaves one: plain files."""
+    return written(tmp_path / "certs")
+
+
+def written(directory):
+    directory.mkdir(mode=0o700)
+    for name, content in OLD.items():
+        (directory / name).write_bytes(content)
+    (directory / "tls.key").chmod(0o600)
+    return directory
+
+
+def seen(directory):
+    return {name: (directory / name).read_bytes() for name in NAMES}
+
+
+def exchange(directory, contents=NEW):
+    atomic = AtomicDirectory(directory, NAMES)
+    atomic.switch_to(atomic.stage(contents))
+
+
+def hidden(directory):
+    return sorted(path.name for path in directory.glob(".generation-*"))
+
+
+def test_staged_files_are_visible_after_the_switch(directory):
+    atomic = AtomicDirectory(directory, NAMES)
+    assert atomic.write_problem() == ""
+    staged = atomic.stage(NEW)
+    assert (seen(directory), seen(staged)) == (OLD, NEW)
+    atomic.switch_to(staged)
+    assert seen(directory) == NEW
+    assert atomic.write_problem() == ""
+
+
+def test_only_the_current_generation_remains(directory):
+    for turn in range(3):
+        exchange(directory, dict.fromkeys(NAMES, b"%d" % turn))
+    assert len(hidden(directory)) == 1
+    assert set(seen(directory).values()) == {b"2"}
+
+
+def test_modes_are_retained(directory):
+    (directory / "tls.key").chmod(0o640)
+    exchange(directory)
+    assert [mode(directory / name) for name in NAMES] == [0o644, 0o640, 0o644]
+
+
+def test_renamed_directory_keeps_its_files(directory):
+    exchange(directory)
+    moved = directory.rename(directory.with_name("moved"))
+    assert seen(moved) == NEW
+
+
+def test_plain_file_among_links_is_converted_again(directory):
+    exchange(directory)
+    (directory / "ca.crt").unlink()
+    (directory / "ca.crt").write_bytes(b"by hand")
+    assert AtomicDirectory(directory, NAMES).write_problem() == ""
+    exchange(directory, OLD)
+    assert seen(directory) == OLD
+    assert (directory / "ca.crt").is_symlink()
+
+
+_CRASH = """
+import os, sys
+from pathlib import Path
+from kubelend.kits.files import AtomicDirectory
+
+directory, fatal, changes = Path(sys.argv[1]), int(sys.argv[2]), 0
+names = ("tls.crt", "tls.key", "ca.crt")
+events = {"os.mkdir", "os.rename", "os.symlink", "os.link", "os.remove", "os.rmdir", "os.chmod"}
+
+def count(event, arguments):
+    global changes
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+    if event in events or writes:
+        changes += 1
+        if changes == fatal:
+            os._exit(9)
+
+files = AtomicDirectory(directory, names)
+content = b"new " if b"old" in (directory / "tls.crt").read_bytes() else b"old "
+sys.addaudithook(count)
+files.switch_to(files.stage({name: content + name.encode() for name in names}))
+print(changes)
+"""
+
+
+def crash(directory, fatal):
+    """An exchange by a process that dies before its n-th change of the disk."""
+    return subprocess.run(
+        [sys.executable, "-c", _CRASH, directory, str(fatal)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["plain files", "links"])
+def test_crash_at_any_moment_leaves_all_old_or_all_new_files(tmp_path, first):
+    outcomes = []
+    for fatal in range(1, 100):
+        directory = written(tmp_path / str(fatal))
+        if not first:
+            exchange(directory, OLD)
+        done = crash(directory, fatal)
+        found = seen(directory)
+        assert found in (OLD, NEW), fatal
+        outcomes.append(found == NEW)
+        # The next one finds nothing in its way, and cleans up.
+        exchange(directory, dict.fromkeys(NAMES, b"later"))
+        assert set(seen(directory).values()) == {b"later"}
+        assert len(hidden(directory)) == 1
+        if done.returncode == 0:
+            break
+        assert done.returncode == 9, done.stderr
+    # The number of moments is not the point, but that there were many, on both sides of the change.
+    assert len(outcomes) > 15
+    assert outcomes == sorted(outcomes)
+    assert outcomes.count(True) > 1
+
+
+# A link may be followed just before its generation goes: once more, and it leads to the next one.
+_READ = """
+import sys, pathlib
+
+def read(path):
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return path.read_bytes()
+
+print("ready", flush=True)
+for _ in range(3000):
+    for path in map(pathlib.Path, sys.argv[1:]):
+        assert read(path).split()[1].decode() == path.name
+"""
+
+
+def test_concurrent_reader_sees_whole_files(directory):
+    exchange(directory, OLD)
+    reader = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            _READ,
+            *(str(directory / name) for name in NAMES),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        while reader.poll() is None:
+            exchange(directory, NEW)
+            exchange(directory, OLD)
+        assert reader.returncode == 0, reader.communicate()[1]
+
+
+def test_mounted_secret_is_not_replaced(directory, tmp_path):
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    (mount / "..data").symlink_to(directory)
+    for name in NAMES:
+        (mount / name).symlink_to(f"..data/{name}")
+    assert "managed by another program" in AtomicDirectory(mount, NAMES).write_problem()
+
+
+@as_root
+def test_key_of_another_user_is_not_replaced(directory):
+    os.chown(directory / "tls.key", 65534, -1)
+    assert "belongs to another user" in AtomicDirectory(directory, NAMES).write_problem()
+
+
+def test_directory_without_write_permission_is_reported(directory):
+    directory.chmod(0o555)
+    before = os.geteuid()
+    if before == 0:
+        os.chown(directory, 65534, -1)
+        os.seteuid(65534)
+    try:
+        assert "is not writable" in AtomicDirectory(directory, NAMES).write_problem()
+        with pytest.raises(InvalidSettings, match="cannot be replaced: Permission denied"):
+            AtomicDirectory(directory, NAMES).stage(NEW)
+    finally:
+        os.seteuid(before)
+        directory.chmod(0o755)
+
+
+def test_missing_file_is_reported(directory):
+    (directory / "ca.crt").unlink()
+    assert "ca.crt is missing" in AtomicDirectory(directory, NAMES).write_problem()
+
+
+def test_one_writer_at_a_time(directory):
+    atomic = AtomicDirectory(directory, NAMES)
+    with atomic.try_lock() as first:
+        with atomic.try_lock() as second:
+            assert (first, second) == (True, False)
+        with atomic.try_lock() as third:
+            assert not third
+    with atomic.try_lock() as later:
+        assert later

@@ -1,4 +1,4 @@
-"""Logs: one line for each event, the same for ours and for libraries, and never a secret in it."""
+"""Logs: one line per event, of our code and of libraries alike, without secrets."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def line(stream):
 # -- the line
 
 
-def test_a_line_says_when_how_grave_who_and_what(line):
+def test_line_has_timestamp_level_logger_and_event(line):
     before = clock.utc_now()
     found = line("placed", cluster="a", seconds=0.5, ready=True, nothing=None)
     assert list(found)[:4] == ["timestamp", "level", "logger", "event"]
@@ -54,18 +54,18 @@ def test_a_line_says_when_how_grave_who_and_what(line):
     assert before <= datetime.fromisoformat(found["timestamp"]) <= clock.utc_now()
 
 
-def test_the_clock_is_aware_and_in_utc():
+def test_clock_is_aware_and_in_utc():
     assert clock.utc_now().utcoffset() == timedelta()
 
 
-def test_what_is_bound_to_a_logger_or_a_context_is_in_its_lines(line, stream):
+def test_bound_values_are_in_the_line(line, stream):
     structlog.contextvars.bind_contextvars(request="r-1")
     structlog.get_logger("test").bind(cluster="a").info("placed")
     found = json.loads(stream.getvalue())
     assert (found["request"], found["cluster"]) == ("r-1", "a")
 
 
-def test_an_exception_is_in_its_line(line, stream):
+def test_exception_is_in_its_line(line, stream):
     try:
         raise NotFound("no cluster 'a'")
     except NotFound:
@@ -108,16 +108,16 @@ def test_one_event_is_one_line(stream, line):
     assert stream.getvalue().count("\n") == 1
 
 
-def test_endless_nesting_ends(line):
+def test_nesting_is_limited(line):
     nested: dict[str, object] = {}
     nested["again"] = nested
     assert "[too deep]" in json.dumps(line(value=nested))
 
 
-# -- for people
+# -- console format
 
 
-def test_people_get_one_plain_line(stream):
+def test_console_line_is_plain_text(stream):
     logs.setup("info", "console", stream)
     structlog.get_logger("test").warning("store failed", problem="disk full", tries=2)
     (found,) = stream.getvalue().splitlines()
@@ -129,7 +129,7 @@ def test_people_get_one_plain_line(stream):
     assert "\x1b" not in found
 
 
-def test_people_get_colours_on_a_terminal(monkeypatch):
+def test_console_has_colours_on_a_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -144,14 +144,14 @@ def test_people_get_colours_on_a_terminal(monkeypatch):
         assert ("\x1b[" in terminal.getvalue()) == coloured
 
 
-def test_no_text_starts_a_line_or_moves_the_cursor(stream):
+def test_control_characters_are_escaped_on_the_console(stream):
     logs.setup("info", "console", stream)
     structlog.get_logger("test").info("hello\n\x1b[2J", name="a\r\nfake line\x07")
     assert stream.getvalue().count("\n") == 1
     assert not set("\x1b\r\x07") & set(stream.getvalue())
 
 
-def test_a_traceback_for_people_shows_no_variables(stream):
+def test_console_traceback_has_no_variables(stream):
     logs.setup("info", "console", stream)
     in_a_variable = "-".join(["correct", "horse"])
     try:
@@ -176,7 +176,7 @@ def test_a_traceback_for_people_shows_no_variables(stream):
         *("key", "ca_key", "keys", "key_pem", "private_bytes", "key_material_token"),
     ],
 )
-def test_values_of_secret_names_are_hidden(line, name):
+def test_values_of_secret_keys_are_redacted(line, name):
     for value in ("hunter2", b"hunter2", {"deep": "hunter2"}, ["hunter2"], 42):
         assert line(**{name: value})[name] == logs.REDACTED
     assert line(outer={"inner": [{name: "hunter2"}]})["outer"] == {"inner": [{name: logs.REDACTED}]}
@@ -195,11 +195,11 @@ def test_values_of_secret_names_are_hidden(line, name):
         "path",
     ],
 )
-def test_values_of_other_names_are_shown(line, name):
+def test_values_of_other_keys_are_not_redacted(line, name):
     assert line(**{name: "shown"})[name] == "shown"
 
 
-def test_a_secret_that_is_not_there_shows_as_that(line):
+def test_missing_secret_is_null(line):
     assert line(token=None)["token"] is None
 
 
@@ -224,7 +224,7 @@ def test_a_secret_that_is_not_there_shows_as_that(line):
     ],
 )
 @pytest.mark.parametrize("place", ["event", "value", "deep", "error", "foreign"])
-def test_secrets_inside_texts_are_hidden(line, stream, secret, shown, place):
+def test_secrets_inside_texts_are_redacted(line, stream, secret, shown, place):
     match place:
         case "event":
             assert line(secret)["event"] == shown
@@ -242,7 +242,7 @@ def test_secrets_inside_texts_are_hidden(line, stream, secret, shown, place):
         assert piece not in stream.getvalue()
 
 
-def test_a_long_hostile_text_is_logged_at_once(line):
+def test_redaction_of_a_long_hostile_text_is_fast(line):
     for text in (
         "://" + ":" * 300_000 + " @",
         "-----BEGIN" * 30_000,
@@ -252,10 +252,10 @@ def test_a_long_hostile_text_is_logged_at_once(line):
         assert line(value=text)
 
 
-# -- what libraries say
+# -- libraries
 
 
-def test_libraries_log_to_the_same_place_in_the_same_form(line, stream):
+def test_libraries_log_to_the_same_stream_in_the_same_format(line, stream):
     logging.getLogger("aiohttp.server").warning("bad %s from %s", "request", "127.0.0.1")
     found = json.loads(stream.getvalue())
     assert (found["logger"], found["level"]) == ("aiohttp.server", "warning")
@@ -263,7 +263,7 @@ def test_libraries_log_to_the_same_place_in_the_same_form(line, stream):
     assert found["timestamp"].endswith("Z")
 
 
-def test_exceptions_of_libraries_are_shown(line, stream):
+def test_exceptions_of_libraries_are_logged(line, stream):
     try:
         raise OSError("cut off")
     except OSError:
@@ -274,13 +274,13 @@ def test_exceptions_of_libraries_are_shown(line, stream):
 @pytest.mark.parametrize(
     "level, shown", [(5, None), (15, "debug"), (35, "warning"), (99, "critical")]
 )
-def test_levels_of_their_own_become_the_nearest_below(line, stream, level, shown):
+def test_custom_levels_become_the_nearest_below(line, stream, level, shown):
     logging.getLogger("library").log(level, "hello")
     found = [json.loads(text)["level"] for text in stream.getvalue().splitlines()]
     assert found == ([] if shown is None else [shown])
 
 
-def test_a_broken_call_of_a_library_is_logged_all_the_same(line, stream):
+def test_record_with_wrong_arguments_is_logged(line, stream):
     del logging.getLogger().handlers[1:]  # those of pytest do not forgive it
     logging.getLogger("library").warning("%d bytes", "many")
     assert json.loads(stream.getvalue())["event"] == "%d bytes ('many',)"
@@ -311,7 +311,7 @@ def test_only_the_level_and_above_is_logged(stream, level):
     assert found == [name for name in expected for _ in range(2)]
 
 
-def test_setting_up_twice_says_everything_once(stream):
+def test_second_setup_logs_each_line_once(stream):
     logs.setup("info", "json", stream)
     logs.setup("info", "json", stream)
     structlog.get_logger("ours").info("hello")
@@ -319,7 +319,7 @@ def test_setting_up_twice_says_everything_once(stream):
     assert len(stream.getvalue().splitlines()) == 2
 
 
-def test_loggers_in_use_follow_to_a_new_stream_and_form(stream):
+def test_existing_loggers_follow_to_a_new_stream_and_format(stream):
     logs.setup("info", "console", io.StringIO())
     log = structlog.get_logger("ours").bind(cluster="a")
     log.info("to the old")
@@ -337,12 +337,12 @@ def test_standard_error_is_the_default(capsys):
 
 
 @pytest.mark.parametrize("level, format", [("loud", "json"), ("info", "xml")])
-def test_settings_that_do_not_exist_are_refused(level, format):
+def test_unknown_settings_are_rejected(level, format):
     with pytest.raises(InvalidSettings, match="use"):
         logs.setup(level, format)
 
 
-def test_a_full_disk_does_not_stop_the_work():
+def test_full_disk_does_not_stop_the_process():
     stream = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, and that is asserted
     logs.setup("info", "json", stream)
     structlog.get_logger("ours").info("hello")
@@ -351,7 +351,7 @@ def test_a_full_disk_does_not_stop_the_work():
         stream.close()
 
 
-def test_a_closed_stream_does_not_stop_the_work(stream):
+def test_closed_stream_does_not_stop_the_process(stream):
     logs.setup("info", "json", stream)
     stream.close()
     structlog.get_logger("ours").info("hello")

@@ -1,12 +1,21 @@
-"""Root tasks live and end together: in order, with names, and with no failure lost."""
+"""Root tasks, child processes and the delays between retries."""
 
 import asyncio
 import io
 import json
+import sys
+from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kubelend.kits import logs, tasks
+from kubelend.core.errors import Unavailable
+from kubelend.kits import logs, subprocesses, tasks
+from kubelend.kits.backoff import NO_RETRIES, Backoff
+
+TOKEN = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
+PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----"
 
 
 @pytest.fixture
@@ -49,21 +58,21 @@ async def fails(message="the reason"):
     raise Boom(message)
 
 
-async def test_a_failure_stops_the_others_and_is_raised():
+async def test_failure_stops_the_others_and_is_raised():
     story: list[str] = []
     with pytest.raises(Boom, match="the reason"):
         await tasks.run_all({"a": Root("a", story).run(), "b": fails()})
     assert story == ["a asked to stop", "a stopped"]
 
 
-async def test_an_end_stops_the_others_and_says_who_it_was():
+async def test_end_stops_the_others_and_is_named():
     story: list[str] = []
     ended = await tasks.run_all({"a": Root("a", story).run(), "signals": ends()})
     assert ended == "signals"
     assert story == ["a asked to stop", "a stopped"]
 
 
-async def test_a_failure_is_logged_with_the_name_of_its_task(lines):
+async def test_failure_is_logged_with_the_name_of_its_task(lines):
     with pytest.raises(Boom):
         await tasks.run_all({"a": Root("a", []).run(), "expiry": fails()})
     (line,) = lines()
@@ -71,7 +80,7 @@ async def test_a_failure_is_logged_with_the_name_of_its_task(lines):
     assert "Boom: the reason" in line["exception"]
 
 
-async def test_an_end_is_logged_with_the_name_of_its_task(lines):
+async def test_end_is_logged_with_the_name_of_its_task(lines):
     await tasks.run_all({"a": Root("a", []).run(), "expiry": ends()})
     (line,) = lines()
     assert (line["level"], line["event"], line["task"]) == ("debug", "Root task ended", "expiry")
@@ -87,7 +96,7 @@ async def test_tasks_have_their_names():
     assert "expiry" in seen
 
 
-async def test_the_last_is_stopped_first_and_each_waits_for_those_after_it():
+async def test_tasks_are_stopped_one_by_one_in_reverse_order():
     story: list[str] = []
     store, server = Root("store", story), Root("server", story)
     server.may_stop.clear()
@@ -114,7 +123,7 @@ async def test_cancelling_stops_all_in_the_same_order(lines):
     assert lines() == []
 
 
-async def test_cancelling_before_anything_has_started_leaves_nothing_behind():
+async def test_cancelling_before_the_start_leaves_nothing_behind():
     running = asyncio.create_task(tasks.run_all({"a": Root("a", []).run(), "b": fails()}))
     await asyncio.sleep(0)
     running.cancel()
@@ -137,7 +146,7 @@ async def test_cancelling_again_stops_all_at_once():
     assert sorted(story[1:]) == ["a asked to stop", "a stopped"]
 
 
-async def test_a_failure_while_stopping_is_logged_and_the_first_one_raised(lines):
+async def test_failure_while_stopping_is_logged_and_the_first_one_raised(lines):
     async def fails_when_stopped():
         try:
             await asyncio.Event().wait()
@@ -149,7 +158,7 @@ async def test_a_failure_while_stopping_is_logged_and_the_first_one_raised(lines
     assert [line["task"] for line in lines()] == ["b", "a"]
 
 
-async def test_a_task_that_takes_its_cancellation_for_an_end_is_no_news(lines):
+async def test_task_that_returns_when_cancelled_is_not_logged(lines):
     async def returns_when_stopped():
         try:
             await asyncio.Event().wait()
@@ -161,13 +170,13 @@ async def test_a_task_that_takes_its_cancellation_for_an_end_is_no_news(lines):
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")], ids=["end first", "failure first"])
-async def test_a_failure_counts_more_than_an_end_at_the_same_moment(order):
+async def test_failure_takes_precedence_over_an_end_at_the_same_moment(order):
     both = {"a": ends(), "b": fails()}
     with pytest.raises(Boom):
         await tasks.run_all({name: both[name] for name in order})
 
 
-async def test_a_task_that_was_cancelled_from_outside_stops_the_others():
+async def test_task_that_was_cancelled_from_outside_stops_the_others():
     async def gives_up():
         raise asyncio.CancelledError
 
@@ -180,3 +189,85 @@ async def _settle():
     """Let every task that can go on do so."""
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+# -- child processes
+
+
+@pytest.mark.parametrize(
+    "output, line",
+    [
+        (b"", ""),
+        (b"\n \n", ""),
+        (b"first\nlast\n\n", "last"),
+        (b"\x1b[31m ERRO \x1b[0m no route\r\n", "ERRO no route"),
+        (b"bell\x07 and\ttab", "bell and tab"),
+        (b"not \xff text", "not \ufffd text"),
+        (b"x" * 500, "[redacted]"),
+        (f"refused: {TOKEN}".encode(), "refused: [redacted]"),
+        (b"at https://me:pass@host/", "at https://[redacted]@host/"),
+        (b"Authorization: Bearer abc.def", "Authorization: [redacted]"),
+        (b'{"token": "hunter2"}', '{"[redacted]'),
+        (b"password=hunter2 is wrong", "[redacted] is wrong"),
+        (f"key: {PEM}".encode(), "key:"),
+        (f"half a key: {PEM[:50]}".encode(), "half a key:"),
+        (b"data " + b"QUJD" * 20, "data [redacted]"),
+        (b"rsv-a-cluster-with-a-long-name-0123456789abcdef is gone", None),
+    ],
+)
+def test_error_line_is_the_last_one_without_secrets(output, line):
+    found = subprocesses.last_error_line(output)
+    assert found == (output.decode() if line is None else line)
+
+
+def test_error_line_is_short():
+    assert len(subprocesses.last_error_line(b"word " * 100)) == subprocesses.MAX_LINE_LENGTH
+
+
+async def test_output_is_returned_and_errors_are_not():
+    program = "import sys; print('out'); print('err', file=sys.stderr)"
+    found = await subprocesses.run_program(
+        sys.executable, "-c", program, timeout=timedelta(seconds=10)
+    )
+    assert found == b"out\n"
+
+
+async def test_end_of_long_output_is_returned():
+    program = "import sys; sys.stdout.write('x' * 3_000_000 + 'end')"
+    found = await subprocesses.run_program(
+        sys.executable, "-c", program, timeout=timedelta(seconds=10)
+    )
+    assert (len(found), found[-4:]) == (subprocesses.MAX_OUTPUT_BYTES, b"xend")
+
+
+async def test_failure_without_output_has_its_exit_status():
+    with pytest.raises(Unavailable, match="failed: exit status 3"):
+        await subprocesses.run_program(
+            sys.executable, "-c", "raise SystemExit(3)", timeout=timedelta(seconds=10)
+        )
+
+
+async def test_timeout_applies_to_descendants_that_hold_the_output_open():
+    program = "import subprocess; subprocess.Popen(['sleep', '600'])"
+    with pytest.raises(Unavailable, match="timed out after"):
+        await subprocesses.run_program(
+            sys.executable, "-c", program, timeout=timedelta(milliseconds=500)
+        )
+
+
+# -- delays
+
+
+def test_delays_double_up_to_the_longest_and_jitter_subtracts_up_to_half():
+    backoff = Backoff(retries=5, first=timedelta(seconds=1), longest=timedelta(seconds=5))
+    assert list(backoff.delays(chance=lambda: 0.0)) == [1, 2, 4, 5, 5]
+    assert list(backoff.delays(chance=lambda: 1.0)) == [0.5, 1, 2, 2.5, 2.5]
+    assert list(Backoff().delays()) != list(Backoff().delays())
+    assert list(NO_RETRIES.delays()) == []
+
+
+@given(retries=st.integers(0, 200), chance=st.floats(0, 1))
+def test_no_delay_is_longer_than_the_longest(retries, chance):
+    delays = list(Backoff(retries=retries, longest=timedelta(seconds=3)).delays(lambda: chance))
+    assert len(delays) == retries
+    assert all(0 < delay <= 3 for delay in delays)

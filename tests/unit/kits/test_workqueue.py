@@ -1,41 +1,57 @@
-"""Keys are looked at once for all that happened, one at a time each, and again when somebody says so."""
+"""Keys are reconciled once for all their events, one worker per key; failures are retried, logged once."""
 
 import asyncio
 from datetime import timedelta
 
+import msgspec
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
-from kubelend.kits.workqueue import MAX_DELAY, Workqueue
+from kubelend.core.errors import Conflict, LimitExceeded, Unavailable
+from kubelend.kits.workqueue import MAX_DELAY, ReconcileQueue
 from virtual_time import in_virtual_time, settled, stopped
 
 SECOND = timedelta(seconds=1)
 
 
 class Bench:
-    """Looks, and when they were over."""
+    """Records reconciles and when they ended."""
 
-    def __init__(self, takes=0.0, chance=0.0):
-        self.queue: Workqueue[str] = Workqueue(lambda: chance)
+    def __init__(self, takes=0.0, chance=0.0, on_failure=None):
+        self.queue: ReconcileQueue[str] = ReconcileQueue(
+            "things",
+            self.reconcile,
+            structlog.get_logger("test"),
+            on_failure=on_failure,
+            chance=lambda: chance,
+        )
         self.done: list[tuple[float, str]] = []
         self.busy: list[str] = []
         self.most_busy = 0
         self.takes = takes
-        self._task = asyncio.create_task(self.queue.run(self.handle))
+        self.errors: dict[str, Exception] = {}
+        self.asks_for_retry = False
+        self.task = asyncio.create_task(self.queue.run())
 
-    async def handle(self, key):
+    async def reconcile(self, key):
         assert key not in self.busy, "two workers on one key"
         self.busy.append(key)
         self.most_busy = max(self.most_busy, len(self.busy))
         await asyncio.sleep(self.takes)
         self.busy.remove(key)
         self.done.append((round(asyncio.get_running_loop().time(), 3), key))
+        if key in self.errors:
+            raise self.errors[key]
+        if self.asks_for_retry:
+            self.queue.retry(key)
 
     async def stop(self):
-        await stopped(self._task)
+        await stopped(self.task)
 
 
 @in_virtual_time
-async def test_what_is_added_is_looked_at_in_its_order_and_each_key_once():
+async def test_keys_are_reconciled_in_their_order_and_each_once():
     bench = Bench()
     for key in "abcab":
         bench.queue.add(key)
@@ -47,7 +63,7 @@ async def test_what_is_added_is_looked_at_in_its_order_and_each_key_once():
 
 
 @in_virtual_time
-async def test_what_comes_after_a_while_is_looked_at_too():
+async def test_key_that_is_added_to_an_idle_queue_is_reconciled_too():
     bench = Bench()
     await asyncio.sleep(5)
     bench.queue.add("a")
@@ -59,7 +75,7 @@ async def test_what_comes_after_a_while_is_looked_at_too():
 
 
 @in_virtual_time
-async def test_keys_are_worked_on_at_the_same_time_but_one_key_never_is():
+async def test_keys_are_reconciled_concurrently_but_no_key_twice_at_a_time():
     bench = Bench(takes=10)
     for key in "abc":
         bench.queue.add(key)
@@ -72,7 +88,7 @@ async def test_keys_are_worked_on_at_the_same_time_but_one_key_never_is():
 
 
 @in_virtual_time
-async def test_what_is_added_while_it_is_worked_on_is_looked_at_once_more():
+async def test_key_that_is_added_while_it_is_reconciled_is_reconciled_once_more():
     bench = Bench(takes=10)
     bench.queue.add("a")
     await asyncio.sleep(1)
@@ -85,7 +101,7 @@ async def test_what_is_added_while_it_is_worked_on_is_looked_at_once_more():
 
 
 @in_virtual_time
-async def test_what_is_added_for_later_comes_then():
+async def test_delayed_key_is_reconciled_when_it_is_due():
     bench = Bench()
     bench.queue.add_after("a", 5 * SECOND)
     bench.queue.add_after("b", -SECOND)
@@ -97,7 +113,7 @@ async def test_what_is_added_for_later_comes_then():
 
 @pytest.mark.parametrize("delays", [(5, 3), (3, 5), (3, 3)])
 @in_virtual_time
-async def test_of_several_times_the_earliest_counts_and_only_that(delays):
+async def test_earliest_of_several_delays_counts_and_only_that(delays):
     bench = Bench()
     for delay in delays:
         bench.queue.add_after("a", delay * SECOND)
@@ -107,7 +123,7 @@ async def test_of_several_times_the_earliest_counts_and_only_that(delays):
 
 
 @in_virtual_time
-async def test_what_is_looked_at_now_is_not_looked_at_for_the_same_reason_later():
+async def test_reconcile_now_cancels_the_delayed_one():
     bench = Bench()
     bench.queue.add_after("a", 3 * SECOND)
     bench.queue.add("a")
@@ -118,7 +134,7 @@ async def test_what_is_looked_at_now_is_not_looked_at_for_the_same_reason_later(
 
 
 @in_virtual_time
-async def test_a_time_that_comes_while_it_is_worked_on_is_not_missed():
+async def test_delay_that_ends_while_the_key_is_reconciled_is_not_missed():
     bench = Bench(takes=10)
     bench.queue.add("a")
     await asyncio.sleep(1)
@@ -129,7 +145,7 @@ async def test_a_time_that_comes_while_it_is_worked_on_is_not_missed():
 
 
 @in_virtual_time
-async def test_pauses_double_up_to_a_longest():
+async def test_backoff_doubles_up_to_a_maximum():
     bench = Bench()
     pauses = [bench.queue.retry("a").total_seconds() for _ in range(9)]
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
@@ -139,47 +155,22 @@ async def test_pauses_double_up_to_a_longest():
 
 
 @in_virtual_time
-async def test_chance_takes_up_to_half_of_a_pause_away():
+async def test_jitter_subtracts_up_to_half_of_a_delay():
     bench = Bench(chance=1.0)
     assert [bench.queue.retry("a").total_seconds() for _ in range(3)] == [0.25, 0.5, 1]
     await bench.stop()
 
 
 @in_virtual_time
-async def test_a_retry_comes_after_its_pause():
-    bench = Bench()
-    bench.queue.retry("a")
-    await asyncio.sleep(10)
-    bench.queue.retry("a")
-    await asyncio.sleep(10)
-    assert bench.done == [(0.5, "a"), (11, "a")]
-    await bench.stop()
-
-
-@in_virtual_time
-async def test_failures_are_counted_by_key_and_until_they_are_forgotten():
-    bench = Bench()
-    for _ in range(3):
-        bench.queue.retry("a")
-    assert bench.queue.retry("b").total_seconds() == 0.5
-    bench.queue.forget("a")
-    bench.queue.forget("never failed")
-    assert bench.queue.retry("a").total_seconds() == 0.5
-    await bench.stop()
-
-
-@in_virtual_time
-async def test_who_wants_to_be_left_in_peace_is_longer_than_any_pause():
+async def test_minimum_delay_of_a_retry_is_kept():
     bench = Bench()
     assert bench.queue.retry("a", 100 * SECOND) == 100 * SECOND
-    await asyncio.sleep(101)
-    assert bench.done == [(100, "a")]
     assert bench.queue.retry("a", SECOND / 10) == SECOND
     await bench.stop()
 
 
 @in_virtual_time
-async def test_a_hundred_that_hang_keep_no_other_waiting_and_leave_nothing_behind():
+async def test_hundred_hanging_reconciles_block_no_other_and_leave_nothing_behind():
     bench = Bench(takes=1000)
     for number in range(100):
         bench.queue.add(f"slow {number}")
@@ -195,23 +186,22 @@ async def test_a_hundred_that_hang_keep_no_other_waiting_and_leave_nothing_behin
 
 
 @in_virtual_time
-async def test_a_hurry_looks_at_what_failed_and_counts_its_failures_on():
+async def test_retry_now_enqueues_keys_in_backoff_and_keeps_their_failure_count():
     bench = Bench()
-    for _ in range(8):
-        bench.queue.retry("failed")
-    bench.queue.add_after("has its time", 5 * SECOND)
-    bench.queue.retry("wants peace", 100 * SECOND)
+    bench.errors["failed"] = Conflict("not yet")
+    bench.queue.add("failed")
+    await asyncio.sleep(600)
+    bench.done.clear()
+    bench.queue.add_after("delayed", 5 * SECOND)
+    bench.queue.retry("limited", 100 * SECOND)
     bench.queue.retry_now()
-    await settled()
-    assert bench.done == [(0, "failed")]
-    assert bench.queue.retry("failed") == MAX_DELAY
-    await asyncio.sleep(200)
-    assert [key for _, key in bench.done[1:]] == ["has its time", "failed", "wants peace"]
+    await asyncio.sleep(103)
+    assert bench.done == [(600, "failed"), (605, "delayed"), (660, "failed"), (700, "limited")]
     await bench.stop()
 
 
 @in_virtual_time
-async def test_a_hurry_finds_nothing_of_what_was_looked_at_since():
+async def test_retry_now_ignores_what_was_reconciled_since():
     bench = Bench()
     bench.queue.retry("a")
     await asyncio.sleep(10)
@@ -222,12 +212,116 @@ async def test_a_hurry_finds_nothing_of_what_was_looked_at_since():
 
 
 @in_virtual_time
-async def test_what_a_look_raises_ends_the_work():
-    queue: Workqueue[str] = Workqueue()
+async def test_failure_is_retried_with_growing_delays_until_it_succeeds():
+    bench = Bench()
+    bench.errors = {"a": Conflict("not yet"), "b": Conflict("not yet")}
+    bench.queue.add("a")
+    await asyncio.sleep(4)
+    bench.queue.add("b")
+    await asyncio.sleep(0.9)
+    assert bench.done == [(0, "a"), (0.5, "a"), (1.5, "a"), (3.5, "a"), (4, "b"), (4.5, "b")]
+    del bench.errors["a"]
+    await asyncio.sleep(10)
+    bench.errors["a"] = Conflict("again")
+    bench.queue.add("a")
+    await asyncio.sleep(1)
+    assert [at for at, key in bench.done if key == "a"][4:] == [7.5, 14.9, 15.4], "counted from 0"
+    await bench.stop()
 
-    async def handle(key):
-        raise ZeroDivisionError(key)
 
-    queue.add("a")
+@in_virtual_time
+async def test_reconcile_that_asks_for_a_retry_itself_keeps_its_backoff():
+    bench = Bench()
+    bench.asks_for_retry = True
+    bench.queue.add("a")
+    await asyncio.sleep(4)
+    assert bench.done == [(0, "a"), (0.5, "a"), (1.5, "a"), (3.5, "a")]
+    await bench.stop()
+
+
+@pytest.mark.parametrize("error", [LimitExceeded, Unavailable])
+@in_virtual_time
+async def test_failure_is_retried_no_earlier_than_its_retry_after(error):
+    bench = Bench()
+    bench.errors["a"] = error("later", retry_after=30)
+    bench.queue.add("a")
+    await asyncio.sleep(10)
+    bench.queue.retry_now()
+    await asyncio.sleep(30)
+    assert bench.done == [(0, "a"), (30, "a")]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_failure_is_logged_once_until_its_kind_changes_and_so_is_the_recovery():
+    bench = Bench()
+    with capture_logs() as logs:
+        bench.errors["a"] = Conflict("first wording")
+        bench.queue.add("a")
+        await asyncio.sleep(1)
+        bench.errors["a"] = Conflict("other wording")
+        await asyncio.sleep(10)
+        bench.errors["a"] = LimitExceeded("slow down", retry_after=20)
+        await asyncio.sleep(100)
+        bench.errors.clear()
+        await asyncio.sleep(100)
+        bench.queue.add("a")
+        bench.queue.add("never failed")
+        await settled()
+    warning = {"log_level": "warning", "event": "Reconcile failed, will retry"}
+    thing = {"kind": "things", "name": "a"}
+    assert logs == [
+        {**warning, **thing, "error": "first wording", "retry_after": 0.0},
+        {**warning, **thing, "error": "slow down", "retry_after": 20},
+        {"log_level": "info", "event": "Reconcile recovered", **thing},
+    ]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_each_failure_is_handed_on_instead_of_logged_if_somebody_wants_it():
+    failures = []
+
+    async def on_failure(key, error):
+        failures.append((key, str(error)))
+
+    bench = Bench(on_failure=on_failure)
+    bench.errors["a"] = Conflict("not yet")
+    with capture_logs() as logs:
+        bench.queue.add("a")
+        await asyncio.sleep(2)
+    assert failures == [("a", "not yet")] * 3
+    assert logs == []
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_object_that_cannot_be_decoded_is_skipped_until_it_changes_and_logged_once():
+    bench = Bench()
+    bench.errors["odd"] = msgspec.ValidationError("not an int")
+    with capture_logs() as logs:
+        for key in ("odd", "odd", "good"):
+            bench.queue.add(key)
+            await asyncio.sleep(100)
+    assert [key for _, key in bench.done] == ["odd", "odd", "good"]
+    assert logs == [
+        {
+            "log_level": "warning",
+            "event": "Skipping invalid object",
+            "kind": "things",
+            "name": "odd",
+            "error": "not an int",
+        }
+    ]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_any_other_exception_ends_all_with_its_own_reason():
+    bench = Bench(takes=3600)
+    bench.queue.add("slow")
+    await settled()
+    bench.takes, bench.errors["a"] = 0, ZeroDivisionError("a")
+    bench.queue.add("a")
     with pytest.raises(ZeroDivisionError, match="a"):
-        await queue.run(handle)
+        await bench.task

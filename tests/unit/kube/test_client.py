@@ -1,18 +1,23 @@
-"""The client against a server that does what a real one cannot be made to do at will."""
+"""The client with its codec, paths and patches, where a real API server cannot be made to respond so."""
 
 import asyncio
 import json
 from datetime import timedelta
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import config_maps
 import scripted_api
 from certificates import Certificates
-from config_maps import CONFIG_MAPS
+from config_maps import CONFIG_MAPS, ConfigMap
+from kubelend.core import errors
 from kubelend.core.errors import (
     Conflict,
     Forbidden,
+    InvalidInput,
     NotFound,
     RateLimited,
     Unauthenticated,
@@ -20,9 +25,12 @@ from kubelend.core.errors import (
     UnexpectedAnswer,
 )
 from kubelend.kits.backoff import Backoff
-from kubelend.kube import transport
+from kubelend.kube import codec, resources, transport
 from kubelend.kube.client import Client
+from kubelend.kube.codec import UndecodableObject
 from kubelend.kube.config import DataOrFile
+from kubelend.kube.resources import Resource
+from kubelend.wire import objects
 from scripted_api import event, found, one, page, status, watch
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1), longest=timedelta(seconds=2))
@@ -56,7 +64,7 @@ async def test_connection_is_used_again(server, client):
     assert len(server.connections) == 1
 
 
-async def test_object_of_no_kind_is_not_just_missing(server, client):
+async def test_undefined_kind_is_not_a_missing_object(server, client):
     server.answers += [status(404, name="a"), status(404), status(404)]
     assert await client.find(CONFIG_MAPS, "a", "default") is None
     with pytest.raises(NotFound, match="apply the CRDs"):
@@ -75,26 +83,26 @@ async def test_list_is_read_in_pages(server, client):
     assert second == first | {"continue": "more"}
 
 
-async def test_list_that_grew_too_old_begins_anew(server, client):
+async def test_expired_list_starts_again(server, client):
     server.answers += [page(one("gone"), following="more"), status(410), page(one("a"))]
     listing = await client.list(CONFIG_MAPS)
     assert [each.metadata.name for each in listing.objects] == ["a"]
     assert "continue" not in server.asked[2].query
 
 
-async def test_list_that_is_always_too_old_is_given_up(server, client):
+async def test_list_that_expires_repeatedly_fails(server, client):
     server.answers += [status(410) for _ in range(3)]
     with pytest.raises(Unavailable, match="expired repeatedly"):
         await client.list(CONFIG_MAPS)
 
 
-async def test_what_is_put_off_is_sent_again(server, client):
+async def test_rate_limited_request_is_retried(server, client):
     server.answers += [status(429, retry_after=1), found(one("a"))]
     assert await client.create(CONFIG_MAPS, config_maps.make("a"))
     assert len(server.asked) == 2
 
 
-async def test_watch_that_is_put_off_is_begun_again(server, client):
+async def test_rate_limited_watch_is_retried(server, client):
     """As of a kind that was defined a moment ago."""
     server.answers += [status(429, retry_after=1), watch(event("ADDED", one("a", "11")))]
     assert [seen.resource_version for seen in await events(client)][-1] == "11"
@@ -102,7 +110,7 @@ async def test_watch_that_is_put_off_is_begun_again(server, client):
 
 
 @pytest.mark.parametrize("retry_after", [0, 60], ids=["at once", "too long"])
-async def test_what_is_put_off_for_too_long_is_given_up(server, retry_after):
+async def test_request_with_a_long_retry_after_fails(server, retry_after):
     none = Backoff(retries=0 if not retry_after else 2, longest=timedelta(seconds=2))
     server.answers.append(status(429, retry_after=retry_after))
     async with Client.open(server.access(), backoff=none) as client:
@@ -110,14 +118,14 @@ async def test_what_is_put_off_for_too_long_is_given_up(server, retry_after):
             await client.find(CONFIG_MAPS, "a", "default")
 
 
-async def test_write_that_may_have_happened_is_not_repeated(server, client):
+async def test_write_that_may_have_succeeded_is_not_retried(server, client):
     server.answers += [status(500, retry_after=1), found(one("a"))]
     with pytest.raises(Unavailable, match="responded with 500"):
         await client.create(CONFIG_MAPS, config_maps.make("a"))
     assert len(server.asked) == 1
 
 
-async def test_other_errors_are_not_repeated(server, client):
+async def test_other_errors_are_not_retried(server, client):
     server.answers += [status(403, "not you"), status(409, "changed")]
     with pytest.raises(Forbidden, match="not you"):
         await client.find(CONFIG_MAPS, "a", "default")
@@ -135,7 +143,7 @@ async def test_patch_is_a_merge_patch(server, client):
     assert json.loads(await request.read()) == {"status": {"x": None}}
 
 
-async def test_server_that_does_not_answer_is_not_waited_for(server):
+async def test_request_times_out(server):
     async def silent(request):
         await asyncio.Event().wait()
 
@@ -145,7 +153,7 @@ async def test_server_that_does_not_answer_is_not_waited_for(server):
             await client.raw("GET", "/version")
 
 
-async def test_calls_that_wait_for_their_turn_have_all_their_time_still(server):
+async def test_time_in_the_queue_does_not_count_for_the_timeout(server):
     async def slow(request):
         await asyncio.sleep(0.1)
         return found({})
@@ -158,14 +166,14 @@ async def test_calls_that_wait_for_their_turn_have_all_their_time_still(server):
     assert len(server.asked) == 15
 
 
-async def test_server_that_is_not_there_is_reported(server, unused_tcp_port):
+async def test_unreachable_server_is_reported(server, unused_tcp_port):
     missing = server.access(server=f"https://127.0.0.1:{unused_tcp_port}")
     async with Client.open(missing) as client:
         with pytest.raises(Unavailable, match=r"cannot connect to the API server at .*: "):
             await client.raw("GET", "/version")
 
 
-async def test_server_of_another_authority_is_not_believed(server, tmp_path):
+async def test_server_of_another_authority_is_not_trusted(server, tmp_path):
     other = Certificates(tmp_path / "other").server() / "ca.crt"
     async with Client.open(server.access(authorities=DataOrFile(path=other))) as client:
         with pytest.raises(Unavailable, match=r"is not trusted: .*certificate-authority"):
@@ -182,16 +190,14 @@ async def test_server_may_have_another_name(server):
             await client.raw("GET", "/version")
 
 
-async def test_insecure_access_believes_anybody(server):
+async def test_insecure_config_trusts_any_server(server):
     server.answers.append(found({}))
     async with Client.open(server.access(authorities=DataOrFile(), insecure=True)) as client:
         await client.raw("GET", "/version")
     assert len(server.asked) == 1
 
 
-async def test_certificate_is_shown_and_a_newer_one_without_a_restart(
-    server, certificates, tmp_path
-):
+async def test_client_certificate_is_presented_and_reloaded(server, certificates, tmp_path):
     mine = tmp_path / "me.pem"
     pairs = [certificates.cluster("a"), certificates.cluster("b")]
     server.answers += [found({}), found({})]
@@ -203,7 +209,7 @@ async def test_certificate_is_shown_and_a_newer_one_without_a_restart(
     assert server.callers == ["a", "b"]
 
 
-async def test_refused_token_is_read_again_and_the_call_repeated(server, tmp_path):
+async def test_rejected_token_is_reloaded_and_the_request_repeated(server, tmp_path):
     token = tmp_path / "token"
     token.write_text("first")
 
@@ -217,7 +223,7 @@ async def test_refused_token_is_read_again_and_the_call_repeated(server, tmp_pat
     assert [each.headers["Authorization"][7:] for each in server.asked] == ["first", "second"]
 
 
-async def test_token_that_stays_refused_is_not_tried_again(server):
+async def test_unchanged_rejected_token_is_not_retried(server):
     server.answers.append(status(401, "Unauthorized"))
     async with Client.open(server.access(token=DataOrFile(b"hunter2"))) as client:
         with pytest.raises(Unauthenticated, match="check the token") as caught:
@@ -225,7 +231,7 @@ async def test_token_that_stays_refused_is_not_tried_again(server):
     assert "hunter2" not in str(caught.value)
 
 
-async def test_caller_may_act_for_somebody(server):
+async def test_impersonation_headers_are_sent(server):
     server.answers.append(found({}))
     headers = (("Impersonate-User", "jane"), ("Impersonate-Group", "a"), ("Impersonate-Group", "b"))
     async with Client.open(server.access(impersonation=headers)) as client:
@@ -235,14 +241,14 @@ async def test_caller_may_act_for_somebody(server):
     assert request.headers.getall("Impersonate-Group") == ["a", "b"]
 
 
-async def test_api_may_begin_behind_a_path(server):
+async def test_server_url_may_have_a_path(server):
     server.answers.append(found({}))
     async with Client.open(server.access(server=f"{server.access().server}/k8s/c-1")) as client:
         await client.raw("GET", "/version")
     assert server.asked[0].path == "/k8s/c-1/version"
 
 
-async def test_watch_begins_with_where_it_is(server, client):
+async def test_watch_begins_with_a_bookmark(server, client):
     server.answers.append(watch(event("ADDED", one("a", "11")), event("DELETED", one("a", "12"))))
     seen = await events(client, labels="x=y")
     assert [(each.type, each.resource_version) for each in seen] == [
@@ -260,7 +266,7 @@ async def test_watch_begins_with_where_it_is(server, client):
     }
 
 
-async def test_events_are_found_however_they_are_cut(server, client):
+async def test_events_may_be_split_anywhere(server, client):
     text = event("ADDED", one("a", "11", x="é" * 100_000)) + event("ADDED", one("b", "12"))
     cuts = [text[at : at + 997] for at in range(0, len(text), 997)]
     server.answers += [watch(text), watch(*cuts)]
@@ -268,7 +274,7 @@ async def test_events_are_found_however_they_are_cut(server, client):
     assert len(server.asked) == 2
 
 
-async def test_event_without_an_end_is_not_gathered(server, client, monkeypatch):
+async def test_size_of_an_event_is_limited(server, client, monkeypatch):
     monkeypatch.setattr(transport, "MAX_EVENT_BYTES", 1 << 17)
     server.answers += [
         watch(event("ADDED", one("a", "11", x="y" * 100_000))),
@@ -280,7 +286,7 @@ async def test_event_without_an_end_is_not_gathered(server, client, monkeypatch)
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["connection broken", "answer ended"])
-async def test_half_an_event_is_none(server, client, cut):
+async def test_incomplete_event_is_an_error(server, client, cut):
     whole, half = event("ADDED", one("a", "11")), event("ADDED", one("b", "12"))[:40]
     server.answers.append(watch(whole, half, cut=cut))
     watching = client.watch(CONFIG_MAPS, since="10")
@@ -289,7 +295,7 @@ async def test_half_an_event_is_none(server, client, cut):
         await anext(watching)
 
 
-async def test_watch_that_falls_silent_is_given_up(server):
+async def test_silent_watch_times_out(server):
     async def silent(request):
         response = await watch()(request)
         await asyncio.Event().wait()
@@ -301,3 +307,219 @@ async def test_watch_that_falls_silent_is_given_up(server):
     async with Client.open(server.access(), watch_duration=watch_for, grace=grace) as client:
         with pytest.raises(Unavailable, match="did not answer within 100ms"):
             await events(client)
+
+
+# -- codec
+
+
+DECODER = codec.decoder_for(CONFIG_MAPS)
+BROKEN = {"metadata": {"name": "b", "namespace": "n", "uid": "u"}, "data": {"x": 1}}
+
+
+def status_body(code, **fields):
+    return msgspec.json.encode({"kind": "Status", "code": code} | fields)
+
+
+def delay(*answer):
+    error = codec.error_from_response(*answer)
+    assert isinstance(error, errors.LimitExceeded | errors.Unavailable)
+    return error.retry_after
+
+
+@pytest.mark.parametrize(
+    "code, fields, kind",
+    [
+        (400, {}, errors.InvalidInput),
+        (401, {}, errors.Unauthenticated),
+        (403, {}, errors.Forbidden),
+        (404, {"details": {"name": "x"}}, errors.NotFound),
+        (405, {}, errors.MethodNotAllowed),
+        (409, {"reason": "Conflict"}, errors.Conflict),
+        (409, {"reason": "AlreadyExists"}, errors.AlreadyExists),
+        (410, {"reason": "Expired"}, errors.Gone),
+        (413, {}, errors.BodyTooLarge),
+        (415, {}, errors.InvalidInput),
+        (418, {}, errors.UnexpectedAnswer),
+        (422, {}, errors.InvalidInput),
+        (429, {}, errors.RateLimited),
+        (500, {}, errors.Unavailable),
+        (503, {}, errors.Unavailable),
+        (504, {}, errors.Unavailable),
+    ],
+)
+def test_each_status_is_an_error_of_its_own_class(code, fields, kind):
+    error = codec.error_from_response(code, status_body(code, message="the reason", **fields), None)
+    assert type(error) is kind
+    assert "the reason" in error.message
+
+
+def test_delay_is_taken_from_the_header_before_the_body():
+    body = status_body(429, details={"retryAfterSeconds": 3})
+    assert delay(429, body, "7") == 7.0
+    assert delay(429, body, None) == 3.0
+    assert delay(503, b"", "7") == 7.0
+    assert delay(503, b"", "Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+
+
+def test_error_page_of_a_proxy_is_reported_in_one_line():
+    error = codec.error_from_response(502, b"<html>\n<b>Bad</b>\n" + b"x" * 1000, None)
+    assert type(error) is errors.Unavailable
+    assert "502: <html> <b>Bad</b>" in error.message
+    assert len(error.message) < 300
+
+
+def test_error_distinguishes_missing_kind_and_missing_object():
+    assert codec.is_object_not_found(
+        codec.error_from_response(404, status_body(404, details={"name": "x"}), None)
+    )
+    assert not codec.is_object_not_found(
+        codec.error_from_response(404, b"404 page not found", None)
+    )
+
+
+def test_undecodable_object_does_not_affect_its_page():
+    body = {"metadata": {"resourceVersion": "9"}, "items": [scripted_api.one("a"), BROKEN]}
+    page = DECODER.decode_page(msgspec.json.encode(body))
+    assert [one.metadata.name for one in page.objects] == ["a"]
+    [unread] = page.undecodable
+    assert unread[:3] == ("n", "b", "u")
+    assert "$.data" in unread.error
+    assert page.resource_version == "9"
+
+
+@pytest.mark.parametrize("kind, is_deleted", [("MODIFIED", False), ("DELETED", True)])
+def test_undecodable_object_does_not_end_a_watch(kind, is_deleted):
+    seen = DECODER.decode_event(scripted_api.event(kind, BROKEN))
+    assert seen.found is None
+    assert isinstance(seen.undecodable, UndecodableObject)
+    assert seen.undecodable.is_deleted is is_deleted
+
+
+def test_list_without_items_is_empty():
+    page = DECODER.decode_page(b'{"metadata": {"resourceVersion": "3"}, "items": null}')
+    assert page == ([], [], "3", "")
+
+
+def test_bookmark_has_a_version_and_no_object():
+    line = scripted_api.event("BOOKMARK", {"metadata": {"resourceVersion": "77"}})
+    assert DECODER.decode_event(line) == ("BOOKMARK", None, "77", None)
+
+
+def test_expired_watch_ends_with_gone():
+    with pytest.raises(errors.Gone, match="too old"):
+        DECODER.decode_event(scripted_api.event("ERROR", {"code": 410, "message": "too old"}))
+
+
+@pytest.mark.parametrize("read", [DECODER.decode_object, DECODER.decode_page, DECODER.decode_event])
+def test_response_that_is_no_json_is_an_unexpected_answer(read):
+    with pytest.raises(errors.UnexpectedAnswer, match="configmaps"):
+        read(b"<html>")
+
+
+def test_one_decoder_serves_a_resource():
+    assert codec.decoder_for(CONFIG_MAPS) is DECODER
+
+
+def test_object_is_sent_with_its_kind():
+    sent = msgspec.json.decode(codec.encode_object(CONFIG_MAPS, config_maps.make("a", x="y")))
+    assert sent == {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "a", "namespace": "default"},
+        "data": {"x": "y"},
+    }
+
+
+def test_new_object_has_no_version_yet():
+    old = DECODER.decode_object(msgspec.json.encode(scripted_api.one("a", "5")))
+    sent = msgspec.json.decode(codec.encode_object(CONFIG_MAPS, old, is_new=True))
+    assert sent["metadata"] == {"name": "a", "namespace": "default"}
+    kept = msgspec.json.decode(codec.encode_object(CONFIG_MAPS, old))
+    assert kept["metadata"]["resourceVersion"] == "5"
+
+
+# -- resources
+
+
+NODES = Resource("", "v1", "nodes", "Node", ConfigMap, namespaced=False)
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", ConfigMap)
+
+
+@pytest.mark.parametrize(
+    "resource, arguments, path",
+    [
+        pytest.param(CONFIG_MAPS, (), "/api/v1/configmaps", id="all namespaces"),
+        pytest.param(CONFIG_MAPS, ("a",), "/api/v1/namespaces/a/configmaps", id="one namespace"),
+        pytest.param(CONFIG_MAPS, ("a", "b"), "/api/v1/namespaces/a/configmaps/b", id="one object"),
+        pytest.param(NODES, ("a", "n"), "/api/v1/nodes/n", id="of the whole cluster"),
+        pytest.param(NODES, ("", "n", "status"), "/api/v1/nodes/n/status", id="its status"),
+        pytest.param(
+            LEASES, ("a",), "/apis/coordination.k8s.io/v1/namespaces/a/leases", id="of a group"
+        ),
+        pytest.param(
+            CONFIG_MAPS,
+            ("a/b", "../c?d"),
+            "/api/v1/namespaces/a%2Fb/configmaps/..%2Fc%3Fd",
+            id="name is quoted",
+        ),
+    ],
+)
+def test_path(resource, arguments, path):
+    assert resource.path(*arguments) == path
+
+
+def test_path_of_an_object_needs_a_namespace():
+    with pytest.raises(InvalidInput, match="namespace"):
+        CONFIG_MAPS.path("", "b")
+
+
+@pytest.mark.parametrize("kind", objects.KINDS)
+def test_resources_of_own_kinds(kind):
+    found = resources.resource_for(kind)
+    assert found.api_version == "rear.fluidos.eu/v1alpha1"
+    assert (found.kind, found.plural, found.type) == (kind.kind, kind.plural, kind)
+
+
+# -- merge patches
+
+
+@pytest.mark.parametrize(
+    "before, after, change",
+    [
+        pytest.param({"a": 1}, {"a": 1}, {}, id="equal"),
+        pytest.param({}, {"a": 1}, {"a": 1}, id="new"),
+        pytest.param({"a": 1, "b": 2}, {"b": 2}, {"a": None}, id="gone"),
+        pytest.param({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, {"a": {"c": None}}, id="inside"),
+        pytest.param({"a": [1, 2]}, {"a": [2]}, {"a": [2]}, id="list"),
+        pytest.param({"a": {"b": 1}}, {"a": "text"}, {"a": "text"}, id="other type"),
+        pytest.param({"a": 1}, {"a": {}}, {"a": {}}, id="empty object"),
+    ],
+)
+def test_merge_patch_has_what_differs(before, after, change):
+    assert resources.merge_patch(before, after) == change
+
+
+values = st.recursive(
+    st.integers() | st.text() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner),
+    max_leaves=8,
+)
+json_objects = st.dictionaries(st.sampled_from("abcd"), values)
+
+
+@given(json_objects, json_objects)
+def test_applied_merge_patch_gives_the_other_object(before, after):
+    assert applied(before, resources.merge_patch(before, after)) == after
+
+
+def applied(target, change):
+    """RFC 7386, section 2."""
+    if not isinstance(change, dict):
+        return change
+    found = dict(target) if isinstance(target, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = applied(found.get(name), value)
+    return found

@@ -1,4 +1,4 @@
-"""What is run, with which arguments, and what becomes of it when it does not go well."""
+"""Which commands are run with which arguments, and what happens when they fail."""
 
 import asyncio
 import os
@@ -43,15 +43,15 @@ def made(liqo, **changes):
     return LiqoctlPeering(liqo.kubeconfigs, "home", **{**liqo.programs, **changes})
 
 
-async def join(peering, peer):
+async def connect(peering, peer):
     await peering.connect(peer)
     await peering.size(peer)
 
 
-# -- what is run
+# -- commands
 
 
-async def test_peering_makes_no_slice_of_its_own(liqo, peering):
+async def test_peer_creates_no_slice(liqo, peering):
     await peering.connect(PEER)
     own, remote = liqo.kubeconfigs / "home.kubeconfig", liqo.kubeconfigs / "one.kubeconfig"
     assert liqo.log[0] == [
@@ -61,8 +61,8 @@ async def test_peering_makes_no_slice_of_its_own(liqo, peering):
     ]
 
 
-async def test_a_slice_is_as_large_as_the_reservation_and_named_after_it(liqo, peering):
-    await join(peering, PEER)
+async def test_slice_has_the_size_and_name_of_the_reservation(liqo, peering):
+    await connect(peering, PEER)
     own = str(liqo.kubeconfigs / "home.kubeconfig")
     assert liqo.log[2] == [
         *("liqoctl", "create", "resourceslice", "rsv-home-1", "--remote-cluster-id", "one"),
@@ -72,8 +72,8 @@ async def test_a_slice_is_as_large_as_the_reservation_and_named_after_it(liqo, p
 
 
 async def test_two_reservations_on_one_provider_share_the_peering_and_no_slice(liqo, peering):
-    await join(peering, PEER)
-    await join(peering, OTHER)
+    await connect(peering, PEER)
+    await connect(peering, OTHER)
     assert liqo.commands == ["liqoctl peer", "liqoctl create", "liqoctl create"]
     assert liqo.slices == {PEER.reservation, OTHER.reservation}
     assert (await peering.ready(PEER)).reason == (
@@ -81,25 +81,25 @@ async def test_two_reservations_on_one_provider_share_the_peering_and_no_slice(l
     )
 
 
-async def test_the_own_cluster_is_found_by_the_programs_without_a_kubeconfig(liqo, peering):
+async def test_without_an_own_kubeconfig_the_programs_use_their_default(liqo, peering):
     (liqo.kubeconfigs / "home.kubeconfig").unlink()
-    await join(peering, PEER)
+    await connect(peering, PEER)
     await peering.ready(PEER)
     assert all("--kubeconfig" not in call for call in liqo.log)
 
 
-async def test_a_slice_is_dropped_alone_while_another_is_left(liqo, peering):
-    await join(peering, PEER)
-    await join(peering, OTHER)
+async def test_only_the_slice_is_deleted_while_another_is_left(liqo, peering):
+    await connect(peering, PEER)
+    await connect(peering, OTHER)
     await peering.disconnect(PEER)
     assert (liqo.slices, liqo.peered) == ({OTHER.reservation}, {"one"})
     await peering.disconnect(OTHER)
     assert (liqo.slices, liqo.peered) == (set(), set())
 
 
-async def test_a_slice_on_its_way_out_is_neither_ready_nor_in_the_way(liqo, peering):
-    await join(peering, PEER)
-    await join(peering, OTHER)
+async def test_slice_that_is_being_deleted_is_not_ready_and_does_not_count(liqo, peering):
+    await connect(peering, PEER)
+    await connect(peering, OTHER)
     file = liqo.slice("one", OTHER.reservation)
     objects = msgspec.json.decode(file.read_bytes())
     objects[0]["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
@@ -110,16 +110,16 @@ async def test_a_slice_on_its_way_out_is_neither_ready_nor_in_the_way(liqo, peer
     assert liqo.peered == set()
 
 
-async def test_who_is_just_being_connected_keeps_the_peering(liqo, peering):
-    await join(peering, PEER)
+async def test_reservation_without_a_slice_yet_keeps_the_peering(liqo, peering):
+    await connect(peering, PEER)
     await peering.connect(OTHER)
     await peering.disconnect(PEER)
     assert liqo.peered == {"one"}
 
 
-async def test_what_another_agent_process_made_is_undone(liqo, peering):
-    await join(peering, PEER)
-    await join(peering, OTHER)
+async def test_peering_of_an_earlier_process_is_removed(liqo, peering):
+    await connect(peering, PEER)
+    await connect(peering, OTHER)
     afterwards = made(liqo)
     await afterwards.disconnect(PEER)
     assert (liqo.slices, liqo.peered) == ({OTHER.reservation}, {"one"})
@@ -127,30 +127,30 @@ async def test_what_another_agent_process_made_is_undone(liqo, peering):
     assert (liqo.slices, liqo.peered) == (set(), set())
 
 
-async def test_nothing_is_unpeered_that_is_not_peered(liqo, peering):
+async def test_unpeer_is_not_run_without_a_peering(liqo, peering):
     await peering.disconnect(PEER)
     assert liqo.commands == ["kubectl get", "kubectl get"]
 
 
-async def test_what_somebody_else_has_undone_is_made_again(liqo, peering):
-    await join(peering, PEER)
+async def test_peering_that_another_client_removed_is_created_again(liqo, peering):
+    await connect(peering, PEER)
     liqo.slice("one", PEER.reservation).unlink()
     (liqo.root / "peered" / "one").unlink()
     assert (await peering.ready(PEER)).reason == "ResourceSlice rsv-home-1 not found yet"
-    await join(peering, PEER)
+    await connect(peering, PEER)
     assert (await peering.ready(PEER)).is_ready
 
 
-async def test_a_slice_that_could_not_be_made_has_the_peering_looked_at_again(liqo, peering):
+async def test_failed_slice_makes_the_peering_be_checked_again(liqo, peering):
     await peering.connect(PEER)
     (liqo.root / "peered" / "one").unlink()
     with pytest.raises(Unavailable, match="tenant namespace not found for cluster one"):
         await peering.size(PEER)
-    await join(peering, PEER)
+    await connect(peering, PEER)
     assert (await peering.ready(PEER)).is_ready
 
 
-async def test_settings_of_ours_are_not_passed_on(liqo, peering, tmp_path):
+async def test_environment_of_the_agent_is_not_passed_on(liqo, peering, tmp_path):
     shown = tmp_path / "shown"
     liqo.environment["KUBELEND_SECRET"] = "hush"
     program = tmp_path / "printing"
@@ -165,16 +165,16 @@ async def test_settings_of_ours_are_not_passed_on(liqo, peering, tmp_path):
 
 
 async def test_commands_for_one_provider_follow_each_other(liqo, peering):
-    await asyncio.gather(*(join(peering, peer) for peer in (PEER, OTHER)))
+    await asyncio.gather(*(connect(peering, peer) for peer in (PEER, OTHER)))
     assert [call == "end" for call in liqo.log] == [False, True] * 3
 
 
-async def test_a_provider_that_hangs_keeps_no_other_waiting(liqo, peering):
+async def test_provider_that_hangs_blocks_no_other(liqo, peering):
     liqo.behave("liqoctl peer", "hang")
     hanging = asyncio.create_task(peering.connect(PEER))
     await until((liqo.root / "pids").exists)
     liqo.behave("liqoctl peer")
-    await join(peering, ELSEWHERE)
+    await connect(peering, ELSEWHERE)
     assert (await peering.ready(ELSEWHERE)).is_ready
     assert not hanging.done()
     hanging.cancel()
@@ -184,7 +184,7 @@ async def test_a_provider_that_hangs_keeps_no_other_waiting(liqo, peering):
 
 
 @pytest.mark.timeout(30)
-async def test_a_provider_that_hangs_is_tried_once_for_all_who_wait_for_it(liqo):
+async def test_provider_that_hangs_is_tried_once_for_all_waiters(liqo):
     liqo.behave("liqoctl peer", "hang")
     peering = made(liqo, timeout=SHORT)
     peers = [PEER._replace(reservation=f"rsv-home-{number}") for number in range(20)]
@@ -202,7 +202,7 @@ async def test_a_provider_that_hangs_is_tried_once_for_all_who_wait_for_it(liqo)
     [(300, liqoctl.MAX_FAILURE_CACHE_TIME.total_seconds()), (4, 4)],
     ids=["long", "short"],
 )
-async def test_a_failure_is_believed_for_as_long_as_it_took_within_bounds(
+async def test_failure_is_cached_for_as_long_as_it_took_within_bounds(
     liqo, peering, clock, took, believed
 ):
     liqo.behave("liqoctl peer", "wait")
@@ -217,14 +217,14 @@ async def test_a_failure_is_believed_for_as_long_as_it_took_within_bounds(
     with pytest.raises(Unavailable, match="liqoctl peer failed: exit status 3"):
         await peering.connect(OTHER)
     assert liqo.commands == ["liqoctl peer"]
-    await join(peering, ELSEWHERE)
+    await connect(peering, ELSEWHERE)
     clock.now += 0.001
-    await join(peering, OTHER)
+    await connect(peering, OTHER)
     assert liqo.peered == {"one", "two"}
 
 
-async def test_who_parts_goes_before_those_who_join(liqo, peering):
-    await join(peering, PEER)
+async def test_disconnect_goes_before_waiting_connects(liqo, peering):
+    await connect(peering, PEER)
     await peering.connect(OTHER)
     liqo.behave("liqoctl create resourceslice", "wait")
     waiting = [asyncio.create_task(peering.size(OTHER))]
@@ -243,7 +243,7 @@ async def test_who_parts_goes_before_those_who_join(liqo, peering):
 
 
 async def test_all_commands_of_a_call_share_its_time(liqo, peering, clock):
-    await join(peering, PEER)
+    await connect(peering, PEER)
     liqo.behave("kubectl get", "wait")
     parting = asyncio.create_task(peering.disconnect(PEER))
     await until((liqo.root / "waiting").exists)
@@ -260,7 +260,7 @@ async def test_all_commands_of_a_call_share_its_time(liqo, peering, clock):
 # -- what goes wrong
 
 
-async def test_a_failure_is_told_with_the_last_line_and_may_be_tried_again(liqo, peering):
+async def test_failure_has_the_last_line_of_the_output_and_is_retryable(liqo, peering):
     liqo.behave("liqoctl peer", "fail", "ERRO  no route to host")
     with pytest.raises(
         Unavailable, match=r"^liqoctl peer failed: ERRO no route to host$"
@@ -272,7 +272,7 @@ async def test_a_failure_is_told_with_the_last_line_and_may_be_tried_again(liqo,
     assert liqo.peered == {"one"}
 
 
-async def test_a_command_that_hangs_is_ended_with_all_it_started(liqo):
+async def test_command_that_hangs_is_killed_with_its_children(liqo):
     peering = made(liqo, timeout=SHORT)
     liqo.behave("liqoctl create resourceslice", "hang")
     await peering.connect(PEER)
@@ -281,14 +281,14 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(liqo):
     await until(lambda: not alive(liqo))
 
 
-async def test_a_look_that_fails_is_an_error_and_no_readiness(liqo, peering):
+async def test_failed_get_is_an_error(liqo, peering):
     liqo.behave("kubectl get", "fail", "The connection to the server was refused")
     with pytest.raises(Unavailable, match="kubectl get failed: The connection to the server"):
         await peering.ready(PEER)
 
 
-async def test_a_slice_that_cannot_be_dropped_is_not_forgotten(liqo, peering):
-    await join(peering, PEER)
+async def test_failed_deletion_of_a_slice_is_retried(liqo, peering):
+    await connect(peering, PEER)
     liqo.behave("kubectl delete", "fail", "forbidden")
     with pytest.raises(Unavailable, match="kubectl delete failed: forbidden"):
         await peering.disconnect(PEER)
@@ -297,7 +297,7 @@ async def test_a_slice_that_cannot_be_dropped_is_not_forgotten(liqo, peering):
     assert (liqo.slices, liqo.peered) == (set(), set())
 
 
-async def test_what_kubectl_should_not_say_is_unexpected(liqo, peering):
+async def test_undecodable_output_is_unexpected(liqo, peering):
     liqo.behave("kubectl get", "say", "<html>")
     with pytest.raises(UnexpectedAnswer):
         await peering.ready(PEER)
@@ -305,7 +305,7 @@ async def test_what_kubectl_should_not_say_is_unexpected(liqo, peering):
 
 @pytest.mark.parametrize("program", ["liqoctl", "kubectl"])
 @pytest.mark.parametrize("problem", ["missing", "no program"])
-async def test_a_program_that_cannot_be_run_is_named(liqo, tmp_path, program, problem):
+async def test_program_that_cannot_be_run_is_named(liqo, tmp_path, program, problem):
     path = tmp_path / "absent"
     if problem == "no program":
         path.write_text("")
@@ -316,7 +316,7 @@ async def test_a_program_that_cannot_be_run_is_named(liqo, tmp_path, program, pr
     assert not refused.value.retryable
 
 
-async def test_a_missing_kubeconfig_is_named(liqo, peering):
+async def test_missing_kubeconfig_is_named(liqo, peering):
     stranger = PEER._replace(cluster="stranger")
     path = liqo.kubeconfigs / "stranger.kubeconfig"
     with pytest.raises(InvalidSettings, match=f"kubeconfig of cluster stranger not found: {path}"):
@@ -327,7 +327,7 @@ async def test_a_missing_kubeconfig_is_named(liqo, peering):
 
 
 @pytest.mark.parametrize("name", ["../one", "--help", "", "a b", ".", "one\n"])
-async def test_what_is_no_name_reaches_no_program(liqo, peering, name):
+async def test_invalid_name_reaches_no_program(liqo, peering, name):
     for call in (peering.connect, peering.size, peering.ready, peering.disconnect):
         for peer in (PEER._replace(cluster=name), PEER._replace(reservation=name)):
             with pytest.raises(InvalidInput):
@@ -399,10 +399,10 @@ READY = [{"type": "Ready", "status": "True"}]
     ],
     ids=["new", "unanswered", "denied", "partial", "no node", "down", "small node", "granted"],
 )
-async def test_ready_says_what_is_missing(
+async def test_readiness_says_what_is_missing(
     liqo, peering, conditions, granted, node, offered, reason
 ):
-    await join(peering, PEER)
+    await connect(peering, PEER)
     name = {"name": PEER.reservation}
     status = {"conditions": conditions, "resources": granted}
     objects = [{"kind": "ResourceSlice", "metadata": name, "status": status}]

@@ -1,4 +1,4 @@
-"""What the authority issues, with openssl as the second opinion on every certificate."""
+"""Authorities: what ours and others' issue, how long it lives, with openssl as the second opinion."""
 
 import re
 from collections.abc import Callable
@@ -6,18 +6,30 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import openssl
 from certificates import Certificates
 from kubelend.core.errors import InvalidIdentity, InvalidSettings
 from kubelend.core.lifecycle import Role
-from kubelend.pki import files, identity
+from kubelend.pki import files, identity, keys
+from kubelend.pki import x509 as pki_x509
 from kubelend.pki.authority import AUTHORITY_LIFETIME, LEAF_LIFETIME, Authority
 from kubelend.pki.keys import Algorithm, PrivateKey
+from kubelend.pki.passphrases import Passphrase
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+
 DAY = timedelta(days=1)
+
+# Keys of RSA take long to make, so they are made once: an authority's, and one of a certificate.
+AUTHORITIES = {
+    each: (Authority.create("test-ca", now=NOW, algorithm=each), keys.generate(each))
+    for each in Algorithm
+}
 HOLDERS: dict[str, Callable[[], PrivateKey]] = {
     "p256": lambda: ec.generate_private_key(ec.SECP256R1()),
     "p384": lambda: ec.generate_private_key(ec.SECP384R1()),
@@ -47,8 +59,9 @@ def algorithm(request):
     ids=["server", "cluster", "admin"],
 )
 def test_openssl_accepts_what_is_issued_for_its_purpose_only(tmp_path, algorithm, purpose, profile):
-    authority = Authority.create("test-ca", now=NOW, algorithm=algorithm)
-    files.save_credentials(tmp_path, authority.issue(profile, now=NOW, algorithm=algorithm))
+    authority, key = AUTHORITIES[algorithm]
+    signed = authority.sign(profile, key.public_key(), now=NOW)
+    files.save_credentials(tmp_path, files.Credentials(signed, key, authority.trusted))
     other = {"sslserver": "sslclient", "sslclient": "sslserver"}[purpose]
     verify = ("verify", "-x509_strict", "-CAfile", tmp_path / "ca.crt")
 
@@ -68,8 +81,14 @@ def test_openssl_refuses_what_another_authority_of_the_same_name_signed(certific
 
 
 @openssl.needed
-def test_the_authority_is_marked_as_one_and_may_only_sign(tmp_path, algorithm):
-    Authority.create("test-ca", now=NOW, algorithm=algorithm).save(tmp_path)
+def test_an_authority_is_marked_as_one_may_only_sign_and_comes_back_from_its_directory(
+    tmp_path, algorithm
+):
+    AUTHORITIES[algorithm][0].save(tmp_path)
+    loaded = Authority.load(tmp_path)
+    assert loaded.certificate == AUTHORITIES[algorithm][0].certificate
+    issued = loaded.issue(identity.client_profile("a"), now=NOW)
+    issued.certificate.verify_directly_issued_by(loaded.certificate)
     text = openssl.described(tmp_path / "ca.crt")
     assert "X509v3 Basic Constraints: critical CA:TRUE" in text
     assert "X509v3 Key Usage: critical Certificate Sign, CRL Sign Signature Algorithm" in text
@@ -85,9 +104,14 @@ def test_the_authority_is_marked_as_one_and_may_only_sign(tmp_path, algorithm):
     ],
     ids=["p256", "rsa"],
 )
-def test_a_leaf_has_the_usage_of_its_key_and_can_sign_nothing(certificates, algorithm, key, usage):
-    directory = certificates.write("x", identity.client_profile("x"), algorithm=algorithm)
-    text = openssl.described(directory / "tls.crt")
+def test_a_leaf_has_the_usage_of_its_key_and_can_sign_nothing(
+    certificates, tmp_path, algorithm, key, usage
+):
+    signed = certificates.authority.sign(
+        identity.client_profile("x"), AUTHORITIES[algorithm][1].public_key(), now=NOW
+    )
+    (tmp_path / "x.crt").write_bytes(files.to_pem([signed]))
+    text = openssl.described(tmp_path / "x.crt")
     assert key in text
     assert f"X509v3 Key Usage: critical {usage}" in text
     assert "X509v3 Basic Constraints: critical CA:FALSE" in text
@@ -159,26 +183,12 @@ def test_validity_begins_five_minutes_early_and_lasts_as_asked():
     assert short.not_valid_after_utc == NOW + timedelta(minutes=1)
 
 
-def test_a_leaf_does_not_outlive_its_authority():
-    authority = Authority.create("test-ca", 10 * DAY, now=NOW)
-    leaf = authority.issue(identity.client_profile("a"), 365 * DAY, now=NOW + 9 * DAY).certificate
-    assert leaf.not_valid_after_utc == NOW + 10 * DAY
-
-
-@pytest.mark.parametrize("ago", [timedelta(0), timedelta(seconds=1), timedelta(minutes=4)], ids=str)
-def test_a_leaf_does_not_begin_before_the_moment_its_name_was_revoked(ago):
-    authority = Authority.create("test-ca", now=NOW - DAY)
-    key = authority.key.public_key()
-    leaf = authority.sign(identity.client_profile("a"), key, now=NOW, not_before=NOW - ago)
-    assert leaf.not_valid_before_utc == NOW
-    assert leaf.not_valid_after_utc == NOW + LEAF_LIFETIME
-
-
-def test_a_revocation_of_long_ago_changes_nothing():
-    authority = Authority.create("test-ca", now=NOW - DAY)
-    key = authority.key.public_key()
-    leaf = authority.sign(identity.client_profile("a"), key, now=NOW, not_before=NOW - DAY)
-    assert leaf.not_valid_before_utc == NOW - timedelta(minutes=5)
+@pytest.mark.parametrize(
+    "lifetime", [timedelta(0), -DAY, timedelta.max, timedelta(milliseconds=900)], ids=str
+)
+def test_impossible_lifetimes_are_refused(lifetime):
+    with pytest.raises(InvalidSettings, match="certificate lifetime"):
+        Authority.create("test-ca", lifetime, now=NOW)
 
 
 def test_an_authority_that_has_ended_issues_nothing():
@@ -187,27 +197,12 @@ def test_an_authority_that_has_ended_issues_nothing():
         authority.issue(identity.client_profile("a"), now=NOW + 10 * DAY)
 
 
-@pytest.mark.parametrize("lifetime", [timedelta(0), -DAY, timedelta.max], ids=str)
-def test_impossible_lifetimes_are_refused(lifetime):
-    with pytest.raises(InvalidSettings, match="certificate lifetime"):
-        Authority.create("test-ca", lifetime, now=NOW)
-
-
 def test_serial_numbers_are_random_and_fill_twenty_bytes():
     authority = Authority.create("test-ca", now=NOW)
     issued = [authority.issue(identity.client_profile("a"), now=NOW).certificate for _ in range(50)]
     serials = {certificate.serial_number for certificate in issued}
     assert len(serials) == 50
     assert 150 < max(serials).bit_length() <= 159
-
-
-def test_an_authority_comes_back_from_its_directory_and_issues_the_same(tmp_path, algorithm):
-    made = Authority.create("test-ca", now=NOW, algorithm=algorithm)
-    made.save(tmp_path)
-    loaded = Authority.load(tmp_path)
-    issued = loaded.issue(identity.client_profile("agent-cluster-1"), now=NOW)
-    issued.certificate.verify_directly_issued_by(made.certificate)
-    assert loaded.certificate == made.certificate
 
 
 def test_a_bundle_is_handed_on_and_its_matching_certificate_signs(tmp_path):
@@ -232,19 +227,12 @@ def test_an_authority_made_by_openssl_can_be_used(tmp_path):
     assert verdict.returncode == 0, verdict.stderr
 
 
-def test_a_leaf_cannot_be_taken_for_an_authority(tmp_path):
-    leaf = Authority.create("test-ca", now=NOW).issue(identity.client_profile("a"), now=NOW)
-    files.save_authority(tmp_path, [leaf.certificate], leaf.key)
-    with pytest.raises(InvalidSettings, match="is not a CA certificate"):
-        Authority.load(tmp_path)
-
-
 def test_a_holder_that_keeps_its_key_gets_a_certificate_for_it():
     authority = Authority.create("test-ca", now=NOW)
-    holder = authority.issue(identity.client_profile("a"), now=NOW)
-    renewed = authority.sign(identity.client_profile("a"), holder.key.public_key(), now=NOW)
-    assert files.is_certificate_of(renewed, holder.key)
-    assert renewed.serial_number != holder.certificate.serial_number
+    applicant = authority.issue(identity.client_profile("a"), now=NOW)
+    renewed = authority.sign(identity.client_profile("a"), applicant.key.public_key(), now=NOW)
+    assert files.is_certificate_of(renewed, applicant.key)
+    assert renewed.serial_number != applicant.certificate.serial_number
 
 
 @pytest.mark.parametrize(
@@ -296,3 +284,234 @@ def test_what_is_no_namespace_is_refused(namespace):
 def test_what_cannot_name_an_authority_is_refused(name):
     with pytest.raises(InvalidSettings, match="is not a valid name of an authority"):
         Authority.create(name, now=NOW)
+
+
+CLIENT = identity.client_profile("agent-cluster-1")
+
+
+SIGNING = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+
+
+def authority(name, signer=None, path_length=None):
+    """A certificate and its key, signed by another pair or by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    issuer, issuer_key = (subject, key) if signer is None else (signer[0].subject, signer[1])
+    builder = x509.CertificateBuilder(
+        issuer, subject, key.public_key(), x509.random_serial_number(), NOW, NOW + timedelta(9)
+    )
+    builder = builder.add_extension(x509.BasicConstraints(True, path_length), critical=True)
+    # As cert-manager has them: openssl's strict mode asks for both.
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    own = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    builder = builder.add_extension(own, critical=False)
+    builder = builder.add_extension(SIGNING, critical=True)
+    return builder.sign(issuer_key, hashes.SHA256()), key
+
+
+ROOT = authority("root")
+UPPER = authority("upper", ROOT)
+LOWER = authority("lower", UPPER)
+STRANGER = authority("stranger")
+
+# Files with the authority that signs first, those trusted, and those presented as intermediates.
+LAYOUTS = {
+    "root": ({"ca_crt": [ROOT]}, [ROOT], []),
+    "intermediate": ({"ca_crt": [UPPER, ROOT]}, [UPPER, ROOT], [UPPER]),
+    "intermediate alone": ({"ca_crt": [UPPER]}, [UPPER], [UPPER]),
+    "chain in any order": (
+        {"ca_crt": [LOWER, ROOT, STRANGER, UPPER]},
+        [LOWER, ROOT, STRANGER, UPPER],
+        [LOWER, UPPER],
+    ),
+    "cert-manager, root": ({"tls_crt": [ROOT], "ca_crt": [ROOT]}, [ROOT], []),
+    "cert-manager, intermediate": (
+        {"tls_crt": [UPPER], "ca_crt": [ROOT]},
+        [UPPER, ROOT],
+        [UPPER],
+    ),
+    "cert-manager, chain": (
+        {"tls_crt": [LOWER, UPPER], "ca_crt": [ROOT]},
+        [LOWER, ROOT],
+        [LOWER, UPPER],
+    ),
+    "cert-manager, no ca.crt": ({"tls_crt": [UPPER, ROOT]}, [UPPER, ROOT], [UPPER]),
+    "cert-manager, no root": ({"tls_crt": [UPPER]}, [UPPER], [UPPER]),
+}
+
+
+@openssl.needed
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_who_trusts_only_the_root_verifies_what_is_issued_below_it(tmp_path, layout):
+    """Openssl is given one certificate and what the holder presents, and none of our help."""
+    bundles, trusted, chain = LAYOUTS[layout]
+    (name, [signer, *_]), *_ = bundles.items()
+    contents = {file: [pair[0] for pair in pairs] for file, pairs in bundles.items()}
+    write(tmp_path / "ca", **contents, **{name.replace("crt", "key"): signer[1]})
+    made = issued(tmp_path / "ca", tmp_path / "out")
+    assert made.authorities == tuple(pair[0] for pair in trusted)
+    assert made.chain == tuple(pair[0] for pair in chain)
+    assert files.load_credentials(tmp_path / "out").chain == made.chain
+    assert files.load_certificates(tmp_path / "out" / "tls.crt")[1:] == made.chain
+    (tmp_path / "root.crt").write_bytes(files.to_pem([ROOT[0]]))
+    assert openssl.accepts(tmp_path / "out" / "tls.crt", tmp_path / "root.crt")
+
+
+def write(directory, **contents):
+    directory.mkdir(exist_ok=True)
+    for name, content in contents.items():
+        path = directory / name.replace("_", ".")
+        is_key = isinstance(content, keys.PrivateKey)
+        path.write_bytes(keys.to_pem(content) if is_key else files.to_pem(content))
+        path.chmod(0o600)
+    return directory
+
+
+def issued(directory, out, **parameters):
+    credentials = Authority.load(directory, **parameters).issue(CLIENT, now=NOW)
+    files.save_credentials(out, credentials)
+    return credentials
+
+
+def test_cert_managers_key_formats_can_be_read(tmp_path):
+    ca = write(tmp_path / "ca", tls_crt=[ROOT[0]], tls_key=ROOT[1], ca_crt=[ROOT[0]])
+    sec1 = ROOT[1].private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
+    assert b"BEGIN EC PRIVATE KEY" in sec1
+    (ca / "tls.key").write_bytes(sec1)
+    assert issued(ca, tmp_path / "out").authorities == (ROOT[0],)
+
+
+def test_a_brokers_or_clusters_directory_is_not_taken_for_an_authoritys(tmp_path):
+    made = Authority.create("test-ca", now=NOW).issue(identity.server_profile(), now=NOW)
+    files.save_credentials(tmp_path / "broker", made)
+    with pytest.raises(InvalidSettings, match=r"broker/tls\.crt is not a CA certificate"):
+        Authority.load(tmp_path / "broker")
+
+
+def test_our_own_files_come_before_cert_managers(tmp_path):
+    ours = Authority.create("test-ca", now=NOW)
+    ours.save(tmp_path)
+    files.save_credentials(tmp_path, ours.issue(identity.server_profile(), now=NOW))
+    assert Authority.load(tmp_path).certificate == ours.certificate
+
+
+def test_a_certificate_and_a_key_of_two_secrets_do_not_match(tmp_path):
+    ca = write(tmp_path / "ca", tls_crt=[ROOT[0]], tls_key=UPPER[1], ca_crt=[ROOT[0]])
+    with pytest.raises(InvalidSettings, match=r"tls\.crt and tls\.key in .* do not match"):
+        Authority.load(ca)
+
+
+def test_cert_managers_key_that_others_can_read_is_refused(tmp_path):
+    ca = write(tmp_path / "ca", tls_crt=[ROOT[0]], tls_key=ROOT[1], ca_crt=[ROOT[0]])
+    (ca / "tls.key").chmod(0o644)
+    with pytest.raises(InvalidSettings, match=r"mode 0644.*secret volume's defaultMode"):
+        Authority.load(ca)
+
+
+def test_an_encrypted_key_of_another_authority_can_be_used(tmp_path):
+    ca = write(tmp_path / "ca", ca_crt=[ROOT[0]], ca_key=ROOT[1])
+    (ca / "ca.key").write_bytes(keys.to_pem(ROOT[1], Passphrase("x")))
+    assert issued(ca, tmp_path / "out", passphrase=Passphrase("x")).authorities == (ROOT[0],)
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+SECOND, MINUTE, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(days=1)
+
+AUTHORITY = Authority.create("test-ca", 40_000 * DAY, now=NOON - 1000 * DAY)
+
+KEY = AUTHORITY.key.public_key()
+
+
+def signed_for(lifetime, now=NOON, not_before=None):
+    return AUTHORITY.sign(
+        identity.client_profile("a"), KEY, lifetime, now=now, not_before=not_before
+    )
+
+
+@pytest.mark.parametrize(
+    "lifetime, start",
+    [(SECOND, SECOND), (MINUTE, MINUTE), (5 * MINUTE, 5 * MINUTE), (DAY, 5 * MINUTE)],
+    ids=str,
+)
+def test_a_short_life_is_backdated_by_no_more_than_itself(lifetime, start):
+    certificate = signed_for(lifetime)
+    assert certificate.not_valid_before_utc == NOON - start
+    assert certificate.not_valid_after_utc == NOON + lifetime
+
+
+@settings(max_examples=200)
+@given(
+    lifetime=st.integers(1, 3650 * 86400).map(lambda seconds: timedelta(seconds=seconds)),
+    fraction=st.timedeltas(min_value=timedelta(0), max_value=SECOND),
+    revoked=st.none() | st.timedeltas(min_value=timedelta(0), max_value=10 * MINUTE),
+)
+def test_a_certificate_tells_how_long_it_was_to_live_to_the_second(lifetime, fraction, revoked):
+    now = NOON + fraction
+    # A life of one second could end before it begins.
+    not_before = None if revoked is None or lifetime == SECOND else now - revoked
+    certificate = signed_for(lifetime, now, not_before)
+    assert abs(pki_x509.lifetime_of(certificate) - lifetime) <= SECOND
+    assert not_before is None or certificate.not_valid_before_utc >= not_before
+
+
+@pytest.mark.parametrize("lifetime", [MINUTE, 9 * MINUTE, 11 * MINUTE, DAY, 365 * DAY], ids=str)
+@pytest.mark.parametrize("revoked", [False, True], ids=["usual", "after a revocation"])
+def test_it_is_renewed_when_20_to_25_percent_of_its_life_is_left(lifetime, revoked):
+    seen = []
+    for _ in range(200):
+        certificate = signed_for(lifetime, not_before=NOON if revoked else None)
+        left = certificate.not_valid_after_utc - pki_x509.renewal_time(certificate)
+        seen.append(left / lifetime)
+    assert 0.20 <= min(seen) < 0.21
+    assert 0.24 < max(seen) <= 0.25
+
+
+def test_the_moment_is_the_same_whenever_one_asks_and_another_for_each_certificate():
+    one, other = signed_for(365 * DAY), signed_for(365 * DAY)
+    assert pki_x509.renewal_time(one) == pki_x509.renewal_time(one)
+    assert pki_x509.renewal_time(one) != pki_x509.renewal_time(other)
+
+
+def test_a_certificate_cut_short_by_its_authoritys_end_counts_the_life_it_has():
+    authority = Authority.create("test-ca", DAY, now=NOON)
+    late = NOON + DAY - 10 * MINUTE
+    certificate = authority.sign(identity.client_profile("a"), KEY, 365 * DAY, now=late)
+    assert certificate.not_valid_after_utc == NOON + DAY
+    assert pki_x509.lifetime_of(certificate) == 10 * MINUTE
+
+
+@pytest.mark.parametrize("serial", range(1, 9))
+def test_of_another_issuer_the_moment_is_right_where_lives_are_long(serial):
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "elsewhere")])
+    certificate = (x509.CertificateBuilder(name, name, KEY, serial, NOON, NOON + 90 * DAY)).sign(
+        AUTHORITY.key, hashes.SHA256()
+    )
+    left = certificate.not_valid_after_utc - pki_x509.renewal_time(certificate)
+    assert 0.1999 < left / (90 * DAY) < 0.2501
+
+
+@pytest.mark.parametrize(
+    "moment, start",
+    [
+        (NOON - 5 * MINUTE, NOON - 5 * MINUTE),
+        (NOON - 5 * MINUTE + SECOND, NOON),
+        (NOON, NOON),
+        (NOON + SECOND / 4, NOON + SECOND),
+        (NOON + MINUTE, NOON + MINUTE),
+    ],
+    ids=["long ago", "just now", "now", "later in this second", "by a clock ahead"],
+)
+def test_a_validity_begins_early_or_else_not_before_the_given_moment(moment, start):
+    validity = pki_x509.validity_period(DAY, NOON + SECOND / 2, not_before=moment)
+    assert validity == (start, NOON + DAY, start < NOON)
+
+
+def test_a_validity_cannot_begin_after_its_end():
+    with pytest.raises(InvalidSettings, match="after its end at"):
+        pki_x509.validity_period(MINUTE, NOON, not_before=NOON + MINUTE)

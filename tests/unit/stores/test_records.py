@@ -1,6 +1,7 @@
-"""Records as rows: older and newer ones load, harmed ones do not."""
+"""Records as JSON with a checksum, and how long the archive retains them."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from zlib import crc32
 
 import pytest
@@ -19,7 +20,7 @@ def row(name: str, text: bytes):
     return name.encode(), batch.record_checksum(name.encode(), text), text
 
 
-def test_record_with_only_what_has_no_default_loads():
+def test_record_of_an_older_version_loads():
     text = b"""{
         "id": "rsv-1",
         "created_at": "2026-01-01T12:00:00Z",
@@ -40,7 +41,7 @@ def test_fields_of_a_newer_version_are_ignored():
     )
 
 
-def test_what_is_default_takes_no_room():
+def test_defaults_are_omitted():
     _, _, text = batch.encode_record(make.reservation("rsv-1"))
     assert json.loads(text).keys() == {"id", "request", "created_at"}
 
@@ -51,18 +52,18 @@ def test_checksum_is_over_id_and_text():
 
 
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255))
-def test_no_flipped_bit_gets_through(position, flip):
+def test_every_flipped_bit_is_detected(position, flip):
     name, checksum, text = batch.encode_record(make.reservation("rsv-1"))
-    harmed = bytearray(name.encode() + text)
-    harmed[position % len(harmed)] ^= flip
+    corrupt = bytearray(name.encode() + text)
+    corrupt[position % len(corrupt)] ^= flip
     with pytest.raises(CorruptRecord):
         batch.decode_record(
-            batch.RESERVATION_DECODER, (bytes(harmed[:5]), checksum, bytes(harmed[5:]))
+            batch.RESERVATION_DECODER, (bytes(corrupt[:5]), checksum, bytes(corrupt[5:]))
         )
 
 
 @pytest.mark.parametrize(
-    "harmed",
+    "corrupt",
     [
         pytest.param(row("rsv-1", b""), id="nothing"),
         pytest.param(row("rsv-1", b'{"id": "rsv-1"}'), id="half a record"),
@@ -72,26 +73,46 @@ def test_no_flipped_bit_gets_through(position, flip):
         pytest.param((b"rsv-1", 1, None), id="no record"),
     ],
 )
-def test_harmed_row_is_reported_by_name(harmed):
-    with pytest.raises(CorruptRecord, match="'rsv-1'" if harmed[0] else "None"):
-        batch.decode_record(batch.RESERVATION_DECODER, harmed)
+def test_corrupt_row_is_reported_by_id(corrupt):
+    with pytest.raises(CorruptRecord, match="'rsv-1'" if corrupt[0] else "None"):
+        batch.decode_record(batch.RESERVATION_DECODER, corrupt)
 
 
-def weighing(**weights):
+def with_weights(**weights):
     return make.reservation("rsv-1", make.request(weights=weights))
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        pytest.param(weighing(cost=float("nan")), id="not a number"),
-        pytest.param(weighing(headroom=1.0, cost=float("-inf")), id="infinite"),
+        pytest.param(with_weights(cost=float("nan")), id="not a number"),
+        pytest.param(with_weights(headroom=1.0, cost=float("-inf")), id="infinite"),
         pytest.param(make.reservation("rsv-1\ud800"), id="id that is no text"),
         pytest.param(
             replace(make.reservation("rsv-1"), message="\udfff"), id="message that is no text"
         ),
     ],
 )
-def test_record_that_could_not_be_read_back_is_not_taken(record):
+def test_record_that_could_not_be_decoded_again_is_rejected(record):
     with pytest.raises(StoreFailed, match=r"'rsv-1.*' cannot be stored"):
         batch.encode_record(record)
+
+
+# -- retention
+
+
+EARLY = datetime(1, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "finishes, archive_for, retained_from",
+    [
+        pytest.param([make.T0], make.HOUR, make.T0 - make.HOUR, id="one"),
+        pytest.param([make.T0 + make.HOUR, make.T0], make.HOUR, make.T0, id="the newest counts"),
+        pytest.param([make.T0], timedelta(), make.T0, id="no longer than needed"),
+        pytest.param([make.T0], timedelta.max, batch.MIN_TIME, id="for ever"),
+        pytest.param([EARLY], timedelta(days=2), batch.MIN_TIME, id="before all time"),
+    ],
+)
+def test_archive_is_retained_from_the_newest_finish_time_back(finishes, archive_for, retained_from):
+    assert batch.compute_retention_limit(finishes, archive_for) == retained_from

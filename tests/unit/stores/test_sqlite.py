@@ -1,4 +1,4 @@
-"""What is particular to the store in a file: rows that people can read, and none that were tampered with."""
+"""The SQLite store: readable rows, prepared commits, and detection of modified rows."""
 
 import gc
 import json
@@ -44,7 +44,7 @@ def execute(path, sql, *values):
         shell.execute(sql, values)
 
 
-def test_person_with_a_shell_can_read_the_rows(path, store):
+def test_rows_are_readable_in_a_shell(path, store):
     store.commit([make.cluster("a", region="eu"), make.reservation("rsv-ä")], 7)
     assert query(path, "SELECT id, phase, record ->> '$.request.requester' FROM reservations") == [
         ("rsv-ä", "Pending", "r")
@@ -74,12 +74,12 @@ def test_archive_is_sorted_by_time_also_below_the_second(path, store):
     ]
 
 
-def test_pruning_looks_at_what_it_removes_and_not_at_the_whole_archive(path, store):
+def test_expired_rows_are_found_by_index(path, store):
     plan = query(path, "EXPLAIN QUERY PLAN DELETE FROM archive WHERE finished_at < '2030'")
     assert "archive_by_finish" in plan[0][3]
 
 
-def test_record_that_cannot_be_read_back_fails_its_whole_commit(store):
+def test_record_that_cannot_be_encoded_fails_the_whole_commit(store):
     with pytest.raises(StoreFailed, match="cannot be stored"):
         store.commit([make.cluster("a"), make.reservation("\ud800")], 1)
     assert store.load()[:3] == ([], [], 0)
@@ -95,7 +95,7 @@ def is_being_written(path):
 
 
 @pytest.mark.parametrize(
-    "changes, at_once",
+    "changes, is_written",
     [
         ([make.cluster("b"), make.reservation("rsv-2")], True),
         ([ClusterDeleted(ClusterId("a"))], True),
@@ -109,10 +109,10 @@ def is_being_written(path):
     ],
     ids=["plain", "drop", "most", "more", "long", "large", "archive", "cut", "document"],
 )
-def test_only_a_small_group_is_written_before_its_commit(path, store, changes, at_once):
+def test_only_a_small_group_is_written_before_its_commit(path, store, changes, is_written):
     store.commit([make.cluster("a"), ended("rsv-1")], 1)
     finish = store.prepare(changes, 2)
-    assert is_being_written(path) == at_once
+    assert is_being_written(path) == is_written
     finish()
     assert not is_being_written(path)
     assert store.load().revision == 2
@@ -144,7 +144,7 @@ def test_group_that_could_not_be_prepared_waits_for_another_program(path, store)
     assert [found.id for found in store.load().clusters] == ["a"]
 
 
-def test_group_that_cannot_be_prepared_leaves_nothing_open(path, store):
+def test_failed_prepare_leaves_no_transaction_open(path, store):
     with pytest.raises(StoreFailed, match="cannot be stored"):
         store.prepare([make.cluster("a"), make.reservation("\ud800")], 1)
     store.prepare([make.cluster("b")], 2)()
@@ -182,7 +182,7 @@ def test_loading_leaves_the_garbage_collector_as_it_was(store):
 
 
 @pytest.mark.parametrize(
-    "harm, said",
+    "statement, error",
     [
         ("UPDATE reservations SET record = replace(record, '1000', '9000')", "'rsv-1' .* checksum"),
         ("UPDATE reservations SET id = 'rsv-2'", "'rsv-2' .* checksum"),
@@ -197,21 +197,21 @@ def test_loading_leaves_the_garbage_collector_as_it_was(store):
         ("DROP TABLE reservations", "no such table"),
     ],
 )
-def test_rows_changed_behind_its_back_are_no_data(path, store, harm, said):
+def test_modified_rows_fail_the_load(path, store, statement, error):
     store.commit([make.cluster("a"), make.reservation("rsv-1")], 5)
-    execute(path, harm)
-    with pytest.raises(StoreFailed, match=rf"store\.db .*{said}"):
+    execute(path, statement)
+    with pytest.raises(StoreFailed, match=rf"store\.db .*{error}"):
         store.load()
 
 
-def test_harmed_record_in_the_archive_is_reported_when_asked_for(path, store):
+def test_modified_record_in_the_archive_is_reported_when_read(path, store):
     store.commit([ended("rsv-1"), Archived(ReservationId("rsv-1"))], 2)
     execute(path, "UPDATE archive SET record = replace(record, '1000', '9000')")
     with pytest.raises(StoreFailed, match=r"'rsv-1' .* checksum; restore a backup"):
         store.archived(ReservationId("rsv-1"))
 
 
-def test_harmed_record_is_not_archived(path, store):
+def test_modified_record_is_not_archived(path, store):
     store.commit([ended("rsv-1")], 1)
     execute(path, "UPDATE reservations SET record = replace(record, '1000', '9000')")
     with pytest.raises(StoreFailed, match=r"'rsv-1' .* checksum"):

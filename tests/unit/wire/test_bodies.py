@@ -1,9 +1,9 @@
-"""The names on the wire are API: pinned here, field by field."""
+"""Bodies of the REST API: names of all fields, unknown fields, defaults and limits."""
 
 import msgspec
 import pytest
 
-from kubelend.wire import bodies
+from kubelend.wire import admin_bodies, bodies
 
 FIELDS = {
     bodies.Amounts: "cpu memory gpu storage extended",
@@ -48,16 +48,47 @@ FIELDS = {
     bodies.Explanation: "summary total fitting refusals candidates remedy quota",
     bodies.Problem: "type title status detail code error hint retryable explanation",
     bodies.Version: "version api",
+    admin_bodies.Actor: "name role remote via",
+    admin_bodies.AuditLine: "number at actor action subject digest before after code message",
+    admin_bodies.AuditLog: "lines next",
+    admin_bodies.CertificateRequest: "request",
+    admin_bodies.IssuedCertificate: "certificate authorities",
+    admin_bodies.TokenRequest: "ttl role name uses",
+    admin_bodies.NewToken: (
+        "token id role expiresAt uses enrolPort caHash certificateLifetime name"
+    ),
+    admin_bodies.Token: "id state role usesLeft createdAt createdBy expiresAt name",
+    admin_bodies.TokenList: "tokens",
+    admin_bodies.MemberCertificate: "serial issuedAt endsAt authority",
+    admin_bodies.Member: (
+        "role name standing askedAt asks token decidedAt decidedBy certificate revokedAt reason"
+    ),
+    admin_bodies.MemberList: "members next",
+    admin_bodies.AcceptRequest: "key keepOld",
+    admin_bodies.RevokeRequest: "release reason",
+    admin_bodies.Revocation: "member known released drained tokens letIn",
+    admin_bodies.Removal: "refused refusedUntil tokens letIn",
+    admin_bodies.JoinRequest: "token name request role",
+    admin_bodies.JoinResult: "certificate authorities port",
+    admin_bodies.JoinPending: "standing key",
+    admin_bodies.PolicyRequest: "allow deny keepBack maxLent maxPerRequester hours",
+    admin_bodies.PolicyStatus: "clusterID admin advertised effective",
+    admin_bodies.QuotaRequest: "amounts reservations budget currency",
+    admin_bodies.Quota: "amounts reservations budget currency",
+    admin_bodies.QuotaUse: "held waitedFor reservations waiting spentToday",
+    admin_bodies.QuotaStatus: "clusterID quota used",
+    admin_bodies.QuotaList: "quotas next",
 }
 
 
-def kinds():
-    found = [kind for kind in vars(bodies).values() if isinstance(kind, type)]
-    return {kind for kind in found if issubclass(kind, bodies.Body)} - {bodies.Body}
+FORBIDS_UNKNOWN = (admin_bodies.PolicyRequest, admin_bodies.QuotaRequest)
+"""Written by administrators: a misspelt limit would be no limit."""
 
 
 def test_every_body_has_its_row():
-    assert kinds() == set(FIELDS)
+    modules = vars(bodies).values(), vars(admin_bodies).values()
+    kinds = {kind for found in modules for kind in found if isinstance(kind, type)}
+    assert {kind for kind in kinds if issubclass(kind, bodies.Body)} - {bodies.Body} == set(FIELDS)
 
 
 @pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
@@ -74,6 +105,7 @@ def test_fields_have_their_names(kind):
         ("endpoint_url", "endpointURL"),
         ("max_price_per_hour", "maxPricePerHour"),
         ("cpu", "cpu"),
+        ("requested_cpu", "requestedCPU"),
     ],
 )
 def test_names_are_in_camel_case_with_acronyms(name, wire):
@@ -81,9 +113,12 @@ def test_names_are_in_camel_case_with_acronyms(name, wire):
 
 
 @pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
-def test_what_is_unknown_is_ignored_and_what_is_default_left_out(kind):
-    """An older or newer peer may send more, and reads what is not there as its default."""
-    if any(field.required for field in msgspec.structs.fields(kind)):
+def test_unknown_fields_are_ignored_and_defaults_omitted(kind):
+    """An older or newer peer may send more fields, and reads missing ones as their default."""
+    if kind in FORBIDS_UNKNOWN:
+        with pytest.raises(msgspec.ValidationError, match="unknown field `unknown`"):
+            msgspec.json.decode(b'{"unknown":[1,{"x":2}]}', type=kind)
+    elif any(field.required for field in msgspec.structs.fields(kind)):
         with pytest.raises(msgspec.ValidationError, match="missing required field"):
             msgspec.json.decode(b'{"unknown":[1,{"x":2}]}', type=kind)
     else:
@@ -91,7 +126,7 @@ def test_what_is_unknown_is_ignored_and_what_is_default_left_out(kind):
         assert msgspec.json.encode(kind()) == b"{}"
 
 
-def test_bodies_of_the_published_system_are_read():
+def test_bodies_of_the_published_system_are_decoded():
     """Without any field of ours."""
     text = b"""{"clusterID":"agent-cluster-2","clusterName":"x","timestamp":"2025-10-01T10:00:00Z",
         "resources":{"capacity":{"cpu":"10","memory":"8025424Ki"},
@@ -126,7 +161,7 @@ AMOUNTS = {"cpu": "1", "memory": "1Gi"}
     ],
     ids=["clusterID", "targetClusterID", "exclude"],
 )
-def test_names_of_clusters_have_their_longest(kind, body):
+def test_cluster_names_have_a_maximum_length(kind, body):
     msgspec.convert(body("x" * 253), type=kind)
     with pytest.raises(msgspec.ValidationError, match="length <= 253"):
         msgspec.convert(body("x" * 254), type=kind)

@@ -1,4 +1,6 @@
-"""Between bodies and records: texts are parsed once, amounts stay exact, nothing is lost on the way back."""
+"""Conversion between bodies and records of the core: exact, complete, and with errors that name the field."""
+
+import re
 
 import msgspec
 import pytest
@@ -6,16 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make
-from kubelend.core import errors, explanations, prices
+from kubelend.core import errors, explanations, lending, prices
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import REGION_LABEL, ClusterId
 from kubelend.core.resources import Resources
-from kubelend.wire import bodies, conversion, quantities
+from kubelend.wire import admin_bodies, admin_conversion, bodies, conversion, json_types, quantities
+from kubelend.wire.admin_bodies import QuotaRequest
+from kubelend.wire.bodies import LendingPolicy
 from kubelend.wire.conversion import RequestLimits
 
 A, R = ClusterId("a"), ClusterId("r")
-TERMS = RequestLimits(make.HOUR, 24 * make.HOUR, make.MINUTE)
+
+
+LIMITS = RequestLimits(make.HOUR, 24 * make.HOUR, make.MINUTE)
+
+
 CAPACITY = bodies.Quantities("4", "8Gi")
+
 
 amounts = st.builds(
     Resources,
@@ -31,25 +40,25 @@ amounts = st.builds(
 
 def request(key="", **fields):
     wanted = fields.pop("wanted", bodies.Quantities("1", "1Gi"))
-    return conversion.to_request(bodies.ReservationRequest(wanted, **fields), R, key, TERMS)
+    return conversion.to_request(bodies.ReservationRequest(wanted, **fields), R, key, LIMITS)
 
 
 @given(amounts)
-def test_amounts_come_back_exactly_as_offered(found):
+def test_offered_amounts_round_trip(found):
     assert quantities.parse_offered(quantities.to_quantities(found), "x") == found
 
 
 @given(amounts.filter(lambda found: found.cpu and found.memory))
-def test_amounts_come_back_exactly_as_asked(found):
+def test_requested_amounts_round_trip(found):
     assert quantities.parse_reservation_amounts(quantities.to_quantities(found)) == found
 
 
-def test_identity_is_the_callers_and_not_the_bodys():
+def test_identity_is_that_of_the_caller():
     body = bodies.Advertisement("somebody else", bodies.Metrics(CAPACITY))
     assert conversion.to_advertisement(body, A, make.T0).cluster == "a"
 
 
-def test_capacity_stands_in_for_allocatable_and_nothing_for_allocated():
+def test_allocatable_defaults_to_capacity_and_allocated_to_zero():
     body = bodies.Advertisement("a", bodies.Metrics(CAPACITY))
     found = conversion.to_advertisement(body, A, make.T0)
     assert found.allocatable == found.capacity == make.resources("cpu=4,memory=8Gi")
@@ -57,7 +66,7 @@ def test_capacity_stands_in_for_allocatable_and_nothing_for_allocated():
     assert found.sent_at == make.T0
 
 
-def test_offers_are_rounded_down_and_what_is_used_up():
+def test_offered_amounts_are_rounded_down_and_allocated_ones_up():
     metrics = bodies.Metrics(
         bodies.Quantities("1999999u", "1500m"), allocated=bodies.Quantities("1u", "1m")
     )
@@ -67,7 +76,7 @@ def test_offers_are_rounded_down_and_what_is_used_up():
 
 
 def test_region_counts_as_one_of_the_labels():
-    """Else a record could be made that no object has room for."""
+    """Otherwise a record could have more labels than an object allows."""
     labels = {f"l{number}": "x" for number in range(64)}
     body = bodies.Advertisement("a", bodies.Metrics(CAPACITY), labels=labels, region="eu")
     with pytest.raises(
@@ -89,7 +98,7 @@ def test_region_is_a_label_like_any_other():
     assert request(constraints=constraints).constraints.labels == {"x": "y", REGION_LABEL: "eu"}
 
 
-def test_request_has_what_was_asked_and_what_the_broker_adds():
+def test_request_has_the_requested_values_and_the_defaults():
     found = request(key="k", priority=7, wait="30s", target_cluster_id="a", policy="cost")
     assert found.requester == "r"
     assert found.duration == make.HOUR
@@ -121,17 +130,17 @@ def test_request_has_what_was_asked_and_what_the_broker_adds():
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_field(fields, problem):
+def test_invalid_request_is_rejected_with_its_field(fields, problem):
     with pytest.raises(errors.InvalidInput, match=problem):
         request(**fields)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "0h0m0s"])
-def test_no_wait_is_none(text):
+def test_wait_of_zero_is_none(text):
     assert not request(wait=text).wait
 
 
-def test_prices_come_back_as_they_were_written():
+def test_prices_round_trip():
     cost = bodies.Cost("0.05", "0.000000001", "2.5", "", "EUR")
     found = conversion.to_prices(cost)
     body = conversion.from_cluster(make.cluster(prices=found), Resources())
@@ -142,26 +151,26 @@ def test_prices_come_back_as_they_were_written():
     "cost", [bodies.Cost(), bodies.Cost(currency="EUR"), bodies.Cost("", "", "", "", "")], ids=str
 )
 def test_cost_without_an_amount_is_no_price(cost):
-    """It would be the cheapest of all: neither punished nor rewarded is who names none."""
+    """A price of zero would be the lowest of all."""
     assert conversion.to_prices(cost) is None
     assert conversion.to_prices(bodies.Cost("0")) == prices.Prices("USD")
 
 
-def test_currency_is_named_or_left_to_those_who_fit():
+def test_currency_is_optional_and_normalized():
     constraints = bodies.Constraints(max_price_per_hour="1")
     assert request(constraints=constraints).constraints.currency == ""
     constraints = bodies.Constraints(currency="eur")
     assert request(constraints=constraints).constraints.currency == "EUR"
 
 
-def test_cluster_shows_reserved_and_what_is_left_of_it():
+def test_cluster_has_reserved_and_available_amounts():
     cluster = make.cluster("a", "cpu=4,memory=8Gi", allocated="cpu=1,memory=1Gi")
     body = conversion.from_cluster(cluster, make.resources("cpu=2,memory=1Gi"))
     assert body.resources.reserved == bodies.Quantities("2", "1Gi")
     assert body.resources.available == bodies.Quantities("1", "6Gi")
 
 
-def test_overcommitted_cluster_has_nothing_left_and_says_so():
+def test_overcommitted_cluster_has_no_negative_amount_and_a_message():
     cluster = make.cluster("a", "cpu=4,memory=8Gi", allocated="cpu=3,memory=1Gi")
     reserved = make.resources("cpu=2,memory=1Gi")
     body = conversion.from_cluster(cluster, reserved)
@@ -171,7 +180,7 @@ def test_overcommitted_cluster_has_nothing_left_and_says_so():
     assert status.reservations == 2
 
 
-def test_reservation_is_shown_with_all_its_moments():
+def test_reservation_has_all_timestamps():
     found = make.reservation(
         "rsv-1",
         make.request("cpu=1,memory=1Gi", "r", duration=90 * make.MINUTE, priority=3),
@@ -212,7 +221,7 @@ def test_waiting_reservation_has_an_empty_target():
     assert body["targetClusterID"] == ""
 
 
-def test_explanation_says_the_same_in_words_and_numbers():
+def test_explanation_has_a_summary_and_the_candidates():
     ledger = make.ledger(a="cpu=4,memory=8Gi", b="cpu=1,memory=8Gi")
     question = make.question("cpu=2,memory=1Gi")
     body = conversion.from_explanation(explanations.explain_placement(question, ledger.fleet, 5))
@@ -223,3 +232,171 @@ def test_explanation_says_the_same_in_words_and_numbers():
     assert (misses.cluster_id, misses.fits, misses.refusals) == ("b", False, ["InsufficientCPU"])
     assert misses.remedy is not None
     assert misses.remedy.less == {"cpu": "1"}
+
+
+# -- policies and quotas
+
+
+FULL = LendingPolicy(
+    allow=["team-*", "x"],
+    deny=["team-b"],
+    keep_back={"cpu": "4", "memory": "8Gi"},
+    max_lent={"gpu": "0", "cpu": "32"},
+    max_per_requester={"cpu": "8", "example.com/fpga": "1"},
+    hours=["Mon-Fri 18:00-08:00 Europe/Rome", "Sat,Sun 00:00-24:00"],
+)
+
+
+def test_policy_round_trips():
+    policy = admin_conversion.to_policy(FULL)
+    assert policy == make.policy(
+        allow=["team-*", "x"],
+        deny=["team-b"],
+        keep_back="cpu=4,memory=8Gi",
+        max_lent="gpu=0,cpu=32",
+        max_per_requester="cpu=8,example.com/fpga=1",
+        hours=FULL.hours,
+    )
+    assert admin_conversion.from_policy(policy) == FULL
+    assert admin_conversion.from_policy(None) is None
+
+
+def test_amounts_are_rounded_against_lending_more():
+    """keepBack is rounded up, the maximum amounts down."""
+    body = LendingPolicy(keep_back={"cpu": "0.0005"}, max_lent={"cpu": "0.0015", "gpu": 2})
+    policy = admin_conversion.to_policy(body)
+    assert (policy.keep_back.cpu, policy.max_lent) == (1, {"cpu": 1, "gpu": 2})
+
+
+@pytest.mark.parametrize(
+    "body, problem",
+    [
+        (LendingPolicy(allow=[" "]), "policy.allow: ' ' is not a cluster name or pattern"),
+        (LendingPolicy(deny=["a\nb"]), "policy.deny: 'a\\nb' is not a cluster name or pattern"),
+        (LendingPolicy(keep_back={"cpu": "many"}), "policy.keepBack.cpu: "),
+        (LendingPolicy(max_lent={"cpu": "-1"}), "policy.maxLent.cpu: '-1' is negative"),
+        (LendingPolicy(max_lent={"no such name!": "1"}), "is not a Kubernetes resource name"),
+        (
+            LendingPolicy(max_per_requester={"gpu": "1", "nvidia.com/gpu": "2"}),
+            "policy.maxPerRequester.nvidia.com/gpu: is given twice",
+        ),
+        (
+            LendingPolicy(hours=["08:00-18:00", "late"]),
+            "policy.hours: 'late' is not a valid opening-hours text",
+        ),
+        (LendingPolicy(hours=["08:00-18:00 Mars/Base"]), "Mars/Base is not a known time zone"),
+    ],
+    ids=str,
+)
+def test_invalid_policy_is_rejected_with_its_field(body, problem):
+    with pytest.raises(errors.InvalidInput) as raised:
+        admin_conversion.to_policy(body, "policy")
+    assert problem in str(raised.value)
+
+
+def test_effective_policy_has_the_lists_of_both_policies():
+    other = make.policy(allow=["team-a"], hours=["08:00-18:00"])
+    holds = lending.effective_policy(admin_conversion.to_policy(FULL), other)
+    body = admin_conversion.from_lending(holds)
+    assert body == bodies.EffectivePolicy(
+        allow=[["team-*", "x"], ["team-a"]],
+        deny=["team-b"],
+        keep_back={"cpu": "4", "memory": "8Gi"},
+        max_lent={"cpu": "32", "gpu": "0"},
+        max_per_requester={"cpu": "8", "example.com/fpga": "1"},
+        hours=[FULL.hours, ["08:00-18:00"]],
+    )
+    assert admin_conversion.from_lending(None) is None
+
+
+def test_withheld_amounts_are_available_and_not_lendable():
+    holds = lending.effective_policy(make.policy(keep_back="cpu=2", max_lent="gpu=1"), None)
+    available, reserved = make.resources("cpu=8,memory=8Gi,gpu=4"), make.resources("gpu=1")
+    assert admin_conversion.withheld_amounts(holds, available, reserved) == {"cpu": "2", "gpu": "4"}
+    assert admin_conversion.withheld_amounts(None, available, reserved) == {}
+    assert admin_conversion.withheld_amounts(holds, make.resources("cpu=1"), reserved) == {
+        "cpu": "1"
+    }
+
+
+def test_quota_has_its_usage():
+    desk = make.Desk()
+    desk.advertise("a", "cpu=8,memory=8Gi", prices=make.price_list("EUR", cpu="0.25"))
+    body = QuotaRequest({"cpu": "32", "gpu": 0}, reservations=5, budget="50", currency="eur")
+    desk.allot("r", admin_conversion.to_quota(body))
+    desk.reserve("cpu=6,memory=1Gi")
+    desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
+    account = desk.ledger.quota_usages.get(make.R)
+    assert account is not None
+    shown = admin_conversion.from_quota(make.R, account, desk.now)
+    assert shown == admin_bodies.QuotaStatus(
+        "r",
+        admin_bodies.Quota({"cpu": "32", "gpu": "0"}, 5, "50", "EUR"),
+        admin_bodies.QuotaUse(
+            held={"cpu": "6", "memory": "1Gi"},
+            waited_for={"cpu": "4", "memory": "1Gi"},
+            reservations=1,
+            waiting=1,
+            spent_today="1.5",
+        ),
+    )
+
+
+def test_quota_without_a_budget_has_no_price():
+    desk = make.Desk()
+    desk.allot("r", admin_conversion.to_quota(QuotaRequest()))
+    account = desk.ledger.quota_usages.get(ClusterId("r"))
+    assert account is not None
+    shown = admin_conversion.from_quota(make.R, account, desk.now)
+    assert (shown.quota, shown.used) == (admin_bodies.Quota(), admin_bodies.QuotaUse())
+
+
+@pytest.mark.parametrize(
+    "body, problem",
+    [
+        (QuotaRequest({"cpu": "x"}), "amounts.cpu: "),
+        (QuotaRequest(budget="-1"), "budget: '-1' is not a price"),
+        (QuotaRequest(currency="E"), "currency: 'E' is not a currency code"),
+    ],
+    ids=str,
+)
+def test_quota_that_cannot_be_is_refused_with_its_field(body, problem):
+    with pytest.raises(errors.InvalidInput, match=re.escape(problem)):
+        admin_conversion.to_quota(body)
+
+
+HOURS = st.from_regex(json_types.HOURS["pattern"].replace("$", r"\Z"))
+
+
+@given(HOURS.filter(lambda text: len(text) <= 160))
+def test_hours_that_match_the_pattern_are_parsed_or_rejected_for_their_meaning(text):
+    assert re.search(
+        "^$|is not a known time zone|begins and ends at the same time", problem_of(text)
+    )
+
+
+@given(st.text("0123456789:- ,MonTueUTC/Z", max_size=24))
+def test_hours_that_are_parsed_match_the_pattern(text):
+    assert problem_of(text) or re.fullmatch(json_types.HOURS["pattern"], text)
+
+
+@given(st.text(st.characters(max_codepoint=0x200), max_size=6))
+def test_accepted_names_are_those_that_match_the_pattern(text):
+    try:
+        lending.check_name_patterns((text,), "allow")
+        accepted = True
+    except errors.InvalidInput:
+        accepted = False
+    fits = re.search(json_types.REQUESTERS["pattern"].replace("$", r"\Z"), text) is not None
+    assert fits == accepted or "\xad" in text, (
+        "a soft hyphen is invisible, for which there is no character class"
+    )
+
+
+def problem_of(text):
+    """Error of the parser of opening hours; empty if it accepts the text."""
+    try:
+        lending.parse_opening_hours(text)
+    except errors.InvalidInput as problem:
+        return problem.message
+    return ""

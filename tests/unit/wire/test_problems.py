@@ -1,4 +1,4 @@
-"""Every error has a status and a code, and crosses the wire as the class that it is."""
+"""Errors on the wire: status and code of every class, and the same class after decoding."""
 
 import inspect
 
@@ -70,19 +70,19 @@ def test_error_becomes_a_problem_and_the_same_error_again(kind):
     assert problem.error == "it went wrong; do this"
     assert problem.retryable is kind.retryable
     again = problems.error_from_response(problem.status, msgspec.json.encode(problem))
-    # One that is hidden must look like one that is not there.
+    # A hidden object must look like a missing one.
     assert type(again) is (errors.NotFound if kind is errors.Hidden else kind)
     assert (again.message, again.hint) == ("it went wrong", "do this")
     assert str(again) == str(error)
 
 
-def test_error_without_a_hint_has_none():
+def test_hint_is_optional():
     body = msgspec.json.decode(msgspec.json.encode(problems.to_problem(errors.NotFound("gone"))))
     assert body["error"] == body["detail"] == "gone"
     assert "hint" not in body
 
 
-def test_explanation_goes_with_the_refusal():
+def test_explanation_is_part_of_the_problem():
     explanation = explanations.explain_placement(
         make.question("cpu=9,memory=1Gi"), make.ledger(a="cpu=4,memory=8Gi").fleet, 10
     )
@@ -92,7 +92,7 @@ def test_explanation_goes_with_the_refusal():
 
 
 @pytest.mark.parametrize(
-    "body, said",
+    "body, text",
     [
         (b"<html>502 Bad Gateway</html>", "<html>502 Bad Gateway</html>"),
         (b"", "empty body"),
@@ -101,23 +101,23 @@ def test_explanation_goes_with_the_refusal():
         (b'{"error":"of another system"}', "of another system"),
     ],
 )
-def test_answer_that_is_none_of_ours_is_unexpected(body, said):
+def test_response_of_another_server_is_unexpected(body, text):
     error = problems.error_from_response(404, body)
     assert type(error) is errors.UnexpectedAnswer
     assert not error.retryable
     assert error.message.startswith("the broker answered 404: ")
-    assert said in error.message
+    assert text in error.message
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
-def test_page_of_a_proxy_whose_broker_is_away_may_be_tried_again(status):
+def test_server_error_of_a_proxy_is_retryable(status):
     error = problems.error_from_response(status, b"<html>Bad Gateway</html>")
     assert type(error) is errors.Unavailable
     assert error.retryable
     assert error.message == f"the broker answered {status}: <html>Bad Gateway</html>"
 
 
-def test_code_of_a_newer_broker_is_an_error_all_the_same():
+def test_unknown_code_of_a_newer_broker_is_a_plain_error():
     problem = bodies.Problem("urn:x", "Teapot", 418, "short and stout", "Teapot", "short and stout")
     error = problems.error_from_response(418, msgspec.json.encode(problem))
     assert type(error) is KubelendError

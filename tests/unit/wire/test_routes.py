@@ -1,15 +1,19 @@
-"""The routes, once: what the server binds, the client calls and the documents show cannot differ."""
+"""The route table: bound by the server, called by the client, described by the OpenAPI document."""
+
+import re
 
 import msgspec
 import pytest
 
 from kubelend.api.app import HANDLERS
 from kubelend.core import errors
+from kubelend.core.errors import MethodNotAllowed, NotFound
 from kubelend.wire import openapi, problems, routes
 from kubelend.wire.route import COMMON_ERRORS, Access
+from kubelend.wire.routes import ROUTES, RouteMatch
 
 
-def test_names_and_places_are_unique():
+def test_names_and_paths_are_unique():
     names = [route.name for route in routes.ROUTES]
     places = [(route.method, route.path) for route in routes.ROUTES]
     assert len(set(names)) == len(names)
@@ -21,7 +25,7 @@ def test_every_route_has_a_handler_and_every_handler_a_route():
 
 
 @pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
-def test_route_says_what_it_needs_and_gives(route):
+def test_route_is_complete(route):
     assert route.method in {"GET", "POST", "PUT", "DELETE"}
     assert route.path.startswith("/")
     assert route.summary
@@ -34,7 +38,7 @@ def test_route_says_what_it_needs_and_gives(route):
 
 
 def body_of(route):
-    """All that is described of a body, as text."""
+    """The schema of a body as text."""
     found, parts = msgspec.json.schema_components([route.body], ref_template="{name}")
     return msgspec.json.encode([found, parts]).decode()
 
@@ -42,14 +46,14 @@ def body_of(route):
 @pytest.mark.parametrize(
     "route", [route for route in routes.ROUTES if route.body], ids=lambda route: route.name
 )
-def test_route_names_the_codes_of_what_its_body_holds(route):
+def test_route_declares_the_errors_of_its_body(route):
     text = body_of(route)
     assert ("A Kubernetes quantity" in text) == (errors.InvalidQuantity in route.errors)
     assert ("A Go duration" in text) == (errors.InvalidDuration in route.errors)
     assert {errors.InvalidInput, errors.TooSlow, errors.BodyTooLarge} <= {*route.declared_errors}
 
 
-def test_document_names_the_codes_that_any_route_can_answer():
+def test_document_has_the_error_codes_of_all_routes():
     document = openapi.document("x")
     codes = document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]
     for route in routes.ROUTES:
@@ -72,20 +76,20 @@ PUBLISHED = {
 }
 
 
-def test_routes_of_the_published_system_are_all_here():
+def test_routes_of_the_published_system_exist():
     found = {(route.method, route.path): route.responses for route in routes.ROUTES}
     for place, status in PUBLISHED.items():
         assert status in found[place]
 
 
-def test_document_is_the_same_every_time():
+def test_document_is_deterministic():
     assert openapi.document_bytes("1.2.3") == openapi.document_bytes("1.2.3")
     document = msgspec.json.decode(openapi.document_bytes("1.2.3"))
     assert document == openapi.document("1.2.3")
     assert document["info"]["version"] == "1.2.3"
 
 
-def test_fields_are_in_it_with_their_limits():
+def test_document_has_the_limits_of_fields():
     schemas = openapi.document("x")["components"]["schemas"]
     priority = schemas["ReservationRequest"]["properties"]["priority"]
     assert (priority["minimum"], priority["maximum"]) == (-(2**31), 2**31 - 1)
@@ -93,14 +97,68 @@ def test_fields_are_in_it_with_their_limits():
     assert "targetClusterID" in schemas["Reservation"]["required"]
 
 
-NOT_AGAIN = {"drain", "create_token", "reject_member"}
-"""Said twice, they could answer differently. A new route that is not said again needs its name here."""
+NOT_REPEATABLE = {"drain", "create_token", "reject_member"}
 
 
-def test_all_but_these_may_be_said_again_when_an_answer_was_lost():
-    assert {route.name for route in routes.ROUTES if not route.is_repeatable} == NOT_AGAIN
+"""A repeated call could give another response."""
+
+
+def test_other_routes_may_be_repeated_after_a_lost_response():
+    assert {route.name for route in routes.ROUTES if not route.is_repeatable} == NOT_REPEATABLE
 
 
 @pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
-def test_only_what_is_posted_has_to_be_marked_as_harmless_twice(route):
+def test_only_a_post_is_marked_as_idempotent(route):
     assert route.method == "POST" or not route.idempotent
+
+
+# -- matching
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_every_route_is_found_by_its_own_path(route):
+    names = re.findall(r"{(\w+)}", route.path)
+    found = routes.match_route(route.method, route.path.replace("{", "").replace("}", ""))
+    assert isinstance(found, RouteMatch)
+    assert found.route is route
+    assert found.names == {name: name for name in names}
+
+
+@pytest.mark.parametrize(
+    "sent, name",
+    [
+        ("a", "a"),
+        ("Team%20A%2FCluster_1", "Team A/Cluster_1"),
+        ("%7Bcluster%7D", "{cluster}"),
+        ("..", ".."),
+    ],
+)
+def test_path_parameters_are_decoded(sent, name):
+    found = routes.match_route("GET", f"/api/v1/clusters/{sent}")
+    assert isinstance(found, routes.RouteMatch)
+    assert found.names == {"cluster": name}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "", "/nix", "/api/v1/clusters/", "/api/v1/clusters/a/b/c", "/healthz/"),
+        *("/api/v1/clusters/a%1B%5B2J", "/api/v1/clusters/a%0A", "/api/v1/clusters/%E2%80%A8"),
+    ],
+)
+def test_unknown_paths_are_not_found(path):
+    assert isinstance(routes.match_route("GET", path), NotFound)
+
+
+@pytest.mark.parametrize(
+    "method, path, allowed",
+    [
+        ("PUT", "/api/v1/reservations", ["GET", "POST"]),
+        ("POST", "/api/v1/clusters/a", ["DELETE", "GET"]),
+        ("GET", "/api/v1/clusters/a/drain", ["POST"]),
+    ],
+)
+def test_wrong_method_is_rejected_with_the_allowed_ones(method, path, allowed):
+    found = routes.match_route(method, path)
+    assert isinstance(found, MethodNotAllowed)
+    assert list(found.allowed) == allowed

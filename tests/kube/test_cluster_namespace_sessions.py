@@ -1,0 +1,406 @@
+"""Cluster namespaces over time: expired requests and sessions, unready brokers, and changes of the leader."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import broker_process
+import kube_broker
+import make
+from kube_stores import connecting
+from kubelend.communicators import kubernetes_calls
+from kubelend.controllers.cluster_namespaces import handlers
+from kubelend.core import audit
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId
+from kubelend.kube import config, resources
+from kubelend.kube.client import Client
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import bodies
+from kubelend.wire.broker_objects import ClusterSession, Reservation, ReservationSpec
+from kubelend.wire.objects import AgentRequest, Metadata
+from tenants import BROKER, Tenants
+from waiting import until
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
+
+
+SOME = bodies.Quantities("1", "1Gi")
+RESERVATIONS, SESSIONS = (
+    resources.resource_for(Reservation),
+    resources.resource_for(ClusterSession),
+)
+RETENTION = make.HOUR
+SILENCE = 15 * make.MINUTE
+
+
+@pytest.fixture
+async def account(tenants):
+    """What a cluster's account may do in its namespace."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def account(namespace):
+            found = config.config_from_kubeconfig(tenants.kubeconfig(namespace))
+            return await stack.enter_async_context(Client.open(found))
+
+        yield account
+
+
+# -- requests of agents that no longer run
+
+
+def request_object(name, namespace, agent="", **spec):
+    asked = AgentRequest(f"q-{name}", "reserve", agent=agent) if agent else None
+    return Reservation(Metadata(name, namespace), ReservationSpec(SOME, request=asked, **spec))
+
+
+async def rejected(client, name, namespace):
+    async def look():
+        found = await client.find(RESERVATIONS, name, namespace)
+        return found is not None and found.status.response is not None
+
+    await until(look)
+
+
+async def are_deleted(client, namespace, *names):
+    async def look():
+        found = await client.list(RESERVATIONS, namespace)
+        return not {one.metadata.name for one in found.objects} & set(names)
+
+    await until(look)
+
+
+async def test_rejected_requests_are_deleted_after_the_retention(tenants, broker, account):
+    """Of an agent that would have taken its own away, and of a person."""
+    rome = tenants.create("rome")
+    client = await account(rome)
+    async with tenants.served_by(broker.service):
+        await client.create(RESERVATIONS, request_object("agents", rome, "killed"))
+        await client.create(RESERVATIONS, request_object("persons", rome))
+        await rejected(client, "agents", rome)
+        await rejected(client, "persons", rome)
+        broker.clock.pass_time(RETENTION / 2)
+        await client.create(RESERVATIONS, request_object("late", rome))
+        await client.create(RESERVATIONS, request_object("waiting", rome, wait="1h"))
+        await rejected(client, "late", rome)
+        await rejected(client, "waiting", rome)
+        broker.clock.pass_time(RETENTION / 2)
+        await are_deleted(client, rome, "agents", "persons")
+        left = (await client.list(RESERVATIONS, rome)).objects
+        assert sorted(one.metadata.name for one in left) == ["late", "waiting"]
+
+
+async def test_retryable_request_that_was_not_repeated_is_deleted_too(tenants, broker, account):
+    rome = tenants.create("rome")
+    client = await account(rome)
+    async with tenants.served_by(broker.service):
+        speaks = await tenants.open(rome, "speaks")
+        await broker.cluster("bonn").advertise()
+        await speaks.request(bodies.ReservationRequest(SOME, duration="3h"), "k")
+        await client.create(RESERVATIONS, request_object("second", rome, "not-heard"))
+        await rejected(client, "second", rome)
+        found = await client.find(RESERVATIONS, "second", rome)
+        assert (found.status.phase, found.status.reason) == ("", "IdentityInUse")
+        broker.clock.pass_time(RETENTION)
+        await are_deleted(client, rome, "second")
+        assert len(await speaks.instructions()) == 1
+        await speaks.close()
+
+
+async def test_rejected_request_is_deleted_after_a_restart_and_nothing_else_is_written(
+    tenants, broker, account
+):
+    rome = tenants.create("rome")
+    client = await account(rome)
+    async with tenants.served_by(broker.service):
+        await client.create(RESERVATIONS, request_object("persons", rome))
+        await rejected(client, "persons", rome)
+    broker.clock.pass_time(RETENTION)
+    writes = []
+
+    async def counted(write):
+        writes.append(write.__qualname__)
+        return await write
+
+    async with tenants.served_by(broker.service, connect=connecting(counted)):
+        await are_deleted(client, rome, "persons")
+        agent = await tenants.open(rome)
+        before = len(writes)
+        await agent.ping()
+        await agent.ping()
+        assert len(writes) - before == 2
+        await agent.close()
+
+
+# -- sessions of agents that are gone
+
+
+@contextlib.asynccontextmanager
+async def listening(agent):
+    """Until the agent is killed: it says nothing any more."""
+
+    async def listen():
+        async with contextlib.aclosing(agent.stream(lambda: None)) as stream:
+            await anext(stream)
+
+    task = asyncio.create_task(listen())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_session_of_a_killed_agent_expires(tenants, broker, account, monkeypatch):
+    monkeypatch.setattr(handlers, "SESSION_CHECK_SECONDS", 0.05)
+    rome, feeds = tenants.create("rome"), broker.service.streams
+    client = await account(rome)
+
+    async def session():
+        return (await client.find(SESSIONS, "session", rome)).status.session
+
+    async def is_begun():
+        return (await session()).startswith("killed/")
+
+    async with tenants.served_by(broker.service):
+        async with listening(await tenants.open(rome, "killed")):
+            await until(is_begun)
+            assert feeds.count(ClusterId("rome")) == 1
+        broker.clock.pass_time(SILENCE - make.SECOND)
+        other = await tenants.open(rome, "other")
+        await other.ping()  # which is no sign of life of the first
+        assert await is_begun()
+        broker.clock.pass_time(make.SECOND)
+        await until(lambda: feeds.count(ClusterId("rome")) == 0)
+
+        async def is_over():
+            return await session() == ""
+
+        await until(is_over)
+        await other.close()
+
+
+async def test_session_of_an_agent_with_requests_does_not_expire(tenants, broker, monkeypatch):
+    monkeypatch.setattr(handlers, "SESSION_CHECK_SECONDS", 0.05)
+    rome, feeds = tenants.create("rome"), broker.service.streams
+    async with tenants.served_by(broker.service):
+        agent = await tenants.open(rome)
+        async with listening(agent) as task:
+            await until(lambda: feeds.count(ClusterId("rome")) == 1)
+            for _ in range(3):
+                broker.clock.pass_time(SILENCE * 2 / 3)
+                capacity = bodies.Quantities("4", "8Gi")
+                await agent.publish(bodies.Advertisement("rome", bodies.Metrics(capacity)))
+            broker.clock.pass_time(SILENCE / 3)
+            await agent.ping()
+            assert not task.done()
+            assert feeds.count(ClusterId("rome")) == 1
+        await agent.close()
+
+
+# -- a broker that cannot watch cluster namespaces
+
+
+def readiness(directory):
+    lines = (directory / "broker.log").read_text().splitlines()
+    said = [json.loads(line) for line in lines if line.endswith("}")]
+    port = next(line["port"] for line in said if line.get("component") == "probes")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+async def test_broker_that_cannot_watch_cluster_namespaces_is_unready(
+    kube, certificates, tmp_path, tenants
+):
+    kubeconfig = kube.kubeconfig_for("hard-of-seeing")
+    flags = ("--cluster-namespaces", f"--kubeconfig={kubeconfig}")
+    probes = "--health-probe-bind-address=127.0.0.1:0"
+    with broker_process.running(certificates.server(), tmp_path, *flags, probes):
+
+        async def says_why():
+            status, words = await asyncio.to_thread(readiness, tmp_path)
+            why = "not ready: cannot watch namespaces in cluster namespaces: namespaces is forb"
+            # Until it has looked, it can only say that it is about to.
+            return status == 503 and words.startswith(why) and "initial list" not in words
+
+        await until(says_why, 20)
+        user, role = "--user=hard-of-seeing", f"--clusterrole={BROKER}"
+        kube.kubectl("create", "clusterrolebinding", "hard-of-seeing", role, user)
+
+        async def sees():
+            return await asyncio.to_thread(readiness, tmp_path) == (200, "ok")
+
+        await until(sees, 20)
+
+
+# -- leaders
+
+
+FLAGS = (
+    "--cluster-namespaces",
+    "--leader-elect-lease-duration=3s",
+    "--leader-elect-renew-deadline=2s",
+    "--leader-elect-retry-period=500ms",
+)
+PATIENT = timedelta(seconds=60)
+"""Of an agent, while one broker has gone and the other waits for the lease to end."""
+
+REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
+SLOTS: tuple[Any, ...] = (
+    kubernetes_calls.RESERVATION_SLOT,
+    kubernetes_calls.INSTRUCTION_SLOT,
+    kubernetes_calls.SESSION_SLOT,
+)
+CPUS = 8
+
+
+@pytest.fixture
+def leader_tenants(kube, place):
+    leader_tenants = Tenants(kube, place.namespace)
+    yield leader_tenants
+    leader_tenants.close()
+
+
+@pytest.fixture
+def start_broker(certificates, tmp_path, place):
+    with contextlib.ExitStack() as stack:
+
+        def start_broker(name, *flags):
+            directory = tmp_path / name
+            directory.mkdir()
+            store = f"--store={place.url}"
+            identity = f"--leader-elect-identity={name}"
+            running = broker_process.running(
+                certificates.server(), directory, store, identity, *FLAGS, *flags
+            )
+            return stack.enter_context(running)
+
+        yield start_broker
+
+
+@pytest.fixture
+async def rome(leader_tenants):
+    async with opened(leader_tenants, "rome") as rome:
+        yield rome
+
+
+@pytest.fixture
+async def bonn(leader_tenants):
+    async with opened(leader_tenants, "bonn") as bonn:
+        yield bonn
+
+
+@contextlib.asynccontextmanager
+async def opened(leader_tenants, cluster):
+    found = await leader_tenants.open(leader_tenants.create(cluster), timeout=PATIENT)
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+def offer(cluster):
+    return bodies.Advertisement(cluster, bodies.Metrics(bodies.Quantities(str(CPUS), "64Gi")))
+
+
+def stored(place):
+    with contextlib.closing(place.look()) as store:
+        return Ledger.restore(store.load())
+
+
+async def test_rest_objects_and_cluster_namespaces_are_served_by_one_process(
+    start_broker, bonn, certificates, kube, place
+):
+    broker = await asyncio.to_thread(start_broker, "first", "--broker-interface=http,kubernetes")
+    await bonn.publish(offer("bonn"))
+    async with BrokerClient(broker.url, certificates.cluster("rome")) as rome:
+        by_rest = await rome.reserve(REQUEST, key="k")
+        async with kube_broker.opened(kube, place.namespace) as objects:
+            await objects.reserve("by-hand")
+            shown = await objects.reserved("by-hand")
+            assert shown.status.record is not None
+            assert [one.id for one in await bonn.instructions()] == [by_rest.id, "by-hand"]
+            for each in (by_rest.id, "by-hand"):
+                await bonn.acknowledge(each)
+            await objects.delete(Reservation, "by-hand")
+            await objects.gone(Reservation, "by-hand")
+        assert [one.id for one in await bonn.instructions()] == [by_rest.id]
+        await rome.release(by_rest.id)
+        assert await bonn.instructions() == []
+    ledger = await asyncio.to_thread(stored, place)
+    assert audit.invariant_violations(ledger) == []
+
+
+async def open_questions(kube, leader_tenants):
+    """Number of pending requests in cluster namespaces."""
+    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+        listed = [
+            (slot, found)
+            for slot in SLOTS
+            for name in leader_tenants.names
+            for found in (await client.list(slot.resource, name)).objects
+        ]
+    asked = [(slot, found) for slot, found in listed if slot.request(found) is not None]
+    return sum(not slot.has_response(found) for slot, found in asked)
+
+
+async def test_pending_requests_are_answered_by_the_next_leader(
+    start_broker, leader_tenants, rome, bonn, kube, place
+):
+    first, _ = [await asyncio.to_thread(start_broker, name) for name in ("first", "second")]
+    await bonn.publish(offer("bonn"))
+    known = await rome.request(REQUEST, "known")
+    first.process.send_signal(signal.SIGSTOP)
+    asked = [
+        asyncio.create_task(one, name=f"question-{number}")
+        for number, one in enumerate(
+            (
+                rome.request(REQUEST, "new"),
+                rome.activate(known.id),
+                bonn.acknowledge(known.id),
+                rome.ping(),
+            )
+        )
+    ]
+
+    async def are_all_asked():
+        return await open_questions(kube, leader_tenants) == len(asked)
+
+    try:
+        await until(are_all_asked)
+    finally:
+        first.process.kill()
+    new, *_ = await asyncio.gather(*asked)
+    assert await open_questions(kube, leader_tenants) == 0
+    ledger = await asyncio.to_thread(stored, place)
+    assert audit.invariant_violations(ledger) == []
+    phases = {one.id: one.phase for one in ledger.reservations.values()}
+    assert phases == {known.id: Phase.ACTIVE, new.id: Phase.RESERVED}
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+async def test_change_of_leader_during_many_requests_reserves_nothing_twice(
+    start_broker, rome, bonn, place, end
+):
+    """Some are answered, some decided and not answered, and some neither."""
+    first, _ = [await asyncio.to_thread(start_broker, name) for name in ("first", "second")]
+    await bonn.publish(offer("bonn"))
+    asked = [asyncio.create_task(rome.request(REQUEST, f"key-{number}")) for number in range(CPUS)]
+    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    first.process.send_signal(end)
+    answered = {one.id for one in await asyncio.gather(*asked)}
+    ledger = await asyncio.to_thread(stored, place)
+    assert audit.invariant_violations(ledger) == []
+    assert {one.id for one in ledger.reservations.values() if one.is_live} == answered
+    assert len(answered) == CPUS

@@ -1,0 +1,395 @@
+"""Cluster namespaces on a real API server: permissions of their accounts, and what the broker accepts."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+
+import make
+from kube_stores import connecting
+from kubelend.core import audit
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    Forbidden,
+    IdentityInUse,
+    NotFound,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from kubelend.core.models import ClusterId
+from kubelend.kube import config, resources
+from kubelend.kube.client import Client
+from kubelend.wire import bodies, cluster_namespaces
+from kubelend.wire.broker_objects import ClusterSession, Reservation, ReservationSpec
+from kubelend.wire.objects import AgentRequest, Metadata, ProviderInstruction
+from waiting import until
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
+
+
+SOME = bodies.Quantities("1", "1Gi")
+REQUEST = bodies.ReservationRequest(SOME, duration="1h")
+RESERVATIONS = resources.resource_for(Reservation)
+INSTRUCTIONS = resources.resource_for(ProviderInstruction)
+
+
+def offer(cluster, **amounts):
+    capacity = bodies.Quantities("4", "8Gi", **amounts)
+    return bodies.Advertisement(cluster, bodies.Metrics(capacity))
+
+
+@pytest.fixture
+async def served(tenants, broker):
+    """A broker that serves the cluster namespaces; the audit is clean at the end."""
+    async with tenants.served_by(broker.service):
+        yield broker
+        assert audit.invariant_violations(ledger(broker)) == []
+
+
+@pytest.fixture
+async def opened(tenants, served):
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def opened(namespace, instance="one"):
+            found = await tenants.open(namespace, instance)
+            stack.push_async_callback(found.close)
+            return found
+
+        yield opened
+
+
+@pytest.fixture
+async def lent(tenants, opened):
+    """A provider with an instruction for a reservation, and its requester."""
+    rome, bonn = tenants.create("rome"), tenants.create("bonn")
+    provider, requester = await opened(bonn), await opened(rome)
+    await provider.publish(offer("bonn"))
+    return rome, bonn, requester, provider
+
+
+def ledger(broker):
+    found, _ = broker.service.current()
+    return found
+
+
+def by_account(tenants, namespace):
+    return Client.open(config.config_from_kubeconfig(tenants.kubeconfig(namespace)))
+
+
+async def seen(client, resource, name, namespace, wanted):
+    """The object once it is as wanted."""
+    found = None
+
+    async def look():
+        nonlocal found
+        found = await client.find(resource, name, namespace)
+        return found is not None and wanted(found)
+
+    await until(look)
+    return found
+
+
+# -- whom the broker believes
+
+
+async def test_account_cannot_write_its_instructions(tenants, served, lent):
+    _, bonn, requester, _ = lent
+    found = await requester.request(REQUEST, "k")
+    name = cluster_namespaces.instruction_object_name(found.id)
+    async with by_account(tenants, bonn) as client:
+        assert await seen(client, INSTRUCTIONS, name, bonn, lambda _: True)
+        with pytest.raises(Forbidden):
+            await client.patch(INSTRUCTIONS, name, bonn, {"spec": {"message": "less"}})
+        with pytest.raises(Forbidden):
+            await client.delete(INSTRUCTIONS, name, bonn)
+
+
+async def test_reservation_for_another_cluster_is_rejected(tenants, served, lent):
+    rome, _, _, _ = lent
+    claimed = Reservation(Metadata("mine", rome), ReservationSpec(SOME, requester_id="bonn"))
+    async with by_account(tenants, rome) as client:
+        await client.create(RESERVATIONS, claimed)
+        found = await seen(client, RESERVATIONS, "mine", rome, lambda one: one.status.response)
+    assert (found.status.phase, found.status.reason) == ("Failed", "Forbidden")
+    assert found.status.message == (
+        "requesterID 'bonn' is not the namespace's cluster 'rome'; write rome, whose namespace this is"
+    )
+    assert ledger(served).reservations == {}
+
+
+async def test_advertisement_for_another_cluster_is_rejected(tenants, served, lent):
+    _, _, requester, _ = lent
+    with pytest.raises(Forbidden, match="clusterID 'bonn' is not the namespace's cluster 'rome'"):
+        await requester.publish(offer("bonn"))
+    assert list(ledger(served).clusters) == [ClusterId("bonn")]
+    assert ledger(served).cluster(ClusterId("bonn")).ceiling.cpu == 4000
+
+
+async def test_request_about_another_clusters_reservation_is_not_found(tenants, served, lent):
+    """Whatever an account writes where it may: the names in it open no door."""
+    _, _, requester, _ = lent
+    found = await requester.request(REQUEST, "k")
+    paris = tenants.create("paris")
+    forged = ReservationSpec(SOME, request=AgentRequest("q", "release"), target_cluster_id="bonn")
+    async with by_account(tenants, paris) as client:
+        await client.create(RESERVATIONS, Reservation(Metadata(found.id, paris), forged))
+        told = await seen(client, RESERVATIONS, found.id, paris, lambda one: one.status.response)
+    assert type(cluster_namespaces.error_from_response(told.status.response)) is NotFound
+    assert (await requester.find(found.id)).status.phase == "Reserved"
+
+
+async def test_namespace_without_the_label_is_ignored(tenants, served, opened, namespace, kube):
+    alone = ClusterSession(Metadata("session", namespace))
+    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+        await client.create(resources.resource_for(ClusterSession), alone)
+        obj = Reservation(Metadata("w", namespace), ReservationSpec(SOME))
+        await client.create(RESERVATIONS, obj)
+        rome = await opened(tenants.create("rome"))
+        await rome.ping()
+        unread = await client.find(RESERVATIONS, "w", namespace)
+        assert unread is not None
+        assert unread.status.response is None
+
+
+async def test_revoked_cluster_is_rejected(tenants, served, lent):
+    _, _, requester, _ = lent
+    await revoke(served, "rome")
+    with pytest.raises(Forbidden, match="cluster rome was revoked"):
+        await requester.request(REQUEST, "k")
+    with pytest.raises(Forbidden):
+        await anext(requester.stream(lambda: None))
+
+
+async def revoke(broker, cluster):
+    admin = broker.admin()
+    answer = await admin.post("members", "cluster", cluster, "revoke", {"reason": "test"})
+    assert answer.status == 200, answer
+
+
+# -- one agent speaks
+
+
+async def test_second_agent_is_rejected_until_the_first_has_left(tenants, served, opened):
+    namespace = tenants.create("bonn")
+    first, second = await opened(namespace, "first"), await opened(namespace, "second")
+    await first.publish(offer("bonn"))
+    for call in (
+        lambda: second.publish(offer("bonn")),
+        lambda: second.request(REQUEST, "k"),
+        lambda: anext(second.stream(lambda: None)),
+    ):
+        with pytest.raises(IdentityInUse, match="another agent is active for bonn"):
+            await call()
+    await second.ping()
+    assert await second.instructions() == []
+    served.clock.pass_time(2 * make.MINUTE)
+    await second.publish(offer("bonn"))
+    with pytest.raises(IdentityInUse):
+        await first.publish(offer("bonn"))
+
+
+async def test_session_is_free_soon_after_a_listening_agent_has_left(tenants, served, opened):
+    namespace = tenants.create("bonn")
+    first, second = await opened(namespace, "first"), await opened(namespace, "second")
+    stream = first.stream(lambda: None)
+    with contextlib.suppress(TimeoutError, BrokerUnreachable):
+        async with contextlib.aclosing(stream):
+            listening = asyncio.ensure_future(anext(stream))
+            await until(lambda: served.service.streams.count(ClusterId("bonn")) == 1)
+            await first.close()
+            await listening
+    await until(lambda: served.service.streams.count(ClusterId("bonn")) == 0)
+    served.clock.pass_time(make.SECOND)
+    await second.publish(offer("bonn"))
+
+
+# -- people, who have kubectl and no agent
+
+
+async def test_user_applies_activates_and_deletes_a_reservation(
+    tenants, served, lent, kube, tmp_path
+):
+    rome, _, requester, provider = lent
+    mine = tenants.kubeconfig(rome)
+    file = tmp_path / "request.yaml"
+    file.write_text(
+        "apiVersion: broker.fluidos.eu/v1alpha1\nkind: Reservation\n"
+        f"metadata: {{name: request, namespace: {rome}}}\n"
+        "spec: {requestedResources: {cpu: 500m, memory: 256Mi}, duration: 1h}\n"
+    )
+    await asyncio.to_thread(kube.kubectl, "apply", f"--filename={file}", kubeconfig=mine)
+    async with by_account(tenants, rome) as client:
+        found = await seen(
+            client, RESERVATIONS, "request", rome, lambda one: one.status.phase == "Reserved"
+        )
+        assert found.status.target_cluster_id == "bonn"
+        [held] = await provider.instructions()
+        assert (held.requester_id, held.requested_resources.cpu) == ("rome", "500m")
+        assert await requester.instructions() == [held]
+        condition = {"type": "RequesterActive", "status": "True"}
+        async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as admin:
+            change = {"status": {"conditions": [condition]}}
+            await admin.patch(RESERVATIONS, "request", rome, change, subresource="status")
+        await seen(client, RESERVATIONS, "request", rome, lambda one: one.status.phase == "Active")
+        await client.delete(RESERVATIONS, "request", rome)
+        await until(lambda: is_gone(client, "request", rome))
+    assert await provider.instructions() == []
+    [over] = ledger(served).reservations.values()
+    assert (over.phase, over.reason) == ("Released", "Deleted")
+
+
+async def is_gone(client, name, namespace):
+    return await client.find(RESERVATIONS, name, namespace) is None
+
+
+async def test_reservation_requested_elsewhere_is_shown_and_can_be_released(served, lent):
+    _, _, requester, _ = lent
+    made = await served.cluster("rome").post(
+        "reservations", {"requestedResources": {"cpu": 1, "memory": "1Gi"}}
+    )
+    [found] = await requester.instructions()
+    assert found.id == made.json["id"]
+    assert (await requester.activate(found.id)).status.phase == "Active"
+    assert (await requester.release(found.id)).status.phase == "Released"
+
+
+async def test_advertisement_is_passed_on_completely(served, lent):
+    _, _, _, provider = lent
+    sent = bodies.Advertisement(
+        "bonn",
+        bodies.Metrics(
+            bodies.Quantities("8", "16Gi", "4", "1Ti", {"example.com/fpga": "2"}),
+            bodies.Quantities("7", "15Gi", "4", "1Ti", {"example.com/fpga": "2"}),
+            bodies.Quantities("1", "1Gi", "1"),
+        ),
+        cluster_name="Bonn",
+        timestamp=make.T0,
+        cost=bodies.Cost("0.05", "0.01", "1.2", "0.001", "EUR"),
+        labels={"tier": "gold"},
+        region="eu",
+        valid_for="5m0s",
+        endpoint_url="https://bonn.example:6443",
+        policy=bodies.LendingPolicy(deny=["guest"], keep_back={"cpu": "1"}),
+    )
+    answer = await provider.publish(sent)
+    over_rest = await served.cluster("bonn").get("advertisements", "bonn")
+    kept = msgspec.json.decode(over_rest.content, type=bodies.Advertisement)
+    for part in ("capacity", "allocatable", "allocated"):
+        assert getattr(kept.resources, part) == getattr(sent.resources, part)
+    for field in ("cost", "region", "valid_for", "endpoint_url", "policy", "cluster_name"):
+        assert getattr(kept, field) == getattr(sent, field)
+    assert kept.labels == {**sent.labels, "topology.kubernetes.io/region": "eu"}
+    assert answer.advertisement.resources.available == bodies.Amounts(
+        "6", "14Gi", "3", "1Ti", {"example.com/fpga": "2"}
+    )
+    less = await provider.publish(offer("bonn"))
+    assert (less.advertisement.labels, less.advertisement.cost) == ({}, None)
+
+
+# -- failures
+
+
+async def test_every_write_may_fail_once_before_or_after_it_is_sent(tenants, broker):
+    writes = 0
+
+    async def flaky(write):
+        nonlocal writes
+        writes += 1
+        if writes % 2:
+            return await write
+        if writes % 4:
+            write.close()
+        else:
+            await write
+        raise Unavailable("cut off")
+
+    async with tenants.served_by(broker.service, connect=connecting(flaky)):
+        rome = await tenants.open(tenants.create("rome"))
+        bonn = await tenants.open(tenants.create("bonn"))
+        await bonn.publish(offer("bonn"))
+        found = await rome.request(REQUEST, "k")
+        await bonn.acknowledge(found.id)
+        await rome.activate(found.id)
+        assert (await rome.renew(found.id, "2h")).status.expires_at == make.T0 + 2 * make.HOUR
+        assert (await rome.release(found.id)).status.phase == "Released"
+        assert await bonn.instructions() == []
+        assert list(ledger(broker).reservations) == [found.id]
+        assert audit.invariant_violations(ledger(broker)) == []
+        assert writes > 8
+        await rome.close()
+        await bonn.close()
+
+
+# -- quiet
+
+
+async def test_unchanged_namespace_is_not_written(tenants, broker, kube):
+    writes = []
+
+    async def counted(write):
+        writes.append(write.__qualname__)
+        return await write
+
+    async with tenants.served_by(broker.service, connect=connecting(counted)):
+        rome = await tenants.open(tenants.create("rome"))
+        bonn = await tenants.open(tenants.create("bonn"))
+        await bonn.publish(offer("bonn"))
+        found = await rome.request(REQUEST, "k")
+        await bonn.acknowledge(found.id)
+        await rome.ping()
+        await bonn.ping()
+        before = len(writes)
+        await broker.service.load()  # which has every object looked at again
+        await rome.ping()
+        await bonn.ping()
+        assert len(writes) - before == 2
+        await rome.close()
+        await bonn.close()
+
+
+# -- roles
+
+
+def test_account_reads_and_writes_its_own_namespace_only(tenants, kube):
+    rome, bonn = tenants.create("rome"), tenants.create("bonn")
+    mine = tenants.kubeconfig(rome)
+    kube.kubectl(
+        "get", "reservations,clustersessions,cadv,pins", f"--namespace={rome}", kubeconfig=mine
+    )
+    for place in (f"--namespace={bonn}", "--namespace=default", "--all-namespaces"):
+        for kind in ("reservations", "clustersessions", "cadv", "pins", "ledgerrecords", "secrets"):
+            with pytest.raises(UnexpectedAnswer, match="forbidden"):
+                kube.kubectl("get", kind, place, kubeconfig=mine)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ("label", "namespace", "{}", "broker.fluidos.eu/cluster-id=bonn", "--overwrite"),
+        ("delete", "namespace", "{}"),
+        ("create", "token", "kubelend-agent", "--namespace={}"),
+        ("delete", "clustersession", "session", "--namespace={}"),
+        ("get", "ledgerrecords", "--namespace={}"),
+        ("get", "roles", "--namespace={}"),
+        *(
+            (
+                "patch",
+                kind,
+                "any",
+                "--namespace={}",
+                "--subresource=status",
+                "--type=merge",
+                "-p={{}}",
+            )
+            for kind in ("reservation", "clusteradvertisement", "clustersession")
+        ),
+        ("delete", "providerinstruction", "any", "--namespace={}"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_account_cannot_write_fields_of_the_broker_or_the_operator(tenants, kube, refused):
+    namespace = tenants.create("rome")
+    words = [word.format(namespace) for word in refused]
+    with pytest.raises(UnexpectedAnswer, match="forbidden"):
+        kube.kubectl(*words, kubeconfig=tenants.kubeconfig(namespace))

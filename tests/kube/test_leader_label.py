@@ -1,0 +1,116 @@
+"""Which pod leads, told by a label on a real API server."""
+
+import asyncio
+import socket
+
+import pytest
+from structlog.testing import capture_logs
+
+import make
+from kubelend.broker.ports import SingleReplica
+from kubelend.controllers.leader_label import PODS, LeaderLabel, OwnPod
+from kubelend.kube import config
+from kubelend.kube.client import Client
+from kubelend.kube.config import KubeConfig
+from waiting import until
+
+
+class Vote(SingleReplica):
+    is_leader = False
+
+
+@pytest.fixture
+async def pod(kube_client, namespace):
+    container = {"name": "broker", "image": "kubelend"}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "broker-0", "labels": {"app": "kubelend"}},
+        "spec": {"containers": [container], "automountServiceAccountToken": False},
+    }
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    await kube_client.raw("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
+    await kube_client.raw("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    return OwnPod("broker-0", namespace)
+
+
+async def labels(client, pod):
+    return (await client.find(PODS, *pod)).metadata.labels
+
+
+async def test_label_follows_the_leadership_and_other_labels_stay(kube_client, pod):
+    vote = Vote()
+    leader_label = LeaderLabel(kube_client, pod, vote)
+    for leads, role in ((False, "follower"), (True, "leader"), (False, "follower")):
+        vote.is_leader = leads
+        await leader_label.apply()
+        assert await labels(kube_client, pod) == {"app": "kubelend", "kubelend.io/role": role}
+
+
+async def test_nothing_is_written_while_nothing_changes(kube_client, pod):
+    leader_label = LeaderLabel(kube_client, pod, Vote())
+    await leader_label.apply()
+    written = (await kube_client.find(PODS, *pod)).metadata.resource_version
+    await leader_label.apply()
+    await leader_label.apply(reread=True)
+    assert (await kube_client.find(PODS, *pod)).metadata.resource_version == written
+
+
+async def test_removed_label_is_set_again(kube_client, pod):
+    leader_label = LeaderLabel(kube_client, pod, Vote())
+    await leader_label.apply()
+    await kube_client.patch(PODS, *pod, {"metadata": {"labels": {"kubelend.io/role": None}}})
+    await leader_label.apply(reread=True)
+    assert (await labels(kube_client, pod))["kubelend.io/role"] == "follower"
+
+
+async def test_missing_permission_is_retried(kube, kube_client, pod):
+    async with Client.open(config.config_from_kubeconfig(kube.kubeconfig_for("nobody"))) as client:
+        leader_label = LeaderLabel(client, pod, Vote())
+        await leader_label.apply()
+        assert "kubelend.io/role" not in await labels(kube_client, pod)
+        rule = ["--verb=patch", "--resource=pods", f"--namespace={pod.namespace}"]
+        kube.kubectl("create", "role", "leader_label", *rule)
+        binding = ["--role=leader_label", "--user=nobody", f"--namespace={pod.namespace}"]
+        kube.kubectl("create", "rolebinding", "leader_label", *binding)
+        for _ in range(100):
+            await leader_label.apply()
+            if "kubelend.io/role" in await labels(kube_client, pod):
+                return
+        pytest.fail("not labelled")
+
+
+async def test_stopping_broker_removes_its_label(kube_client, pod):
+    vote = Vote()
+    vote.is_leader = True
+    task = asyncio.create_task(LeaderLabel(kube_client, pod, vote).run())
+
+    async def is_worn():
+        return (await labels(kube_client, pod)).get("kubelend.io/role") == "leader"
+
+    await until(is_worn)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert await labels(kube_client, pod) == {"app": "kubelend"}
+
+
+async def test_failed_removal_does_not_block_the_stop(kube, pod):
+    async with Client.open(
+        config.config_from_kubeconfig(kube.kubeconfig_for("nobody-else"))
+    ) as client:
+        leader_label = LeaderLabel(client, pod, Vote())
+        with capture_logs() as logs:
+            await leader_label.remove()
+        assert [one["event"] for one in logs] == ["Failed to remove leader label from pod"]
+        assert "forbidden" in logs[0]["error"]
+
+
+async def test_removal_times_out(pod):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        access = KubeConfig(server=f"https://127.0.0.1:{port}")
+        async with Client.open(access, timeout=make.HOUR) as client:
+            with capture_logs() as logs:
+                await LeaderLabel(client, pod, Vote()).remove()
+    assert [one["error"] for one in logs] == ["the API server did not answer in time"]

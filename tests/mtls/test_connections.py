@@ -1,0 +1,587 @@
+"""Connections: limits of number and time, for clients that stall, stop, go away or are too many."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import bare
+import brokers
+import make
+import waiting
+from bare import CLOSE, GET, POST, answer_of, connected, end_of, others_are_served, transport_of
+from kubelend.core.lifecycle import Role
+from kubelend.pki import identity
+from kubelend.transports import listener, server
+from waiting import PATIENCE, until
+
+
+def refused(broker, reason):
+    return broker.metric("kubelend_connections_rejected_total", reason=reason)
+
+
+def open_now(broker):
+    return broker.metric("kubelend_open_connections")
+
+
+async def all_arrived(broker, count):
+    await until(lambda: open_now(broker) >= count)
+
+
+def closed(connections):
+    return [bare.is_closed(connection) for connection in connections]
+
+
+@contextlib.asynccontextmanager
+async def opened(caller, count):
+    """As many connections of a caller, each of which has been answered once."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for _ in range(count):
+            reader, writer = await stack.enter_async_context(connected(caller))
+            writer.write(GET)
+            assert (await answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+            made.append((reader, writer))
+        yield made
+
+
+async def is_answered(reader, writer):
+    """Whether a connection still serves."""
+    writer.write(GET)
+    try:
+        return (await answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+    except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+        return False
+
+
+def hello(caller):
+    """What a TLS client says first."""
+    outgoing = ssl.MemoryBIO()
+    client = caller.context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+@pytest.mark.parametrize("speaks", [False, True], ids=["silent", "silent after its hello"])
+async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_goes(start, speaks):
+    broker = await start(max_handshakes=5)
+    with bare.silent(broker.port, 12, "127.0.0.2") as connections:
+        for count, connection in enumerate(connections, 1):
+            if speaks:
+                connection.sendall(hello(broker.cluster("a")))
+            await all_arrived(broker, min(count, 5))
+        await until(lambda: refused(broker, "TooManyHandshakes") == 7)
+        await others_are_served(broker)
+        await until(lambda: all(closed(connections[:7])))
+        assert not any(closed(connections[7:]))
+        assert open_now(broker) <= 6
+
+
+async def test_client_of_the_very_same_address_gets_in_all_the_same(start):
+    """Behind one address there may be many: an honest handshake is short, and so never the oldest."""
+    broker = await start(max_handshakes=5)
+    with bare.silent(broker.port, 50):
+        for _ in range(5):
+            await others_are_served(broker)
+
+
+async def test_silent_connection_ends_after_the_time_of_a_handshake(start):
+    broker = await start(
+        handshake_timeout=make.SECOND / 5, read_timeout=make.HOUR, idle_timeout=make.HOUR
+    )
+    with bare.silent(broker.port, 3) as connections:
+        await all_arrived(broker, 3)
+        await until(lambda: all(closed(connections)))
+    await until(lambda: open_now(broker) == 0)
+
+
+async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
+    for _ in range(5):
+        with bare.silent(broker.port, 1):
+            pass
+    await others_are_served(broker)
+    await until(lambda: open_now(broker) == 0)
+    assert [line["event"] for line in log.all if line["level"] == "warning"] == []
+
+
+async def test_end_of_a_broker_waits_for_no_handshake(certificates):
+    with contextlib.ExitStack() as stack:
+        limits: dict[str, Any] = dict.fromkeys(("handshake_timeout", "shutdown_timeout"), make.HOUR)
+        async with brokers.running(certificates, **limits) as broker:
+            connections = stack.enter_context(bare.silent(broker.port, 5))
+            await all_arrived(broker, 5)
+            connections[0].sendall(hello(broker.cluster("a")))
+            await until(lambda: has_answer(connections[0]))
+        assert all(closed(connections))
+
+
+def has_answer(connection):
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+async def test_caller_with_too_many_connections_loses_its_own_oldest_idle_one(start):
+    broker = await start(max_connections_per_caller=3)
+    async with opened(broker.cluster("b"), 1) as others, opened(broker.cluster("a"), 5) as made:
+        assert [await is_answered(*pair) for pair in made] == [False, False, True, True, True]
+        assert await is_answered(*others[0])
+    assert refused(broker, "TooManyOfCaller") == 2
+
+
+async def test_caller_whose_connections_are_all_at_work_is_refused_another(start, log):
+    broker = await start(max_connections_per_caller=2)
+    a = broker.cluster("a")
+    async with a.stream() as first, a.stream() as second:
+        await first.event()
+        await second.event()
+        async with connected(a) as (reader, writer):
+            writer.write(GET)
+            assert await end_of(reader) == b""
+        await others_are_served(broker)
+        await broker.cluster("r").advertise()
+        assert refused(broker, "TooManyOfCaller") == 1
+    (line,) = log.lines("Connection rejected")
+    assert line["reason"] == "TooManyOfCaller"
+    assert (line["caller"], line["remote"]) == ("cluster a", "127.0.0.1")
+
+
+async def test_person_and_cluster_of_one_name_have_connections_of_their_own(start):
+    broker = await start(max_connections_per_caller=1)
+    async with opened(broker.cluster("x"), 1) as one, opened(broker.admin("x"), 1) as two:
+        assert await is_answered(*one[0])
+        assert await is_answered(*two[0])
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_only_a_trusted_proxy_has_as_many_as_it_likes(start, certificates, trusted):
+    broker = await start(max_connections_per_caller=2, trust_proxies=trusted)
+    directory = certificates.write("proxy-edge", identity.client_profile("edge", Role.PROXY))
+    proxy = broker.holder(directory, "edge")
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(6):
+            _, writer = await stack.enter_async_context(connected(proxy))
+            writer.write(GET)
+        await until(lambda: open_now(broker) == (6 if trusted else 2))
+    assert refused(broker, "TooManyOfCaller") == (0 if trusted else 4)
+
+
+async def test_beyond_the_limit_the_longest_idle_connection_goes(start):
+    broker = await start(max_connections=3)
+    async with (
+        opened(broker.cluster("a"), 1) as a,
+        opened(broker.cluster("b"), 1) as b,
+        opened(broker.cluster("c"), 1) as c,
+    ):
+        assert await is_answered(*a[0])
+        async with opened(broker.cluster("d"), 1):
+            answered = [await is_answered(*pair) for pair in (a[0], b[0], c[0])]
+    assert answered == [True, False, True]
+    assert refused(broker, "TooManyConnections") == 1
+
+
+async def test_connection_with_a_call_in_progress_is_never_the_one_to_go(start):
+    broker = await start(max_connections=2)
+    a = broker.cluster("a")
+    async with a.stream() as stream:
+        await stream.event()
+        await a.advertise()
+        for name in ("b", "c", "d"):
+            await broker.cluster(name).get("version")
+        made = await broker.cluster("r").reserve()
+        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+    assert refused(broker, "TooManyConnections") == 4
+
+
+async def test_newcomer_is_refused_while_all_are_at_work_and_let_in_later(start):
+    broker = await start(max_connections=2)
+    async with broker.cluster("a").stream() as one:
+        async with broker.cluster("b").stream() as two:
+            await one.event()
+            await two.event()
+            with bare.silent(broker.port, 1) as connections:
+                await until(lambda: all(closed(connections)))
+            assert refused(broker, "TooManyConnections") == 1
+        await broker.cluster("b").hang_up()
+        await until(lambda: open_now(broker) == 1)
+        await others_are_served(broker)
+
+
+async def test_flood_of_strangers_closes_no_connection_of_anybody_known(start):
+    broker = await start(max_connections=20)
+    async with opened(broker.cluster("a"), 5) as made:
+        with contextlib.ExitStack() as stack:
+            for number in range(2, 12):
+                stack.enter_context(bare.silent(broker.port, 20, f"127.0.0.{number}"))
+                await asyncio.sleep(0)
+            await until(lambda: refused(broker, "TooManyConnections") >= 185)
+            assert [await is_answered(*pair) for pair in made] == [True] * 5
+            await others_are_served(broker)
+
+
+@pytest.mark.timeout(120)
+async def test_five_hundred_idle_tls_connections_stay_and_others_are_served(start):
+    broker = await start(max_connections_per_caller=100)
+    clusters = [broker.cluster(f"idle-{number}") for number in range(10)]
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for _ in range(50):
+            opening = [stack.enter_async_context(connected(caller)) for caller in clusters]
+            made += [await found for found in opening]
+        await until(lambda: open_now(broker) == 500)
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(20):
+                await others_are_served(broker)
+        assert all([await is_answered(*pair) for pair in made[::50]])
+    assert broker.metric("kubelend_connections_rejected_total", reason="TooManyOfCaller") == 0
+
+
+async def test_open_connections_are_counted(broker):
+    assert open_now(broker) == 0
+    async with opened(broker.cluster("a"), 3):
+        with bare.silent(broker.port, 2):
+            await all_arrived(broker, 5)
+            assert open_now(broker) == 5
+    await until(lambda: open_now(broker) == 0)
+
+
+async def test_flood_makes_one_line_and_all_are_counted(start, log):
+    broker = await start(max_handshakes=1)
+    with bare.silent(broker.port, 30):
+        await until(lambda: refused(broker, "TooManyHandshakes") == 29)
+    (line,) = log.lines("Connection rejected")
+    assert (line["reason"], line["remote"]) == ("TooManyHandshakes", "127.0.0.1")
+
+
+async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_counted(broker, log):
+    for _ in range(10):
+        with bare.silent(broker.port, 1) as connections:
+            connections[0].sendall(GET)
+            await until(lambda: all(closed(connections)))
+    (line,) = log.lines("TLS handshake rejected")
+    assert (line["remote"], line["suppressed"]) == ("127.0.0.1", 0)
+    name, labels = "kubelend_http_requests_rejected_total", {"route": "handshake"}
+    assert broker.metric(name, code="HandshakeRefused", **labels) == 10
+
+
+async def test_ports_without_tls_answer_while_the_other_is_full(start):
+    broker = await start(max_connections=1)
+    async with broker.cluster("a").stream() as stream:
+        await stream.event()
+        for listener in ("probes", "metrics"):
+            port = broker.process.ports[listener]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert (await end_of(reader)).startswith((b"HTTP/1.0 200 ", b"HTTP/1.0 404 "))
+            writer.close()
+
+
+async def test_running_out_of_files_neither_spins_nor_stops_the_server():
+    async def answer(_):
+        return web.Response(text="served")
+
+    limits = server.ServerLimits()
+    watch = Noted()
+    async with server.serve_http(answer, "127.0.0.1", 0, limits, observer=watch) as port:
+        waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        with no_files_left():
+            spent, began = time.process_time(), time.monotonic()
+            await until(lambda: "OutOfFiles" in watch.limits)
+            await asyncio.sleep(0.5)
+            busy = (time.process_time() - spent) / (time.monotonic() - began)
+            assert busy < 0.5
+            assert len(watch.limits) < 100
+        for connection in waiting:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            connection.settimeout(PATIENCE)
+            assert b"served" in await asyncio.to_thread(connection.recv, 1000)
+            connection.close()
+
+
+class Noted(listener.ConnectionObserver):
+    def __init__(self):
+        self.limits = []
+
+    def connection_rejected(self, limit, remote, caller):
+        self.limits.append(str(limit))
+
+
+@contextlib.contextmanager
+def no_files_left():
+    """As if all files that the process may open were open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(found.name) for found in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+QUICK = make.SECOND / 5
+
+pytestmark = pytest.mark.broker(
+    read_timeout=QUICK, handshake_timeout=make.HOUR, idle_timeout=make.HOUR
+)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(GET[:1], id="one byte"),
+        pytest.param(GET[:30], id="half a header"),
+        pytest.param(GET[:-2], id="all but the last line"),
+    ],
+)
+async def test_header_that_does_not_arrive_ends_the_connection(broker, sent):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(sent)
+        began = time.monotonic()
+        await others_are_served(broker)
+        assert await end_of(reader) == b""
+        assert time.monotonic() - began > QUICK.total_seconds() / 2
+
+
+async def test_second_header_that_does_not_arrive_ends_the_connection_too(broker):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(GET)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+        writer.write(GET[:30])
+        assert await end_of(reader) == b""
+
+
+async def test_header_that_drips_ends_the_connection(broker):
+    """Each byte is in time, the whole is not."""
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        dripping = asyncio.create_task(drip(writer, GET[:-2] + b"X: " + b"x" * 1000))
+        assert await end_of(reader) == b""
+        dripping.cancel()
+        await asyncio.wait([dripping])
+
+
+async def test_body_that_does_not_arrive_is_answered_and_ends_the_connection(broker):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(POST + b"Content-Length: 100\r\n\r\n" + b'{"requested')
+        await others_are_served(broker)
+        answer = await end_of(reader)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"TooSlow"' in answer
+    assert b'"hint":"send the body without pauses"' in answer
+
+
+async def test_body_that_drips_is_answered_and_ends_the_connection(broker):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(POST + b"Content-Length: 1000\r\n\r\n")
+        dripping = asyncio.create_task(drip(writer, b" " * 1000))
+        answer = await end_of(reader)
+        dripping.cancel()
+        await asyncio.wait([dripping])
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_handshake_that_stalls_ends_the_connection(start):
+    broker = await start(handshake_timeout=QUICK, read_timeout=make.HOUR, idle_timeout=make.HOUR)
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    writer.write(b"\x16\x03\x01")
+    await others_are_served(broker)
+    await end_of(reader)
+    writer.close()
+
+
+async def test_connection_that_never_speaks_ends_after_the_time_of_an_idle_one(start):
+    broker = await start(idle_timeout=QUICK)
+    async with connected(broker.cluster("slow")) as (reader, _):
+        await others_are_served(broker)
+        assert await end_of(reader) == b""
+
+
+async def test_idle_connection_ends_after_its_time_and_not_before(start):
+    broker = await start(idle_timeout=3 * QUICK, read_timeout=QUICK)
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        for _ in range(4):
+            writer.write(GET[:30])  # a header that comes in pieces, but in time
+            await writer.drain()
+            await asyncio.sleep(0.01)
+            writer.write(GET[30:])
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(QUICK.total_seconds())
+        assert await end_of(reader) == b""
+
+
+async def test_call_that_takes_long_is_not_cut_off_by_what_limits_clients(start):
+    """A stream lasts, whatever the timeouts."""
+    broker = await start(read_timeout=QUICK, idle_timeout=QUICK)
+    a, r = broker.cluster("a"), broker.cluster("r")
+    async with a.stream() as stream:
+        await stream.event()
+        await asyncio.sleep(2 * QUICK.total_seconds())
+        await a.advertise()
+        made = await r.reserve()
+        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+
+
+async def test_client_that_does_not_read_its_answers_is_let_go_of(start):
+    """More than all buffers hold: what cannot be sent must not be kept for ever."""
+    broker = await start(idle_timeout=QUICK)
+    a, r = broker.cluster("a"), broker.cluster("r")
+    await a.advertise("64", "64Gi")
+    await asyncio.gather(*(r.reserve("1m", "1Mi") for _ in range(200)))
+    await a.hang_up()
+    whole = len((await r.get("reservations", limit="200")).content)
+    await r.hang_up()
+    async with connected(a) as (reader, writer):
+        transport_of(writer).pause_reading()
+        writer.write(GET.replace(b"version", b"reservations?limit=200") * 200)
+        await waiting.until(lambda: len(connections()) == 1)
+        await others_are_served(broker)
+        await waiting.until(lambda: not connections())
+        transport_of(writer).resume_reading()
+        assert len(await end_of(reader)) < 100 * whole
+
+
+def connections():
+    """What the server has running for each connection."""
+    return [task for task in asyncio.all_tasks() if "RequestHandler.start" in repr(task)]
+
+
+async def test_hundred_stalled_clients_keep_nobody_waiting(broker):
+    async with contextlib.AsyncExitStack() as stack:
+        readers = []
+        for _ in range(100):
+            reader, writer = await stack.enter_async_context(connected(broker.cluster("slow")))
+            writer.write(POST)
+            readers.append(reader)
+        await others_are_served(broker)
+        for reader in readers:
+            assert await end_of(reader) == b""
+
+
+async def test_client_that_does_not_wait_for_its_answer_is_counted_as_gone(start):
+    """Its body is still to come: until then its call is open."""
+    broker = await start()
+    async with connected(broker.cluster("hasty")) as (_, writer):
+        writer.write(POST + b"Content-Length: 100\r\n\r\n{")
+        await waiting.until(lambda: len(connections()) == 1)
+        transport_of(writer).abort()
+    labels = {"route": "reserve", "method": "POST", "code": "499"}
+    await waiting.until(lambda: broker.metric("kubelend_http_requests_total", **labels) == 1)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="before it spoke"),
+        pytest.param(POST[:20], id="within the header"),
+        pytest.param(POST + b"Content-Length: 100\r\n\r\n{", id="within the body"),
+        pytest.param(POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", id="within a chunk"),
+        pytest.param(GET * 50, id="before the answers"),
+    ],
+)
+async def test_client_that_goes_away_leaves_no_trace(broker, log, sent):
+    async with connected(broker.cluster("slow")) as (_, writer):
+        writer.write(sent)
+        await writer.drain()
+        transport_of(writer).abort()
+    await others_are_served(broker)
+    assert "exception" not in log.text
+    assert log.lines("Request failed") == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"\x00\x01\x02\x03\r\n\r\n", id="no HTTP"),
+        pytest.param(b"GET / HTTP/9.9\r\n\r\n", id="no known version"),
+        pytest.param(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", id="long path"),
+        pytest.param(GET[:-2] + b"No colon here\r\n\r\n", id="header without a colon"),
+        pytest.param(POST + b"Content-Length: -5\r\n\r\n", id="negative length"),
+        pytest.param(POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", id="two lengths"),
+        pytest.param(
+            POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", id="both lengths"
+        ),
+    ],
+)
+async def test_what_is_no_http_is_answered_and_ends_the_connection(broker, log, sent):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(sent)
+        answer = await end_of(reader)
+    assert answer.startswith(b"HTTP/1.0 400 ")
+    assert b'"code":"InvalidInput"' in answer
+    (line,) = log.lines("Request rejected")
+    assert line["error"].startswith("malformed HTTP request: ")
+    assert "exception" not in log.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n", id="no chunk"),
+        pytest.param(b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n{}{}", id="not packed"),
+    ],
+)
+async def test_body_that_is_not_as_its_headers_say_is_refused(broker, log, sent):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(POST + sent)
+        answer = await end_of(reader)
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert answer.count(b"HTTP/1.") == 1
+    assert b'"code":"InvalidInput"' in answer
+    assert "exception" not in log.text
+
+
+@pytest.mark.parametrize(
+    "target, status",
+    [
+        pytest.param(b"/api/v1/clusters/%ff", b"403", id="no UTF-8"),
+        pytest.param(b"/api/v1/clusters/%zz", b"403", id="no hexadecimal"),
+        pytest.param(b"/api/v1/clusters/%", b"403", id="percent alone"),
+        pytest.param(b"/api/v1/clusters/%00", b"404", id="zero"),
+        pytest.param(b"/api/v1/reservations/%2e%2e%2fversion", b"404", id="dots"),
+        pytest.param(b"/api/v1/reservations/../version", b"404", id="up"),
+        pytest.param(b"//api/v1/version", b"404", id="two slashes"),
+        pytest.param(b"/api/v1/version/", b"404", id="slash at the end"),
+        pytest.param(b"/api/v1/VERSION", b"404", id="capitals"),
+        pytest.param(b"/api/v1/version?limit=%ff&x=%zz", b"200", id="odd query"),
+        pytest.param(b"/api/v1/reservations?limit=%ff", b"400", id="odd value"),
+        pytest.param(b"https://localhost/api/v1/version", b"200", id="absolute"),
+        pytest.param(b"*", b"400", id="asterisk"),
+    ],
+)
+async def test_odd_targets_are_answered_like_any_other(broker, log, target, status):
+    async with connected(broker.cluster("odd")) as (reader, writer):
+        writer.write(GET.replace(b"/api/v1/version", target).replace(b"\r\n\r\n", CLOSE))
+        answer = await end_of(reader)
+    assert answer.split(b" ")[1] == status
+    assert "exception" not in log.text
+
+
+async def test_plain_text_to_the_tls_port_is_not_answered(broker, log):
+    with contextlib.closing(socket.create_connection(("127.0.0.1", broker.port))) as plain:
+        plain.sendall(GET)
+        plain.settimeout(PATIENCE)
+        received = await asyncio.to_thread(plain.recv, 1000)
+    assert b"HTTP" not in received
+    assert "exception" not in log.text
+
+
+async def drip(writer, content):
+    for byte in content:
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.02)

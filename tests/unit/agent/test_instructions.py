@@ -1,0 +1,449 @@
+"""Every reservation of the requester has one ReservationInstruction, which ends after it; and its expiry."""
+
+import asyncio
+import contextlib
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+import make
+import requesters
+from kubelend.agent.instructions import (
+    RECHECK_INTERVAL,
+    ExpiryTracker,
+    InstructionReconciler,
+    renewal_margin,
+)
+from kubelend.agent.ports import Listed
+from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.core import errors
+from kubelend.core.models import ReservationId
+from kubelend.sources.memory_objects import MemoryObjects
+from kubelend.wire import bodies
+from kubelend.wire.objects import (
+    Metadata,
+    ReservationInstruction,
+    ReservationInstructionSpec,
+    ResourceRequest,
+)
+from make import HOUR, MINUTE
+from requesters import UNREACHABLE, FailingObjects, clock_off, requester, running
+from virtual_time import in_virtual_time, now, passed, settled, stopped
+
+RETENTION = 30 * MINUTE
+KEY = "default/rsv-1"
+RSV = ReservationId("rsv-1")
+
+
+def reserve(rig, by="me", **fields):
+    """By another client than the agent."""
+    rig.broker.advance()
+    return rig.broker.desk.reserve("cpu=1,memory=1Gi", requester=by, **fields)
+
+
+# -- its spec
+
+
+@requester()
+async def test_instruction_says_what_to_use_and_where(rig):
+    rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
+    await rig.create_request("plain", cpu="500m", requested_memory="256Mi")
+    await rig.create_request(
+        requested_gpu="1", requested_storage="10Gi", extended_resources={"example.com/fpga": "2"}
+    )
+    plain, full = await rig.instruction(KEY), await rig.instruction("default/rsv-2")
+    assert plain.spec == ReservationInstructionSpec(
+        "500m",
+        "256Mi",
+        reservation_name="rsv-1",
+        target_cluster_id="p1",
+        message="Use p1 for 500m CPU / 256Mi Memory",
+        expires_at=make.T0 + HOUR,
+    )
+    assert plain.status.delivered
+    assert plain.status.last_update_time == make.T0
+    assert (full.spec.requested_gpu, full.spec.requested_storage) == ("1", "10Gi")
+    assert full.spec.extended_resources == {"example.com/fpga": "2"}
+    assert full.spec.message.startswith("Use p1 for 1 CPU / 1Gi Memory / 1 GPU")
+
+
+@in_virtual_time
+async def test_reservation_that_another_client_requested_has_one_too():
+    reservations, broker = ReservationCache(), requesters.LendingBroker()
+    broker.advance()
+    broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+    reservations.put(broker.body("rsv-1"))
+    async with running(reservations=reservations, broker=broker) as rig:
+        assert await rig.instructions() == [KEY], "known before the start"
+        await rig.notify(reserve(rig))
+        assert await rig.instructions() == [KEY, "default/rsv-2"]
+
+
+@requester()
+async def test_reservation_that_this_cluster_provides_has_none(rig):
+    rig.broker.offers = {"me": "cpu=8,memory=16Gi"}
+    await rig.notify(reserve(rig, by="other"))
+    await passed(60)
+    assert await rig.instructions() == []
+
+
+@requester()
+async def test_instruction_follows_failover_and_renewal_and_keeps_what_others_write(rig):
+    await rig.create_request(renew=True)
+    found = await rig.instruction(KEY)
+    metadata = replace(found.metadata, finalizers=("theirs",), labels={"a": "b"})
+    found = await rig.objects.apply(replace(found, metadata=metadata))
+    await rig.objects.set_status(replace(found, status=replace(found.status, phase="Ready")))
+    rig.broker.desk.refuse(RSV, "p1")
+    await rig.notify("rsv-1")
+    await passed(2401)
+    found = await rig.instruction(KEY)
+    assert found.spec.target_cluster_id == "p2"
+    assert found.spec.message == "Use p2 for 1 CPU / 1Gi Memory"
+    assert found.spec.expires_at == make.T0 + timedelta(seconds=2400) + HOUR
+    assert (found.metadata.finalizers, found.metadata.labels) == (("theirs",), {"a": "b"})
+    assert found.status.phase == "Ready"
+    assert await rig.instructions() == [KEY]
+
+
+@requester()
+async def test_deleted_or_modified_instruction_is_restored(rig):
+    await rig.create_request()
+    await rig.objects.delete(ReservationInstruction, KEY)
+    await settled()
+    found = await rig.instruction(KEY)
+    await rig.objects.apply(replace(found, spec=replace(found.spec, target_cluster_id="x")))
+    await settled()
+    assert (await rig.instruction(KEY)).spec == found.spec
+
+
+@requester()
+async def test_nothing_is_written_while_nothing_changes(rig):
+    await rig.create_request()
+    found = await rig.instruction(KEY)
+    await passed(600)
+    labelled = replace(found, metadata=replace(found.metadata, labels={"team": "a"}))
+    stored = await rig.objects.apply(labelled)
+    await settled()
+    assert await rig.instruction(KEY) == stored
+
+
+@in_virtual_time
+async def test_instruction_that_cannot_be_written_is_retried():
+    objects = FailingObjects()
+    async with running(objects=objects) as rig:
+        objects.error = errors.Unavailable("no API server")
+        await rig.notify(reserve(rig))
+        assert await rig.instructions() == []
+        objects.error = None
+        await passed(2)
+        assert await rig.instructions() == [KEY]
+
+
+@in_virtual_time
+async def test_list_during_a_reconcile_is_no_failure():
+    class Relisted(MemoryObjects):
+        async def find(self, kind, key):
+            if kind is ReservationInstruction:
+                reconciler.handle_event(Listed([]))
+            return await super().find(kind, key)
+
+    broker = requesters.LendingBroker()
+    reconciler = InstructionReconciler(
+        Relisted(now),
+        broker,
+        ReservationCache(),
+        now,
+        ExpiryTracker(now, lambda: 0.0),
+        lambda reservation: "default",
+        cluster_id="me",
+        finished_ttl=RETENTION,
+        chance=lambda: 0.0,
+    )
+    broker.errors["find"] = errors.NotFound("none")
+    task = asyncio.create_task(reconciler.queue.run())
+    spec = ReservationInstructionSpec("1", "1Gi", reservation_name="rsv-1", target_cluster_id="p1")
+    reconciler.handle_event(ReservationInstruction(Metadata("rsv-1"), spec))
+    await settled()
+    assert not task.done()
+    await stopped(task)
+
+
+# -- its namespace
+
+
+@pytest.mark.parametrize("namespace, expected", [("", "team-a"), ("kubelend", "kubelend")])
+@in_virtual_time
+async def test_instruction_is_in_the_namespace_of_the_request_or_the_one_that_is_set(
+    namespace, expected
+):
+    async with running() as first:
+        await first.create_request(namespace="team-a")
+    async with running(
+        objects=first.objects, broker=first.broker, namespace=namespace
+    ) as restarted:
+        await passed(1)
+        assert await restarted.instructions() == [f"{expected}/rsv-1"]
+    async with running(namespace=namespace) as rig:
+        await rig.create_request(namespace="team-a")
+        assert await rig.instructions() == [f"{expected}/rsv-1"]
+
+
+@requester()
+async def test_instruction_waits_until_its_namespace_is_known(rig):
+    rig.broker.response_delay = 5
+    await rig.create_request(namespace="team-a")
+    await rig.notify("rsv-1")
+    rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+    await rig.notify("rsv-2")
+    await passed(4)
+    assert await rig.instructions() == []
+    await passed(2)
+    assert await rig.instructions() == ["default/rsv-2", "team-a/rsv-1"]
+
+
+@in_virtual_time
+async def test_instruction_waits_for_the_first_list_of_requests():
+    class Slow(MemoryObjects):
+        async def watch(self, kind):
+            await asyncio.sleep(5 if kind is ResourceRequest else 0)
+            async with contextlib.aclosing(super().watch(kind)) as events:
+                async for event in events:
+                    yield event
+
+    async with running(objects=Slow(now)) as first:
+        await passed(5)
+        await first.create_request(namespace="team-a")
+    await first.objects.delete(ReservationInstruction, "team-a/rsv-1")
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await rig.notify("rsv-1")
+        assert await rig.instructions() == []
+        await passed(5)
+        assert await rig.instructions() == ["team-a/rsv-1"]
+
+
+@in_virtual_time
+async def test_instruction_whose_request_is_gone_stays_where_it_is():
+    async with running() as first:
+        await first.create_request(namespace="team-a")
+    await first.set_finalizers("team-a/w")
+    await first.delete("team-a/w")
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await rig.notify("rsv-1")
+        await passed(1)
+        assert await rig.instructions() == ["team-a/rsv-1"]
+
+
+# -- its end
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@in_virtual_time
+async def test_instruction_is_finished_with_its_reservation_and_deleted_after_the_retention(
+    is_restarted,
+):
+    async with running(finished_ttl=RETENTION) as rig:
+        await rig.create_request()
+        await passed(3600)
+        status = (await rig.instruction(KEY)).status
+        assert (status.phase, status.message) == ("Finished", "Duration elapsed")
+        assert status.finished_at == now()
+        await passed(1200 if is_restarted else 1799)
+        assert await rig.instructions() == [KEY]
+        if not is_restarted:
+            await passed(1)
+            assert await rig.instructions() == []
+            return
+    async with running(objects=rig.objects, broker=rig.broker, finished_ttl=RETENTION) as again:
+        assert (await again.instruction(KEY)).status.finished_at == make.T0 + HOUR
+        await passed(601)
+        assert await again.instructions() == []
+
+
+@pytest.mark.parametrize(
+    "end, phase, message",
+    [
+        ("released", "Finished", "Released by requester me"),
+        ("archived", "Finished", "Reservation not found on the broker"),
+        ("unreachable", "", ""),
+    ],
+)
+@in_virtual_time
+async def test_end_while_the_agent_was_down(end, phase, message):
+    async with running() as first:
+        await first.create_request()
+    if end == "released":
+        first.broker.desk.release(RSV)
+    elif end == "archived":
+        first.broker.archive("rsv-1")
+    else:
+        first.broker.error = UNREACHABLE
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await passed(0 if phase else 7200)
+        status = (await rig.instruction(KEY)).status
+        assert (status.phase, status.message) == (phase, message)
+
+
+@in_virtual_time
+async def test_reconnect_ends_the_backoff():
+    async with running() as first:
+        await first.create_request()
+    first.broker.desk.release(RSV)
+    first.broker.error = UNREACHABLE
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await passed(600)
+        rig.broker.error = None
+        rig.reservations.notify_reconnected()
+        await settled()
+        assert (await rig.instruction(KEY)).status.phase == "Finished"
+
+
+@requester()
+async def test_reservation_that_the_broker_does_not_know_at_its_expiry_is_finished(rig):
+    await rig.create_request()
+    rig.broker.archive("rsv-1")
+    await passed(3600)
+    assert (await rig.instruction(KEY)).status.phase == "Finished"
+
+
+@in_virtual_time
+async def test_end_keeps_what_the_peering_writes_at_the_same_moment():
+    class Contended(MemoryObjects):
+        async def set_status(self, wanted):
+            if wanted.status.phase == "Finished" and not peered:
+                peered.append("p1")
+                found = await self.find(type(wanted), wanted.key)
+                assert found is not None
+                status = replace(found.status, peered_cluster_ids=("p1",))
+                await super().set_status(replace(found, status=status))
+            return await super().set_status(wanted)
+
+    peered: list[str] = []
+    async with running(objects=Contended(now)) as rig:
+        await rig.create_request()
+        rig.broker.desk.release(RSV)
+        await rig.notify("rsv-1")
+        status = (await rig.instruction(KEY)).status
+        assert (status.phase, status.peered_cluster_ids) == ("Finished", ("p1",))
+
+
+@requester(finished_ttl=RETENTION)
+async def test_finished_reservations_are_evicted_after_the_retention(rig):
+    await rig.create_request()
+    await rig.create_request("big", cpu="7", wait="1s", requested_gpu="2")
+    reserve(rig, wait=MINUTE)
+    await passed(3 * 3600)
+    assert await rig.instructions() == []
+    assert rig.reservations.find("rsv-1") is None
+    assert rig.reservations.find("rsv-2") is None
+
+
+@requester(finished_ttl=RETENTION)
+async def test_late_outdated_state_revives_nothing(rig):
+    await rig.create_request("big", cpu="8", requested_gpu="2")
+    queued = await rig.create_request("waits", cpu="5", wait="10m")
+    outdated = [rig.broker.body("rsv-1"), rig.broker.body("rsv-2")]
+    for key in (queued, "default/big"):
+        await rig.delete(key)
+    await passed(1700)
+    for body in outdated:
+        rig.reservations.put(body)
+    await passed(1)
+    assert (await rig.instruction(KEY)).status.phase == "Finished"
+    assert rig.reservations.unfinished() == []
+
+
+# -- expiry
+
+
+def body(expires_at=make.T0 + HOUR, wait_until=None, duration="1h", phase="Reserved"):
+    status = bodies.ReservationStatus(phase, "", expires_at=expires_at, wait_until=wait_until)
+    amounts = bodies.Quantities("1", "1Gi")
+    return bodies.Reservation("r", "me", "p", amounts, status, make.T0, 0, duration)
+
+
+def tracker(off=timedelta()):
+    return ExpiryTracker(clock_off(off), lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    "chance, left", [(0.0, 20 * MINUTE), (0.5, 21 * MINUTE), (1.0, 22 * MINUTE)]
+)
+def test_third_of_the_duration_is_left_for_renewal_and_jitter(chance, left):
+    assert renewal_margin(HOUR, chance) == left
+
+
+@pytest.mark.parametrize("off", [timedelta(), HOUR, -HOUR])
+@in_virtual_time
+async def test_duration_that_the_broker_has_just_started_needs_no_clock(off):
+    known = tracker(off)
+    known.confirm(body())
+    assert known.remaining("r") == HOUR
+    assert known.time_to_renewal("r") == 40 * MINUTE
+    known.observe(body(make.T0 + 3 * HOUR))
+    assert known.remaining("r") == 3 * HOUR, "moved as much as the broker's"
+    known.forget("r")
+    assert known.remaining("r") is None
+
+
+@in_virtual_time
+async def test_remaining_time_is_counted_by_the_loop_and_not_by_the_clock():
+    off = [timedelta()]
+    known = ExpiryTracker(lambda: now() + off[0], lambda: 0.0)
+    known.confirm(body())
+    await asyncio.sleep(1800)
+    off[0] = 5 * HOUR
+    known.observe(body())
+    assert known.remaining("r") == 30 * MINUTE
+    assert known.time_to_renewal("r") == 10 * MINUTE
+    await asyncio.sleep(7200)
+    assert known.remaining("r") == known.time_to_renewal("r") == timedelta()
+
+
+@pytest.mark.parametrize(
+    "off, left",
+    [(timedelta(), HOUR), (HOUR, timedelta()), (2 * HOUR, timedelta()), (-HOUR, HOUR)],
+    ids=["right", "ahead", "far ahead", "behind"],
+)
+@in_virtual_time
+async def test_earlier_reservation_is_counted_by_the_clock_within_its_duration(off, left):
+    known = tracker(off)
+    known.observe(body())
+    assert known.remaining("r") == left
+    assert known.time_to_renewal("r") == timedelta(), "due at once, because it is not exact"
+
+
+@in_virtual_time
+async def test_queued_reservation_has_the_end_of_its_wait_and_no_renewal():
+    known = tracker()
+    waiting = body(None, make.T0 + 10 * MINUTE, phase="Pending")
+    known.confirm(waiting)
+    known.observe(waiting)
+    assert known.remaining("r") == 10 * MINUTE
+    assert known.time_to_renewal("r") is None
+    known.observe(body())
+    assert known.remaining("r") == HOUR
+    assert known.time_to_renewal("r") == timedelta()
+    known.observe(body(None))
+    known.confirm(body(None))
+    assert known.remaining("r") is known.time_to_renewal("r") is None, "without an end"
+
+
+@in_virtual_time
+async def test_reservation_that_is_live_against_the_count_is_checked_again_later():
+    known = tracker(2 * HOUR)
+    known.observe(body())
+    known.recheck("r")
+    assert known.remaining("r") == RECHECK_INTERVAL
+    known.observe(body())
+    assert known.remaining("r") == RECHECK_INTERVAL
+    known.recheck("unknown")
+    assert known.remaining("unknown") is None
+
+
+@in_virtual_time
+async def test_without_a_valid_duration_the_initial_one_counts():
+    known, found = tracker(), body(duration="")
+    known.confirm(replace(found, status=replace(found.status, reserved_at=make.T0 + 30 * MINUTE)))
+    assert known.remaining("r") == 30 * MINUTE

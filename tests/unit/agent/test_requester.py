@@ -1,0 +1,455 @@
+"""A ResourceRequest becomes one reservation, whatever fails on the way."""
+
+import asyncio
+
+import pytest
+
+import make
+import requesters
+from kubelend.agent import requester as agent_requester
+from kubelend.core import errors
+from kubelend.core.models import ReservationId
+from requesters import UNREACHABLE, FailingObjects, requester, running
+from virtual_time import in_virtual_time, passed, settled, stopped
+
+FOREVER = 1e6
+RESERVED = "Resources reserved in cluster p1"
+
+
+# -- requesting
+
+
+@requester()
+async def test_request_is_reserved_and_its_status_says_where_and_until_when(rig):
+    key = await rig.create_request(cpu="2")
+    await rig.expect(
+        key,
+        "Reserved",
+        reason="Locked",
+        message=RESERVED,
+        target_cluster_id="p1",
+        reservation_name="rsv-1",
+        expires_at=make.T0 + make.HOUR,
+        last_update_time=make.T0,
+        observed_generation=1,
+    )
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+
+
+@requester()
+async def test_all_of_the_spec_reaches_the_broker(rig):
+    rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
+    await rig.create_request(
+        cpu="1500m",
+        requested_gpu="1",
+        requested_storage="10Gi",
+        extended_resources={"example.com/fpga": "2"},
+        priority=7,
+        duration="90m",
+        wait="5m",
+        policy="balanced",
+        target_cluster_id="p1",
+    )
+    request = rig.broker.desk[ReservationId("rsv-1")].request
+    amounts = "cpu=1500m,memory=1Gi,gpu=1,storage=10Gi,example.com/fpga=2"
+    assert request.resources == make.resources(amounts)
+    assert (request.priority, request.policy) == (7, "balanced")
+    assert (request.duration, request.wait) == (90 * make.MINUTE, 5 * make.MINUTE)
+    assert request.constraints.pinned == "p1"
+
+
+@requester()
+async def test_finalizer_and_request_are_written_before_the_broker_is_called(rig):
+    rig.broker.seconds["request"] = 5
+    key = await rig.create_request()
+    found = await rig.found(key)
+    assert found.metadata.finalizers == ("resourcerequest.rear.fluidos.eu/finalizer",)
+    assert (await rig.expect(key, "Pending", reason="Asking")).asked is not None
+    await rig.set_finalizers(key, "example.com/theirs", *found.metadata.finalizers)
+    await passed(5)
+    await rig.expect(key, "Reserved")
+    await rig.delete(key)
+    assert (await rig.found(key)).metadata.finalizers == ("example.com/theirs",)
+
+
+@requester()
+async def test_recreated_object_gets_another_key(rig):
+    await rig.create_request()
+    await rig.delete("default/w")
+    await rig.create_request()
+    assert len(rig.broker.keys) == len(set(rig.broker.keys)) == 2
+
+
+@in_virtual_time
+async def test_restarted_agent_requests_nothing_that_is_reserved_or_rejected():
+    async with running() as first:
+        for name, cpu in (("fits", "2"), ("never", "99")):
+            await first.create_request(name, cpu=cpu)
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await passed(600)
+        assert len(rig.broker.keys) == 2
+        await rig.expect("default/fits", "Reserved")
+
+
+@requester()
+async def test_invalid_spec_fails_without_a_call_and_names_the_field(rig):
+    key = await rig.create_request(cpu="two")
+    status = await rig.expect(key, "Failed", reason="InvalidQuantity")
+    assert status.message.startswith("spec.requestedCPU: 'two' is not a quantity")
+    assert rig.broker.calls == []
+    assert (await rig.found(key)).metadata.finalizers == ()
+    await rig.change(key, requested_cpu="2")
+    await rig.expect(key, "Reserved")
+
+
+@requester()
+async def test_rejected_request_fails_and_is_repeated_only_when_its_spec_changes(rig):
+    key = await rig.create_request(cpu="9")
+    message = (
+        "no suitable cluster: 0/2 clusters fit: 2 InsufficientCPU; "
+        "p1 fits if you request 1 cpu less"
+    )
+    await rig.expect(key, "Failed", reason="NoCapacity", message=message)
+    await passed(3600)
+    assert len(rig.broker.keys) == 1
+    await rig.change(key, requested_cpu="8")
+    await rig.expect(key, "Reserved", observed_generation=2)
+    assert len(set(rig.broker.keys)) == 2
+
+
+# -- the wait queue
+
+
+async def queue(rig, **spec):
+    """A request that waits behind one which takes all."""
+    await rig.create_request("big", cpu="8", requested_gpu="2", **spec)
+    return await rig.create_request("waits", cpu="5", wait="10m")
+
+
+@requester()
+async def test_queued_request_says_so_and_is_reserved_when_it_is_served(rig):
+    key = await queue(rig)
+    status = await rig.expect(key, "Pending", reason="Waiting", reservation_name="rsv-2")
+    assert status.message.endswith("; queued until 2026-01-01T12:10:00Z")
+    assert await rig.instructions() == ["default/rsv-1"]
+    await rig.delete("default/big")
+    await rig.notify("rsv-2")
+    await rig.expect(key, "Reserved")
+    assert len(rig.broker.keys) == 2
+
+
+@requester()
+async def test_queued_request_fails_when_its_time_is_over_without_an_instruction(rig):
+    key = await queue(rig, duration="5h")
+    await passed(601)
+    await rig.expect(key, "Failed", reason="WaitTimedOut")
+
+
+@requester()
+async def test_spec_that_changes_in_the_queue_is_requested_anew(rig):
+    key = await queue(rig)
+    await rig.change(key, requested_cpu="4")
+    await rig.expect(key, "Reserved", reservation_name="rsv-3", observed_generation=2)
+    assert rig.broker.body("rsv-2").status.phase == "Released"
+
+
+@in_virtual_time
+async def test_agent_killed_while_it_replaced_a_queued_request_finishes_that():
+    objects = FailingObjects()
+    async with running(objects=objects) as first:
+        key = await queue(first)
+    await first.change(key, requested_cpu="4")
+    first.broker.desk.release(ReservationId("rsv-2"))
+    objects.error = errors.Unavailable("no API server")
+    async with running(objects=objects, broker=first.broker) as rig:
+        await passed(10)
+        objects.error = None
+        await passed(61)
+        await rig.expect(key, "Reserved", reservation_name="rsv-3")
+
+
+# -- changes of the spec
+
+
+@in_virtual_time
+async def test_spec_that_changes_under_a_live_reservation_has_no_effect_and_the_status_says_so():
+    async with running() as rig:
+        key = await rig.create_request(cpu="2")
+        for cpu in ("3", "none"):
+            await rig.change(key, requested_cpu=cpu)
+            status = await rig.expect(key, "Reserved")
+            assert "which has no effect: delete and recreate this object" in status.message
+        await rig.change(key, requested_cpu="2")
+        await rig.expect(key, "Reserved", message=RESERVED, observed_generation=4)
+        await rig.change(key, requested_cpu="3")
+        assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+        rig.broker.desk.release(ReservationId("rsv-1"))
+        await rig.notify("rsv-1")
+        await rig.expect(key, "Released", message="Released by requester me")
+    async with running(objects=rig.objects, broker=rig.broker) as again:
+        await passed(600)
+        await again.expect(key, "Released")
+        assert len(again.broker.keys) == 1
+
+
+@pytest.mark.parametrize("cpu, reserved", [("3", {"p1": "3 CPU / 1Gi Memory"}), ("none", {})])
+@requester()
+async def test_spec_that_changes_before_the_response_leaves_nothing_of_the_old(rig, cpu, reserved):
+    rig.broker.loses_responses = True
+    key = await rig.create_request(cpu="2")
+    await rig.change(key, requested_cpu=cpu)
+    rig.broker.loses_responses = False
+    await passed(60)
+    await rig.expect(key, "Reserved" if reserved else "Failed")
+    assert rig.broker.reserved == reserved
+
+
+@requester()
+async def test_spec_that_changes_while_the_status_is_written_is_no_failure(rig):
+    rig.broker.seconds["request"] = 1
+    key = await rig.create_request(cpu="1")
+    await rig.change(key, renew=True)
+    await passed(1)
+    await rig.expect(key, "Reserved", reservation_name="rsv-1")
+    assert len(rig.broker.keys) == 1
+
+
+# -- failures of the broker
+
+
+@requester()
+async def test_lost_response_reserves_nothing_twice(rig):
+    rig.broker.loses_responses = True
+    key = await rig.create_request(cpu="2")
+    await rig.expect(key, "Pending")
+    rig.broker.loses_responses = False
+    await passed(10)
+    await rig.expect(key, "Reserved", reservation_name="rsv-1")
+    assert len(rig.broker.keys) > 1
+    assert len(set(rig.broker.keys)) == 1
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+
+
+@in_virtual_time
+async def test_agent_killed_between_the_response_and_the_write_reserves_nothing_twice():
+    async with running() as killed:
+        killed.broker.response_delay = 5
+        key = await killed.create_request(cpu="2")
+        await passed(1)
+        assert killed.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+    killed.broker.response_delay = 0
+    async with running(objects=killed.objects, broker=killed.broker) as rig:
+        await rig.expect(key, "Reserved", reservation_name="rsv-1")
+        assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+        assert len(set(rig.broker.keys)) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.Forbidden("not you"),
+        errors.QuotaExceeded("no more than 3 CPU"),
+        errors.InvalidInput("duration: too long"),
+        errors.BodyTooLarge("too large"),
+        errors.KeyReused("was used"),
+    ],
+    ids=lambda error: error.code,
+)
+@requester()
+async def test_permanent_error_fails_the_request(rig, error):
+    rig.broker.error = error
+    key = await rig.create_request()
+    await rig.expect(key, "Failed", reason=error.code, message=str(error))
+    await passed(3600)
+    assert len(rig.broker.keys) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BrokerUnreachable("no route"),
+        errors.StoreFailed("disk full"),
+        errors.NotReady("starting"),
+        errors.QueueFull("1000 wait"),
+        errors.IdentityInUse("another agent"),
+        errors.UnexpectedAnswer("the broker answered 502: Bad Gateway"),
+        errors.KubelendError("internal error"),
+        errors.Conflict("rsv-1 exists already"),
+    ],
+    ids=lambda error: error.code,
+)
+@requester()
+async def test_request_is_pending_during_a_transient_error(rig, error):
+    rig.broker.error = error
+    key = await rig.create_request()
+    assert str(error) in (await rig.expect(key, "Pending", reason=error.code)).message
+    await passed(3 * 3600)
+    await rig.expect(key, "Pending")
+    assert rig.health.errors == {}, "the component itself works"
+    rig.broker.error = None
+    await passed(61)
+    await rig.expect(key, "Reserved")
+
+
+@requester()
+async def test_retries_become_rare_and_start_again_after_a_success(rig):
+    rig.broker.error = UNREACHABLE
+    key = await rig.create_request()
+    writes = await rig.writes(key)
+    await passed(3600)
+    assert await rig.writes(key) == writes, "the status is written once, not per retry"
+    times = [call.at for call in rig.broker.named("request")]
+    assert times[:5] == [0, 0.5, 1.5, 3.5, 7.5]
+    assert times[-1] - times[-2] == 60
+    rig.broker.error = None
+    await passed(61)
+    rig.broker.error = UNREACHABLE
+    began = asyncio.get_running_loop().time()
+    await rig.delete(key)
+    await passed(3)
+    assert [call.at - began for call in rig.broker.named("release")] == [0, 0.5, 1.5]
+
+
+@requester()
+async def test_retry_after_is_respected(rig):
+    rig.broker.error = errors.RateLimited("too many", retry_after=100)
+    await rig.create_request()
+    await passed(250)
+    assert [call.at for call in rig.broker.named("request")] == [0, 100, 200]
+
+
+@requester()
+async def test_reconnect_ends_every_backoff(rig):
+    rig.broker.error = UNREACHABLE
+    keys = [await rig.create_request(f"w{number}") for number in range(4)]
+    await passed(605)
+    rig.broker.error = None
+    rig.reservations.notify_reconnected()
+    await settled()
+    for key in keys:
+        await rig.expect(key, "Reserved")
+
+
+# -- calls that hang
+
+
+@pytest.mark.parametrize("count", [8, 5 * agent_requester.MAX_CONCURRENT_REQUESTS])
+@requester()
+async def test_many_requests_that_hang_say_so_and_block_no_release(rig, count):
+    held = await rig.create_request("held")
+    rig.broker.error = UNREACHABLE
+    lost = await rig.create_request("lost")
+    rig.broker.error = None
+    rig.broker.seconds["request"] = FOREVER
+    keys = [await rig.create_request(f"w{number}") for number in range(count)]
+    for key in keys:
+        await rig.expect(key, "Pending", reason="Asking")
+    await rig.delete(held)
+    assert not await rig.is_there(held)
+    rig.broker.seconds.clear()
+    await rig.delete(lost)
+    assert not await rig.is_there(lost)
+    assert asyncio.get_running_loop().time() == 0
+    assert rig.broker.reserved == {}
+
+
+@requester()
+async def test_calls_that_hang_time_out_and_all_requests_get_their_turn(rig):
+    rig.broker.seconds["request"] = FOREVER
+    count, limit = 2 * agent_requester.MAX_CONCURRENT_REQUESTS, {"requested_memory": "1Mi"}
+    keys = [await rig.create_request(f"w{number}", cpu="10m", **limit) for number in range(count)]
+    assert len(rig.broker.keys) == agent_requester.MAX_CONCURRENT_REQUESTS
+    await passed(10)
+    status = await rig.expect(keys[0], "Pending", reason="BrokerUnreachable")
+    assert "did not answer within 10s" in status.message
+    rig.broker.seconds.clear()
+    await passed(61)
+    assert {(await rig.status(key)).phase for key in keys} == {"Reserved"}
+    assert len(set(rig.broker.keys)) == count
+
+
+@pytest.mark.parametrize("call", ["release", "renew", "find"])
+@requester()
+async def test_every_call_has_a_timeout(rig, call):
+    key = await rig.create_request(renew=True, duration="3m")
+    rig.broker.seconds[call] = FOREVER
+    if call == "release":
+        await rig.delete(key)
+    elif call == "find":
+        rig.reservations.remove("rsv-1")
+    await passed(150)
+    rig.broker.seconds.clear()
+    assert len(rig.broker.named(call)) > 1
+    await passed(61)
+    assert await rig.is_there(key) == (call != "release")
+
+
+@requester()
+async def test_slow_response_blocks_no_other_request(rig):
+    rig.broker.response_delay = 1000
+    await rig.create_request("slow")
+    rig.broker.response_delay = 0
+    await rig.expect(await rig.create_request("quick"), "Reserved")
+    await passed(1000)
+
+
+# -- failures of the cluster's objects
+
+
+@in_virtual_time
+async def test_result_that_cannot_be_written_is_retried_and_nothing_is_reserved_twice():
+    objects = FailingObjects()
+    async with running(objects=objects) as rig:
+        rig.broker.seconds["request"] = 1
+        key = await rig.create_request()
+        objects.error = errors.Conflict("it is another one now")
+        await passed(30)
+        await rig.expect(key, "Pending")
+        objects.error = None
+        await passed(61)
+        await rig.expect(key, "Reserved", reservation_name="rsv-1")
+        assert rig.broker.reserved == {"p1": "1 CPU / 1Gi Memory"}
+
+
+@in_virtual_time
+async def test_nothing_is_requested_before_it_could_be_written():
+    objects = FailingObjects()
+    await requesters.Rig(objects=objects).create_request()
+    objects.error = errors.Unavailable("read only")
+    async with running(objects=objects) as rig:
+        await passed(600)
+        assert rig.broker.calls == []
+        objects.error = None
+        await passed(61)
+        await rig.expect("default/w", "Reserved")
+
+
+@in_virtual_time
+async def test_objects_that_cannot_be_watched_make_the_component_unhealthy_and_are_retried():
+    class Unwatchable(FailingObjects):
+        def watch(self, kind):
+            self._fail()
+            return super().watch(kind)
+
+    objects = Unwatchable()
+    objects.error = errors.Unavailable("no API server")
+    rig = requesters.Rig(objects=objects)
+    task = asyncio.create_task(rig.requester.run())
+    await passed(100)
+    assert "cannot watch resourcerequests: no API server" in rig.health.not_ready_reason
+    objects.error = None
+    await passed(31)
+    assert rig.health.errors == {}
+    await rig.expect(await rig.create_request(), "Reserved")
+    await stopped(task)
+
+
+@in_virtual_time
+async def test_bug_ends_the_task_with_its_exception():
+    rig = requesters.Rig()
+    task = asyncio.create_task(rig.requester.run())
+    await settled()
+    rig.broker.error = ZeroDivisionError("a bug")  # type: ignore[assignment]
+    await rig.create_request()
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await task

@@ -1,0 +1,292 @@
+"""How an agent starts: its launch, what its process loads, and the environment that its settings select."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from certificates import Certificates
+from kubelend.apps import agent, agent_environment, agent_launcher, flags
+from kubelend.apps.agent_launcher import AgentLaunch
+from kubelend.apps.agent_settings import AgentSettings
+from kubelend.core.errors import InvalidInput, InvalidSettings
+from kubelend.core.resources import Resources
+from kubelend.peerings.liqoctl import LiqoctlPeering
+from kubelend.peerings.none import NoPeering
+from kubelend.sources.file_objects import FileObjects
+from kubelend.sources.memory_objects import MemoryObjects
+
+CLUSTER = """
+nodes: [{capacity: {cpu: 4, memory: 8Gi}}]
+region: eu
+labels: {tier: gold}
+cost: {cpuCost: "0.05", currency: EUR}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def settings(write):
+    """Of the agent of a simulated cluster, without a broker unless they name one."""
+
+    def settings(**texts):
+        needed = {"source": "simulated", "simulation": write("cluster.yaml", CLUSTER)}
+        return flags.parse_settings(AgentSettings, {"broker_transport": ""} | needed | texts)
+
+    return settings
+
+
+@pytest.fixture
+def environment(settings):
+    def environment(**texts):
+        return agent_environment.simulated_environment(settings(**texts))
+
+    return environment
+
+
+# -- launch
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    return Certificates(tmp_path)
+
+
+@pytest.fixture
+def http_settings(settings):
+    def http_settings(directory, **texts):
+        return settings(broker_transport="http", broker_cert_path=str(directory), **texts)
+
+    return http_settings
+
+
+@pytest.mark.parametrize("texts", [{}, {"cluster_id": "berlin"}], ids=["no flag", "the same"])
+def test_cluster_id_is_the_name_in_the_certificate(certificates, http_settings, texts):
+    launched = agent_launcher.prepare_launch(http_settings(certificates.cluster("berlin"), **texts))
+    assert launched.settings.cluster_id == "berlin"
+
+
+def test_launch_rejects_a_certificate_that_does_not_match(certificates, http_settings, tmp_path):
+    for directory, texts, problem in (
+        (
+            certificates.cluster("berlin"),
+            {"cluster_id": "paris"},
+            "paris differs from the certificate's name berlin",
+        ),
+        (certificates.admin("alice"), {}, "alice has role admin, not cluster"),
+        (tmp_path / "nowhere", {}, "nowhere"),
+    ):
+        with pytest.raises(InvalidSettings, match=problem):
+            agent_launcher.prepare_launch(http_settings(directory, **texts))
+
+
+@pytest.mark.parametrize("transport", ["", "kubernetes"])
+def test_no_certificate_is_read_for_another_transport(settings, tmp_path, transport):
+    given = settings(broker_cert_path=str(tmp_path / "nowhere"), broker_transport=transport)
+    assert agent_launcher.prepare_launch(given) == AgentLaunch(given)
+
+
+def test_agent_process_receives_all_settings_in_one_variable(
+    certificates, http_settings, monkeypatch
+):
+    monkeypatch.setenv("KUBELEND_BROKER_URL", "https://not-this-one:1")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    sent = http_settings(
+        certificates.cluster("berlin"),
+        labels="tier=gold",
+        metrics_bind_address="0",
+        finished_for="90s",
+    )
+    launched = agent_launcher.prepare_launch(sent)
+    assert launched.renew_at is not None
+    variables = agent_launcher.launch_environment(launched)
+    assert agent_launcher.read_launch(variables) == launched
+    assert variables["LANG"] == "C.UTF-8"
+    assert [name for name in variables if name.startswith("KUBELEND_")] == [
+        agent_launcher.SETTINGS_VARIABLE
+    ]
+    assert agent_launcher.agent_command()[-2:] == ["-m", "kubelend.apps.agent_process"]
+
+
+# -- process
+
+HEAVY = ("aiohttp.web", "cryptography", "numpy", "sqlite3", "typer", "uvloop")
+
+PROCESS = """
+import os, sys
+from kubelend.apps import agent_process
+try:
+    agent_process.main()
+except SystemExit:
+    from kubelend.communicators import http
+    from aiohttp import connector
+    authorities = connector._SSL_CONTEXT_VERIFIED.get_ca_certs()
+    print(os.environ.get("SSL_CERT_FILE"), len(authorities), *sys.modules)
+    raise
+"""
+
+
+def start_process(**variables):
+    """Runs an agent without settings; returns SSL_CERT_FILE at its exit, the number of CAs, and modules."""
+    kept = {name: text for name, text in os.environ.items() if name != "SSL_CERT_FILE"}
+    kept.pop(agent_launcher.SETTINGS_VARIABLE, None)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROCESS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=kept | variables,
+    )
+    assert f"{agent_launcher.SETTINGS_VARIABLE} is not set" in ended.stderr
+    assert "start the agent with `kubelend agent`" in ended.stderr
+    variable, authorities, *modules = ended.stdout.split()
+    assert {"kubelend.apps.agent", "kubelend.communicators.http", "aiohttp"} <= set(modules)
+    return variable, int(authorities), modules
+
+
+@pytest.fixture(scope="module")
+def modules():
+    return start_process()[2]
+
+
+@pytest.mark.parametrize("library", ["rich.console", "frozenlist._frozenlist", *HEAVY])
+def test_agent_process_does_not_load(modules, library):
+    assert library not in modules
+
+
+@pytest.mark.parametrize(
+    "variables, left",
+    [
+        pytest.param({}, "None", id="not set"),
+        pytest.param({"SSL_CERT_FILE": "/etc/ours.pem"}, "/etc/ours.pem", id="set"),
+    ],
+)
+def test_system_authorities_are_not_loaded_but_left_to_child_processes(variables, left):
+    variable, authorities, _ = start_process(**variables)
+    assert (variable, authorities) == (left, 0)
+
+
+ENVIRONMENT = """
+import asyncio, sys
+from kubelend.apps import agent_environment
+from kubelend.apps.agent_settings import AgentSettings
+
+async def load(source, simulation):
+    if source == "kubernetes":
+        from kubelend.kube import config
+        config.load_config = lambda path: config.KubeConfig(server="https://127.0.0.1:1")
+    settings = AgentSettings(source=source, simulation=simulation)
+    async with agent_environment.open_environment(settings):
+        print(*sys.modules)
+
+asyncio.run(load(*sys.argv[1:]))
+"""
+
+ONLY = {
+    "kubernetes": {"kubelend.kube.client", "kubelend.sources.kubernetes"},
+    "simulated": {"kubelend.sources.simulation", "kubelend.sources.file_objects", "yaml"},
+}
+
+
+@pytest.mark.parametrize(
+    "source, other", [("kubernetes", "simulated"), ("simulated", "kubernetes")]
+)
+def test_neither_kind_of_cluster_loads_the_libraries_of_the_other(modules, write, source, other):
+    ended = subprocess.run(
+        [sys.executable, "-c", ENVIRONMENT, source, write("cluster.yaml", CLUSTER)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(ended.stdout.split())
+    assert ONLY[source] <= loaded
+    assert not ONLY[other] & (loaded | set(modules))
+    assert not loaded & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "transport, components",
+    [("http", ["collector", "publisher", "stream"]), ("", ["collector"])],
+    ids=["with a broker", "alone"],
+)
+def test_agent_is_not_ready_before_its_components_have_worked(settings, transport, components):
+    given = settings(broker_transport=transport, broker_cert_path="certs")
+    process = agent.AgentApp(given, agent_environment.simulated_environment(given), "berlin")
+    unready = "; ".join(f"{component}: starting" for component in components)
+    assert process.health.not_ready_reason == unready
+
+
+# -- environment
+
+
+def test_flags_override_the_description_of_the_cluster(environment):
+    offer = environment(labels="zone=a", region="eu-west").offer
+    assert offer.labels == {"tier": "gold", "zone": "a"}
+    assert offer.region == "eu-west"
+    assert (offer.cost.cpu_cost, offer.cost.currency) == ("0.05", "EUR")
+    cost = environment(gpu_cost="2", currency="CHF").offer.cost
+    assert (cost.cpu_cost, cost.gpu_cost, cost.currency) == ("", "2", "CHF")
+
+
+def test_policy_is_advertised_and_enforced(environment, write):
+    found = environment(policy_file=write("policy.yaml", "keepBack: {cpu: 3}\ndeny: [lab-*]\n"))
+    assert found.policy.keep_back == Resources(cpu=3000)
+    assert found.offer.policy.deny == ["lab-*"]
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("keepback: {cpu: 3}", "keepback: unknown field"),
+        ("keepBack: [cpu]", "keepBack"),
+        ("keepBack: {", "not valid YAML"),
+        ("keepBack: {cpu: x}", "keepBack.cpu"),
+    ],
+    ids=["typo", "type", "no YAML", "amount"],
+)
+def test_invalid_policy_is_rejected(environment, write, text, problem):
+    with pytest.raises((InvalidSettings, InvalidInput), match=problem):
+        environment(policy_file=write("policy.yaml", text))
+
+
+def test_missing_policy_is_reported(environment, tmp_path):
+    with pytest.raises(InvalidSettings, match=r"--policy-file: .* No such file"):
+        environment(policy_file=str(tmp_path / "nowhere.yaml"))
+
+
+def test_namespace_defaults_to_that_of_the_pod(environment, monkeypatch):
+    monkeypatch.setenv("POD_NAMESPACE", "lending")
+    assert environment().namespace == "lending"
+    assert environment(instruction_namespace="other").namespace == "other"
+    monkeypatch.setenv("POD_NAMESPACE", "Bad_NS")
+    with pytest.raises(InvalidSettings, match="POD_NAMESPACE: 'Bad_NS' is not a valid namespace"):
+        environment()
+
+
+def test_objects_are_in_memory_or_in_files(environment, tmp_path):
+    assert type(environment().objects) is MemoryObjects
+    found = environment(objects_dir=str(tmp_path / "objects"))
+    assert isinstance(found.objects, FileObjects)
+    assert found.object_error() == ""
+    found.close()
+    assert (tmp_path / "objects").is_dir()
+
+
+def test_kubeconfigs_select_liqoctl_unless_peering_is_disabled(settings, tmp_path):
+    def peering(**texts):
+        return agent_environment.make_peering(settings(**texts), "berlin")
+
+    directory = str(tmp_path)
+    assert isinstance(peering(), NoPeering)
+    assert isinstance(peering(kubeconfigs_dir=directory), LiqoctlPeering)
+    assert isinstance(peering(kubeconfigs_dir=directory, peering="none"), NoPeering)

@@ -1,0 +1,474 @@
+"""The command line as a whole: the tree and its help, errors and exit codes, names, targets, completion."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.core import TyperGroup
+
+import kubelend as package
+from kubelend.apps import flags
+from kubelend.apps.settings import ClientSettings
+from kubelend.cli import app, calls, exit_codes, main, members, options, request_flags
+from kubelend.cli.app import LazyCommand
+from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli.options import DEFAULT, FLAG, PLUGIN, VARIABLE, KubeTarget
+from kubelend.core import errors
+from kubelend.core.errors import InvalidInput, InvalidQuantity, InvalidSettings
+from kubelend.core.lifecycle import Role
+
+
+def words(value):
+    return " ".join(value) if isinstance(value, (list, tuple)) else None
+
+
+# -- the tree
+
+
+def paths(group, prefix=()):
+    """Every command of the tree, groups too, by its words."""
+    yield prefix
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from paths(command, (*prefix, name))
+        elif not isinstance(command, LazyCommand):
+            yield (*prefix, name)
+
+
+@pytest.mark.parametrize("path", list(paths(app.build_app())), ids=lambda path: words(path) or "-")
+def test_every_command_has_a_help_of_80_columns(path, kubelend):
+    code, out, err = kubelend(*path, "--help")
+    assert (code, err) == (ExitCode.OK, "")
+    assert out.startswith("Usage: " + " ".join(["kubelend", *path]))
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("line", ["", "get", "describe", "ca", "audit"])
+def test_a_group_alone_shows_its_help(line, kubelend):
+    code, out, _ = kubelend(line)
+    assert code == ExitCode.OK
+    assert "ommands:" in out
+
+
+NOUNS = {
+    "get": "clusters reservations borrowed lent members tokens quotas policies",
+    "describe": "cluster reservation member token quota policy",
+    "create": "token clusternamespace",
+    "delete": "cluster reservation member token quota policy",
+    "set": "quota policy",
+    "audit": "check log verify",
+    "config": "get-contexts current-context use-context set-context delete-context",
+    "dev": "demo lab bench advertise activate",
+}
+SECTIONS = {
+    "Basic commands": "borrow explain get describe renew release",
+    "Administration commands": "create delete set cordon uncordon drain",
+    "Membership commands": "join approve deny revoke certificate grant",
+    "Server commands": "broker agent ca audit",
+    "Other commands": "config completion version dev",
+}
+VERBS = " ".join(SECTIONS.values()).split()
+OLD_WORDS = "accept reject remove token policy quota mailbox activate advertise demo lab bench"
+OLD = OLD_WORDS.split()
+
+
+def visible(group):
+    return {name for name, command in group.commands.items() if not command.hidden}
+
+
+def test_all_documented_commands_exist_and_old_ones_are_hidden():
+    built = app.build_app()
+    assert visible(built) == set(VERBS)
+    assert set(built.commands) == {*VERBS, *OLD}
+    for verb, nouns in NOUNS.items():
+        group = built.commands[verb]
+        assert isinstance(group, TyperGroup)
+        assert visible(group) == set(nouns.split())
+        for noun in nouns.split() if verb in {"get", "describe", "delete", "set"} else ():
+            spellings = next((known for known in options.KINDS.values() if noun in known), ())
+            assert set(spellings) <= set(group.commands)
+
+
+def test_the_help_has_every_command_under_its_heading_and_the_exit_codes(kubelend):
+    out = kubelend("--help")[1]
+    assert [line for line in out.splitlines() if line.endswith(" commands:")] == [
+        f"{heading}:" for heading in SECTIONS
+    ]
+    shown = [
+        line.split()[0] for line in out.splitlines() if line.startswith("  ") and "  -" not in line
+    ]
+    assert [name for name in shown if name in VERBS] == VERBS
+    assert not any(f"\n  {name} " in out for name in OLD)
+    assert "--debug" in out
+    assert "Exit codes: 0 ok, 1 unexpected, 2 usage, 3 not found," in out
+
+
+def test_help_imports_nothing_that_is_slow():
+    heavy = "{'aiohttp', 'numpy', 'rich', 'cryptography', 'yaml', 'asyncio', 'sqlite3', 'uvloop'}"
+    code = (
+        "import sys; from kubelend.cli import main; main.run(['--help']);"
+        f"print({heavy} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_version_is_that_of_the_package(kubelend):
+    version = package.__version__
+    assert kubelend("version") == (0, f"Client: {version}\n", "")
+    assert kubelend("--version") == (0, f"{version}\n", "")
+    assert kubelend("version -o json")[1] == f'{{\n  "client": "{version}"\n}}\n'
+
+
+# -- errors and exit codes
+
+RESOURCES = "borrow --cpu 1 --memory 1"
+
+
+@pytest.mark.parametrize(
+    "line, problem",
+    [
+        ("bogus", "no such command 'bogus'"),
+        ("brrow", "Did you mean 'borrow'?"),
+        ("get clusters --bogus", "no such option: --bogus; see `kubelend get clusters --help`"),
+        ("renew", "missing argument 'RESERVATION'; see `kubelend renew --help`"),
+        ("get clusters -o xml", "invalid value for '--output'"),
+        ("get clusters", "--cert-path: required; set the flag or KUBELEND_CERT_PATH"),
+        ("get clusters --cert-path no/where", "no/where/tls.crt is missing; create one"),
+        ("borrow --cert-path x", "no resources are requested; give at least --cpu and --memory"),
+        ("explain --cert-path x", "give a reservation or resources"),
+        ("explain r --cpu 1 --cert-path x", "give either a reservation or resources, not both;"),
+        ("explain r --region eu --cert-path x", "give either a reservation or resources"),
+        ("explain --cpu 1 --cert-path x", "--cpu and --memory are both required"),
+        ("explain r --limit 0", "0 is not in the range 1<=x<=100"),
+        ("explain r --limit 101", "101 is not in the range 1<=x<=100"),
+        ("broker", "--http-cert-path: required"),
+        ("broker --http-cert-path x --http-port http", "--http-port: 'http' is no"),
+        ("audit --store no/such.db", "no/such.db"),
+        ("ca issue x --ca no/where", "no/where/ca.key is missing"),
+        ("ca issue x --lifetime 1y", "unknown unit 'y'"),
+        ("completion tcsh", "invalid value for"),
+        ("get clusters --kube-context x", "no-kubeconfig is missing"),
+        ("get reservations -A --cert-path x", "give --kube-context too"),
+        ("lend: get reservations", "no-kubeconfig is missing; use --kubeconfig"),
+        ("lend: get clusters --cert-path no/where", "no/where/tls.crt is missing"),
+        ("lend: get clusters --timeout soon", "--timeout: "),
+        ("lend: get reservations x -A", "one reservation is in one namespace"),
+        ("lend: get reservations -w --role provider", "cannot be watched by this command"),
+        (f"lend: {RESOURCES} --dry-run", "give --broker-url and"),
+        ("lend: cordon x", "--cert-path: required"),
+        ("lend: -n x cordon x", "no such option: -n"),
+        ("lend: get bogus", "see `kubectl lend get --help`"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(line, problem, kubelend):
+    program = PLUGIN if line.startswith("lend: ") else "kubelend"
+    code, out, err = kubelend(line.removeprefix("lend: "), program=program)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert problem in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_an_unreachable_broker_is_one_line_and_exit_code_7(certificates, kubelend):
+    directory = certificates.cluster("a")
+    assert kubelend(f"get rsv --cert-path {directory} --broker-url https://127.0.0.1:1") == (
+        ExitCode.UNAVAILABLE,
+        "",
+        "error: connection refused by https://127.0.0.1:1;"
+        " start the broker, or give its address with --broker-url\n",
+    )
+
+
+def test_a_variable_replaces_a_flag_and_the_flag_wins(monkeypatch, kubelend):
+    monkeypatch.setenv("KUBELEND_CERT_PATH", "from/variable")
+    assert "from/variable/tls.crt" in kubelend("get clusters")[2]
+    assert "by/flag/tls.crt" in kubelend("get clusters --cert-path by/flag")[2]
+    monkeypatch.setenv("KUBELEND_HTTP_PORT", "nine")
+    monkeypatch.setenv("KUBELEND_STALE_AFTER", "0")
+    err = kubelend("broker --http-cert-path x")[2]
+    assert "--http-port: 'nine' is not an integer" in err
+    assert "--stale-after: must be at least 1ms" in err
+
+
+def test_debug_prints_the_traceback_and_nothing_else_does(kubelend):
+    plain = kubelend("get clusters --cert-path no")[2]
+    traced = kubelend("--debug get clusters --cert-path no")[2]
+    assert "Traceback" not in plain
+    assert "Traceback" in traced
+    assert traced.endswith(plain)
+
+
+def all_errors(kind=errors.KubelendError):
+    return [kind, *(found for child in kind.__subclasses__() for found in all_errors(child))]
+
+
+EXIT_CODES = {
+    1: "KubelendError UnexpectedAnswer MethodNotAllowed",
+    2: "InvalidInput InvalidQuantity InvalidDuration KeyReused InvalidSettings InvalidGrant",
+    3: "NotFound Hidden",
+    4: "Forbidden Revoked Unauthenticated TokenRefused InvalidIdentity CertificateRefused",
+    5: "Conflict NoCapacity WrongPhase IdentityInUse AlreadyExists Gone",
+    6: "QuotaExceeded LimitExceeded RateLimited QueueFull BodyTooLarge",
+    7: "Unavailable StoreFailed NotReady NotLeader BrokerUnreachable TooSlow",
+}
+
+
+def test_the_exit_code_of_every_error_is_fixed_and_documented():
+    expected = {name: code for code, names in EXIT_CODES.items() for name in names.split()}
+    assert expected == {
+        kind.__name__: int(exit_codes.exit_code_for(kind(""))) for kind in all_errors()
+    }
+    assert all(code.meaning for code in ExitCode)
+
+
+# -- names, and flags named in errors
+
+
+@pytest.mark.parametrize(
+    "text, kinds, name",
+    [
+        ("berlin", ["cluster"], "berlin"),
+        ("cluster/berlin", ["cluster"], "berlin"),
+        ("clusters/berlin", ["cluster"], "berlin"),
+        ("rsv/rsv-1", ["reservation"], "rsv-1"),
+        ("reservation/team/lend-1", ["reservation"], "team/lend-1"),
+        ("team/lend-1", ["reservation"], "team/lend-1"),
+        ("quota/team-a", ["cluster", "quota"], "team-a"),
+        ("cluster/team-a", ["cluster", "quota"], "team-a"),
+        ("", ["cluster"], ""),
+    ],
+)
+def test_a_name_may_have_its_kind_before_it(text, kinds, name):
+    assert options.parse_name(text, *kinds) == name
+
+
+@pytest.mark.parametrize(
+    "text, problem", [("cluster/berlin", "is a cluster, not a res"), ("rsv/", "has no name")]
+)
+def test_another_kind_is_rejected(text, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        options.parse_name(text, "reservation")
+
+
+@pytest.mark.parametrize(
+    "text, role, member",
+    [
+        ("berlin", None, "cluster/berlin"),
+        ("bob", Role.VIEWER, "viewer/bob"),
+        ("admin/alice", None, "admin/alice"),
+        ("admin/alice", Role.ADMIN, "admin/alice"),
+        ("member/berlin", None, "cluster/berlin"),
+        ("member/admin/alice", None, "admin/alice"),
+        ("Bob; rm -rf /", Role.VIEWER, "viewer/Bob; rm -rf /"),
+    ],
+)
+def test_a_member_is_named_by_role_and_name(text, role, member):
+    assert str(members.member(text, role)) == member
+
+
+def test_two_roles_for_one_member_are_rejected():
+    with pytest.raises(InvalidInput, match="'admin/alice' is no viewer"):
+        members.member("admin/alice", Role.VIEWER)
+
+
+@pytest.mark.parametrize(
+    "message, shown",
+    [
+        ("requestedResources.cpu: 'x' is no", "--cpu: 'x' is no"),
+        ("requestedResources.extended.example.com/fpga: 'x'", "--resource example.com/fpga: 'x'"),
+        ("extended.fpga: is no extended resource", "--resource fpga: is no extended resource"),
+        ("spec.requestedCPU: is wrong", "--cpu: is wrong"),
+        ("duration: 900h is more", "--for: 900h is more"),
+        ("weights.price: 2000 is not", "--weight price: 2000 is not"),
+        ("constraints.maxPricePerHour: 'x'", "--max-price: 'x'"),
+        ("body: Expected `int` - at `$.priority`", "--priority: Expected `int`"),
+        ("durations: unknown", "durations: unknown"),
+        ("no colon here", "no colon here"),
+    ],
+)
+def test_an_error_of_the_broker_names_the_flag(message, shown):
+    with pytest.raises(InvalidQuantity) as caught, calls.naming_flags(request_flags.FIELDS):
+        raise InvalidQuantity(message, hint="do this")
+    assert (caught.value.message, caught.value.hint) == (shown, "do this")
+
+
+def test_a_field_has_the_flag_of_its_name():
+    assert calls.fields_of("a.", "maxPerRequester") == {"a.maxPerRequester": "--max-per-requester"}
+
+
+# -- which target: the broker that is named, or the cluster that kubectl uses
+
+BY_CONTEXT, NOT_NAMED = KubeTarget(context="x"), KubeTarget()
+
+
+@pytest.mark.parametrize(
+    "program, target, broker_named, is_cluster",
+    [
+        pytest.param(PLUGIN, NOT_NAMED, DEFAULT, True, id="plugin"),
+        pytest.param("kubelend", NOT_NAMED, DEFAULT, False, id="kubelend"),
+        pytest.param(PLUGIN, NOT_NAMED, VARIABLE, False, id="variable-wins-over-plugin"),
+        pytest.param(PLUGIN, NOT_NAMED, FLAG, False, id="flag-wins-over-plugin"),
+        pytest.param("kubelend", BY_CONTEXT, DEFAULT, True, id="context"),
+        pytest.param("kubelend", KubeTarget(kubeconfig="x"), DEFAULT, True, id="kubeconfig"),
+        pytest.param("kubelend", KubeTarget(namespace="x"), DEFAULT, True, id="namespace"),
+        pytest.param("kubelend", BY_CONTEXT, VARIABLE, True, id="flag-wins-over-variable"),
+    ],
+)
+def test_flags_win_over_variables_and_both_over_the_program(
+    program, target, broker_named, is_cluster
+):
+    assert options.uses_kube_target(target, broker_named, program) is is_cluster
+
+
+def test_broker_and_cluster_at_once_are_rejected():
+    with pytest.raises(InvalidSettings, match="both a broker and a cluster; give --broker-url"):
+        options.uses_kube_target(BY_CONTEXT, FLAG, PLUGIN)
+
+
+def test_variables_of_a_broker_hold_for_the_plugin_until_a_context_is_named(monkeypatch, kubelend):
+    monkeypatch.setenv("KUBELEND_CERT_PATH", "by/variable")
+    assert "by/variable/tls.crt" in kubelend("get clusters", program=PLUGIN)[2]
+    by_context = kubelend("get clusters --context x", program=PLUGIN)
+    assert "no-kubeconfig is missing" in by_context[2]
+
+
+def test_all_namespaces_are_those_of_a_cluster():
+    assert options.all_namespaces(BY_CONTEXT) == KubeTarget(context="x", is_everywhere=True)
+    with pytest.raises(InvalidInput, match="give --kube-context"):
+        options.all_namespaces(flags.parse_settings(ClientSettings, {"cert_path": "x"}))
+    with pytest.raises(InvalidInput, match="exclude each other"):
+        options.all_namespaces(KubeTarget(namespace="x"))
+
+
+@pytest.mark.parametrize(
+    "given, parsed",
+    [
+        ("--context x get clusters", "get clusters --context x"),
+        ("--context=x get clusters", "get clusters --context=x"),
+        ("get -n team rsv --phase A", "get rsv --phase A -n team"),
+        ("-A get rsv", "get rsv -A"),
+        ("--debug -n t get rsv", "--debug get rsv -n t"),
+        ("-n t release -- -x", "release -n t -- -x"),
+        ("revoke x --reason -n", "revoke x --reason -n"),
+        ("--context", "--context"),
+        ("", ""),
+        ("broker --leader-elect=true", "broker --leader-elect"),
+        ("broker --leader-elect=False --store=true", "broker --no-leader-elect --store=true"),
+    ],
+)
+def test_the_notation_of_kubectl_and_go_is_accepted(given, parsed):
+    assert options.normalize_arguments(given.split()) == parsed.split()
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("/usr/bin/kubelend", "kubelend"),
+        ("/usr/bin/kubectl-lend", "kubectl lend"),
+        ("/x/kubelend/__main__.py", "kubelend"),
+    ],
+)
+def test_the_program_has_the_name_that_its_user_typed(path, name):
+    assert main.program(path) == name
+
+
+# -- completion
+
+
+@pytest.fixture
+def own_environment(monkeypatch):
+    """Variables for the parser are set in the process that ends with the completion."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize(
+    "given, candidates, directive",
+    [
+        pytest.param(("get", ""), NOUNS["get"].split(), main.NO_FILES, id="commands"),
+        pytest.param(("get", "clu"), ["clusters"], main.NO_FILES, id="prefix"),
+        pytest.param(("ca", "issue", "--rol"), ["--role"], main.NO_FILES, id="flags"),
+        pytest.param(("completion", "z"), ["zsh"], main.NO_FILES, id="values"),
+        pytest.param(("ca", "init", "--ca", ""), [], main.FILES, id="files"),
+        pytest.param(("ca", "init", "--ca", "a/b"), [], main.FILES, id="file-prefix"),
+        pytest.param(
+            ("revoke", "x", "--reason", "it's 'gone' $HOME", "--rol"),
+            ["--role"],
+            main.NO_FILES,
+            id="spaces-and-quotes",
+        ),
+    ],
+)
+def test_kubectl_completes_what_is_known(given, candidates, directive):
+    *lines, last = main.completion_lines(given).splitlines()
+    assert ([line.partition("\t")[0] for line in lines], last) == (candidates, directive)
+    assert os.environ[app.COMPLETE_VARIABLE] == "complete_fish"
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_candidates_have_their_help_and_nothing_typed_completes_all_commands():
+    assert main.completion_lines(["get", "members"]).startswith("members\tList members")
+    assert {"borrow", "get", "create", "version"} <= {
+        line.partition("\t")[0] for line in main.completion_lines([]).splitlines()
+    }
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_names_the_command(shell, kubelend):
+    code, out, _ = kubelend(f"completion {shell}")
+    assert code == ExitCode.OK
+    assert app.COMPLETE_VARIABLE in out
+
+
+# -- as a process
+
+
+def process(*arguments, **variables):
+    command = [Path(sys.executable).with_name("kubelend"), *arguments]
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return subprocess.run(
+        command, env=kept | variables, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_shell_gets_completions():
+    done = process(COMP_WORDS="kubelend get cl", COMP_CWORD="2", _KUBELEND_COMPLETE="complete_bash")
+    assert done.stdout.split() == ["clusters"]
+
+
+@pytest.mark.parametrize(
+    "url, problem",
+    [
+        ("memory:", "no/where/tls.crt is missing; create one"),
+        ("postgres://db/kubelend", "unknown kind of store"),
+        ("memory:foo", "memory:foo"),
+        ("sqlite://host/x", "sqlite://host/x"),
+    ],
+)
+def test_a_broker_without_certificates_or_store_does_not_start(url, problem):
+    done = process("broker", "--http-cert-path", "no/where", "--store", url)
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.splitlines()[-1].startswith(f"error: {problem}")
+
+
+@pytest.mark.parametrize(
+    "host, hint",
+    [
+        ("no such host", "cannot resolve the host: use an address of this machine"),
+        ("x" * 64, "cannot resolve the host"),
+        ("192.0.2.1", "use an address of this machine"),
+    ],
+    ids=["unknown", "impossible", "elsewhere"],
+)
+def test_a_broker_that_cannot_listen_says_what_to_change(host, hint, certificates):
+    done = process(
+        *("broker", "--http-cert-path", certificates.server(), "--store", "memory:"),
+        *("--http-host", host, "--health-probe-bind-address=0", "--metrics-bind-address=0"),
+    )
+    assert done.returncode == ExitCode.USAGE
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith(f"error: cannot listen on {host}:8443: ")
+    assert f"; {hint}" in error

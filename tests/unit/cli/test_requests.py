@@ -1,0 +1,372 @@
+"""What `borrow`, `release`, `get --watch` and `dev advertise` send, wait for and print."""
+
+import asyncio
+import inspect
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from kubelend.cli import advertise, calls, output, request_flags, reservations
+from kubelend.cli.output import Format
+from kubelend.cli.reservations import ReservationFilter
+from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidInput, NotFound, RateLimited
+from kubelend.wire import bodies
+
+# -- flags of a request
+
+REQUIRED: dict[str, Any] = {"cpu": "1", "memory": "1Gi"}
+MINIMAL = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
+
+
+def test_all_flags_make_a_request():
+    request = request_flags.request_from_flags(
+        cpu="4",
+        memory="8Gi",
+        gpu="1",
+        storage="100Gi",
+        resource=["example.com/fpga=2"],
+        duration="2h",
+        priority=7,
+        wait="5m",
+        weight=["price=2", "headroom=0.5"],
+        label=["tier=gold", "empty="],
+        region="eu",
+        cluster="b",
+        exclude=["c", "d"],
+        max_price="0.5",
+        currency="EUR",
+    )
+    assert request == bodies.ReservationRequest(
+        bodies.Quantities("4", "8Gi", "1", "100Gi", {"example.com/fpga": "2"}),
+        priority=7,
+        duration="2h",
+        wait="5m",
+        weights={"price": 2.0, "headroom": 0.5},
+        target_cluster_id="b",
+        constraints=bodies.Constraints(
+            {"tier": "gold", "empty": ""}, "eu", ["c", "d"], "0.5", "EUR"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "given, request_body",
+    [({}, MINIMAL), ({"policy": "cost"}, replace(MINIMAL, policy="cost"))],
+    ids=["minimal", "policy"],
+)
+def test_what_is_not_given_is_not_sent(given, request_body):
+    assert request_flags.request_from_flags(**REQUIRED, **given) == request_body
+    assert request_flags.request_from_flags() is None
+
+
+@pytest.mark.parametrize(
+    "given, problem",
+    [
+        ({}, "no resources are requested; give at least --cpu and --memory"),
+        ({"cpu": "1"}, "--cpu and --memory are both required"),
+        ({"gpu": "1"}, "--cpu and --memory are both required"),
+        ({"priority": 3}, "--cpu and --memory are both required"),
+        ({"label": ["gold"]}, "--label: 'gold' has no name and value; write NAME=VALUE"),
+        ({"resource": ["=2"]}, "--resource: '=2' has no name and value"),
+        ({"weight": ["price=much"]}, "--weight price: 'much' is no number; write for example"),
+        ({"weight": ["headroom=nan"]}, "--weight headroom: 'nan' is no number"),
+        ({"weight": ["headroom=-inf"]}, "--weight headroom: '-inf' is no number"),
+        ({"weight": ["price="]}, "--weight price: '' is no number"),
+        (
+            {"policy": "cost", "weight": ["price=1"]},
+            "--policy and --weight exclude each other; give one of them",
+        ),
+    ],
+    ids=str,
+)
+def test_an_invalid_request_is_reported_by_flag(given, problem):
+    with pytest.raises(InvalidInput) as raised:
+        request_flags.require_resources(request_flags.request_from_flags(**given))
+    assert problem in str(raised.value)
+
+
+def test_every_field_of_a_request_has_a_flag():
+    flags = set(inspect.signature(request_flags.request_from_flags).parameters)
+    fields = {*bodies.Quantities.__struct_fields__, *bodies.ReservationRequest.__struct_fields__}
+    renamed = {"extended", "requested_resources", "weights", "target_cluster_id", "constraints"}
+    assert fields - renamed <= flags
+    assert {"resource", "weight", "cluster", "label", "region", "exclude", "max_price"} <= flags
+    known = {name.replace("_", "-") for name in flags} - {"duration"} | {"for", "key"}
+    assert {flag.removeprefix("--") for flag in request_flags.FIELDS.values()} == known
+
+
+# -- an advertisement
+
+
+def advertisement(**given):
+    return msgspec.to_builtins(advertise.advertisement_from_flags(**given))
+
+
+def test_flags_make_an_advertisement():
+    assert advertisement(
+        cpu="16",
+        memory="64Gi",
+        resource=["example.com/fpga=2"],
+        allocated_cpu="5",
+        label=["tier=gold"],
+        region="eu",
+        cpu_cost="0.05",
+        currency="EUR",
+        valid_for="1m",
+    ) == {
+        "clusterID": "",
+        "resources": {
+            "capacity": {"cpu": "16", "memory": "64Gi", "extended": {"example.com/fpga": "2"}},
+            "allocated": {"cpu": "5", "memory": "0"},
+        },
+        "cost": {"cpuCost": "0.05", "currency": "EUR"},
+        "labels": {"tier": "gold"},
+        "region": "eu",
+        "validFor": "1m",
+    }
+    assert "cost" not in advertisement(**REQUIRED)
+    with pytest.raises(InvalidInput, match="--cpu and --memory are required"):
+        advertisement(cpu="1")
+
+
+@pytest.mark.parametrize(
+    "field, flag",
+    [
+        ("resources.capacity.cpu", "--cpu"),
+        ("resources.capacity.extended.fpga", "--resource fpga"),
+        ("resources.allocated.memory", "--allocated-memory"),
+        ("cost.gpuCost", "--gpu-cost"),
+        ("labels.tier", "--label tier"),
+        ("validFor", "--valid-for"),
+    ],
+)
+def test_an_error_in_an_advertisement_names_the_flag(field, flag):
+    with (
+        pytest.raises(InvalidInput, match=f"^{flag}: is wrong$"),
+        calls.naming_flags(advertise.FIELDS),
+    ):
+        raise InvalidInput(f"{field}: is wrong")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: {capacity: {cpu: 16, memory: 64Gi}}\nregion: eu\n",
+        '{"resources": {"capacity": {"cpu": 16, "memory": "64Gi"}}, "region": "eu"}',
+    ],
+    ids=["yaml", "json"],
+)
+def test_a_file_has_the_whole_advertisement(tmp_path, text):
+    path = tmp_path / "advertisement"
+    path.write_text(text)
+    assert advertisement(file=str(path)) == {
+        "clusterID": "",
+        "resources": {"capacity": {"cpu": 16, "memory": "64Gi"}},
+        "region": "eu",
+    }
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        (None, "cannot be read: No such file"),
+        ("[1, 2]", "is no advertisement: Expected `object`"),
+        ("region: eu", "missing required field `resources`"),
+        ("a: [", "is no advertisement"),
+    ],
+    ids=["missing", "list", "incomplete", "broken"],
+)
+def test_a_file_without_an_advertisement_is_rejected(tmp_path, text, problem):
+    path = tmp_path / "advertisement"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InvalidInput, match=problem):
+        advertisement(file=str(path))
+
+
+# -- pending requests
+
+RESERVATION = bodies.Reservation(
+    id="rsv-1",
+    requester_id="borrower",
+    target_cluster_id="lender",
+    requested_resources=bodies.Quantities("1", "1Gi"),
+    status=bodies.ReservationStatus("Reserved", "locked"),
+    created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+)
+REQUEST = bodies.ReservationRequest(RESERVATION.requested_resources, wait="1h")
+PENDING = replace(RESERVATION, status=bodies.ReservationStatus("Pending", "nothing fits"))
+STAYS = "rsv-1 stays pending for at most 1h, or until you release it"
+
+
+class ScriptedBackend:
+    """Answers every call with the next of its answers, which may be errors; the last one is repeated."""
+
+    def __init__(self, *answers, pending=PENDING):
+        self.answers = list(answers)
+        self.pending = pending
+        self.is_called = asyncio.Event()
+        self.released = []
+
+    async def reserve(self, request, *, key=""):
+        return self.pending
+
+    async def get_reservation(self, reservation):
+        self.is_called.set()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def release(self, reservation):
+        self.released.append(reservation)
+        return replace(await self.get_reservation(reservation), id=reservation)
+
+    async def stream(self):
+        for answer in self.answers:
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+
+
+async def reserve(*answers, request=REQUEST, pending=PENDING):
+    backend = ScriptedBackend(*answers, pending=pending)
+    return await reservations.reserve_and_wait(backend, request, "")  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch):
+    monkeypatch.setattr(reservations, "POLL_SECONDS", 0.001)
+
+
+async def test_a_pending_request_is_waited_for_through_errors_that_may_pass():
+    answers = PENDING, BrokerUnreachable("away"), RateLimited("slow down"), RESERVATION
+    assert await reserve(*answers) == RESERVATION
+
+
+async def test_such_errors_are_not_retried_for_longer_than_the_request_waits():
+    with pytest.raises(BrokerUnreachable, match=f"^away; {STAYS.replace('1h', '10ms')}$"):
+        await reserve(BrokerUnreachable("away"), request=replace(REQUEST, wait="10ms"))
+
+
+END = RESERVATION.created_at + timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    "error, wait_until, text",
+    [
+        (Forbidden("no", hint="ask"), None, f"no; {STAYS}; ask"),
+        (NotFound("deleted"), None, "deleted"),
+        (
+            Forbidden("no"),
+            END,
+            "no; rsv-1 stays pending until 2026-01-02T03:09:05Z (in 5m), or until you release it",
+        ),
+    ],
+    ids=["until the request ends", "deleted", "until the broker's end"],
+)
+async def test_an_error_says_what_stays_pending(monkeypatch, error, wait_until, text):
+    monkeypatch.setattr(output, "now", lambda: RESERVATION.created_at)
+    pending = replace(PENDING, status=replace(PENDING.status, wait_until=wait_until))
+    with pytest.raises(type(error)) as caught:
+        await reserve(error, pending=pending)
+    assert str(caught.value) == text
+
+
+async def test_an_interrupted_command_says_what_stays_pending(capsys):
+    backend = ScriptedBackend(PENDING)
+    waiting = reservations.reserve_and_wait(backend, REQUEST, "")  # type: ignore[arg-type]
+    task = asyncio.create_task(waiting)
+    await backend.is_called.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert capsys.readouterr().err.splitlines()[-1] == STAYS
+
+
+class LostOutput:
+    """Standard output on a full disk."""
+
+    def write(self, _):
+        raise OSError(28, "No space left on device")
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize("format", [Format.TABLE, Format.NAME, Format.JSON])
+async def test_all_are_released_though_the_output_is_lost(monkeypatch, format):
+    backend = ScriptedBackend(RESERVATION)
+    monkeypatch.setattr("sys.stdout", LostOutput())
+    try:
+        error = await reservations.release_all(backend, ["a", "b", "c"], format)  # type: ignore[arg-type]
+    except OSError as caught:
+        error = caught
+    assert isinstance(error, OSError)
+    assert backend.released == ["a", "b", "c"]
+
+
+# -- watches
+
+CHANGE = bodies.Instruction(7, "requester", "Use", "use it", RESERVATION)
+
+
+@pytest.mark.parametrize(
+    "fields, is_shown",
+    [
+        ({}, True),
+        ({"name": "rsv-1"}, True),
+        ({"phases": "Active,Reserved"}, True),
+        ({"role": "requester"}, True),
+        ({"cluster": "borrower"}, True),
+        ({"cluster": "lender", "phases": "Reserved"}, True),
+        ({"name": "rsv-2"}, False),
+        ({"phases": "Active"}, False),
+        ({"role": "provider"}, False),
+        ({"cluster": "other"}, False),
+        ({"cluster": "borrower", "phases": "Active"}, False),
+    ],
+    ids=str,
+)
+def test_a_watch_shows_what_matches_all_filters(fields, is_shown):
+    assert ReservationFilter(**fields).matches(CHANGE) is is_shown
+
+
+async def watch(capsys, format, *answers):
+    backend = ScriptedBackend(*answers)
+    await reservations.watch_reservations(backend, ReservationFilter(), format)  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+async def test_a_watch_has_the_columns_of_a_table(capsys):
+    headers, row = (await watch(capsys, Format.WIDE, CHANGE)).splitlines()
+    assert headers.split()[-6:] == ["REQUESTER", "GPU", "STORAGE", "PRIORITY", "COST", "REASON"]
+    assert row.split()[-6:] == ["borrower", "-", "-", "0", "-", "-"]
+    assert headers.index("REQUESTER") == row.index("borrower")
+    headers, *rows = (await watch(capsys, Format.TABLE, CHANGE, CHANGE)).splitlines()
+    assert headers.split() == ["NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE"]
+    assert len(rows) == 2
+
+
+async def test_a_rejected_watch_prints_nothing_but_the_error(capsys):
+    with pytest.raises(Forbidden):
+        await watch(capsys, Format.TABLE, Forbidden("not for admins"))
+    assert capsys.readouterr().out == ""
+
+
+async def test_a_change_is_one_line_whatever_is_in_it(capsys):
+    hostile = replace(RESERVATION, id="rsv\x1b[2J\n\x9bfake  Active")
+    change = replace(CHANGE, reservation=hostile)
+    shown = r"rsv\x1b[2J\n\x9bfake  Active"
+    for columns in (Format.TABLE, Format.WIDE):
+        _, row = (await watch(capsys, columns, change)).splitlines()
+        assert row.startswith(shown)
+    assert await watch(capsys, Format.NAME, change) == f"reservation/{shown}\n"
+    line = await watch(capsys, Format.JSON, change)
+    assert (json.loads(line)["id"], json.loads(line)["kind"]) == (hostile.id, "Reservation")
+    assert line.strip().isprintable()
+    assert (await watch(capsys, Format.YAML, change)).startswith("---\nkind: Reservation\n")

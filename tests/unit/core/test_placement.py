@@ -1,0 +1,749 @@
+"""Placement: which clusters pass the filters, which of them wins, and that columns and decision agree with a
+plain reference."""
+
+import random
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import make
+import reference
+from kubelend.core import decision, errors, filters, lending, quotas, scoring, timestamps
+from kubelend.core import fleet as fleets
+from kubelend.core.columns import DictionaryColumn
+from kubelend.core.decision import NoFit, Placement
+from kubelend.core.errors import QuotaExceeded
+from kubelend.core.filters import FILTERS, BudgetLimit, PlacementQuery
+from kubelend.core.fleet import Fleet
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Rejection
+from kubelend.core.models import UNCONSTRAINED, Cluster, ClusterId
+from kubelend.core.prices import Prices
+from kubelend.core.resources import NOTHING, Resources
+
+
+def rejections(question, ledger, cluster="a"):
+    """All that speaks against a cluster, in the order of reporting."""
+    row = ledger.fleet.find_row(ClusterId(cluster))
+    return [str(r) for r, mask in filters.filter_masks(question, ledger.fleet) if not mask[row]]
+
+
+def asked(**fields):
+    return make.question("cpu=1,memory=1Gi", **fields)
+
+
+def test_rejections_keep_their_names():
+    assert " ".join(Rejection) == (
+        "IsRequester NotPinned Excluded LeftBefore RequesterNotAllowed RequesterDenied Stale Cordoned"
+        " OutsideOpeningHours LabelMismatch CurrencyMismatch TooExpensive OverBudget InsufficientCPU"
+        " InsufficientMemory InsufficientGPU InsufficientStorage InsufficientExtendedResource KeptBack"
+        " LendingCapReached RequesterCapReached HeldForWaiter"
+    )
+
+
+def test_every_rejection_has_its_filter_in_the_order_of_its_definition():
+    assert [rejection for rejection, _ in FILTERS] == list(Rejection)
+
+
+@pytest.mark.parametrize(
+    "fields, rejection",
+    [
+        ({}, ""),
+        ({"pinned": "a"}, ""),
+        ({"excluded": ["b", "unknown"]}, ""),
+        ({"region": "eu-north", "labels": {"tier": "gold"}}, ""),
+        ({"now": make.T0 + make.STALE_AFTER - make.MOMENT}, ""),
+        ({"max_price": "0.1"}, ""),
+        ({"currency": "EUR"}, ""),
+        ({"requester": "a"}, "IsRequester"),
+        ({"pinned": "b"}, "NotPinned"),
+        ({"pinned": "unknown"}, "NotPinned"),
+        ({"excluded": ["b", "a"]}, "Excluded"),
+        ({"labels": {"tier": "silver"}}, "LabelMismatch"),
+        ({"labels": {"tier": "gold", "ssd": "yes"}}, "LabelMismatch"),
+        ({"region": "eu-south"}, "LabelMismatch"),
+        ({"now": make.T0 + make.STALE_AFTER}, "Stale"),
+        ({"max_price": "0.099"}, "TooExpensive"),
+        ({"max_price": "0"}, "TooExpensive"),
+        ({"max_price": "9", "currency": "EUR"}, "CurrencyMismatch"),
+        ({"max_price": "0.01", "currency": "EUR"}, "CurrencyMismatch"),
+    ],
+)
+def test_one_obstacle_is_one_rejection_and_a_met_constraint_is_none(fields, rejection):
+    prices = make.price_list("USD", cpu="0.1")
+    offer = make.advertisement("a", labels={"tier": "gold"}, region="eu-north", prices=prices)
+    ledger = make.ledger(a=offer, b="cpu=1,memory=1Gi")
+    assert rejections(asked(**fields), ledger) == rejection.split()
+    assert filters.feasible_clusters(asked(**fields), ledger.fleet)[0] == (not rejection)
+
+
+def test_cordoned_cluster_is_closed_until_it_is_opened():
+    runner = make.runner(a="cpu=4,memory=8Gi")
+    runner.cordon("a")
+    assert rejections(asked(), runner.ledger) == ["Cordoned"]
+    runner.uncordon("a")
+    assert rejections(asked(), runner.ledger) == []
+
+
+def test_cluster_that_was_left_is_not_asked_again():
+    left = (ClusterId("a"), ClusterId("gone"))
+    question = PlacementQuery(make.request(), make.T0, excluded_before=left)
+    assert rejections(question, make.ledger(a="cpu=4,memory=8Gi")) == ["LeftBefore"]
+
+
+@pytest.mark.parametrize(
+    "wanted, refused",
+    [
+        ("cpu=4,memory=8Gi,gpu=2,storage=10Gi,example.com/fpga=1", []),
+        ("cpu=4001m", ["InsufficientCPU"]),
+        ("memory=8589934593", ["InsufficientMemory"]),
+        ("gpu=3", ["InsufficientGPU"]),
+        ("nvidia.com/gpu=3", ["InsufficientGPU"]),
+        ("storage=11Gi", ["InsufficientStorage"]),
+        ("example.com/fpga=2", ["InsufficientExtendedResource"]),
+        ("example.com/unknown=1", ["InsufficientExtendedResource"]),
+        ("cpu=5,memory=9Gi,gpu=3", ["InsufficientCPU", "InsufficientMemory", "InsufficientGPU"]),
+    ],
+)
+def test_exact_fit_fits_and_one_more_does_not(wanted, refused):
+    ledger = make.ledger(a="cpu=4,memory=8Gi,gpu=2,storage=10Gi,example.com/fpga=1")
+    assert rejections(make.question(wanted), ledger) == refused
+    answer = decision.decide_placement(make.question(wanted), ledger.fleet)
+    assert isinstance(answer, NoFit) == bool(refused)
+
+
+def test_gpu_cluster_without_gpu_pods_lends_its_gpus():
+    runner = make.runner(a="cpu=4,memory=8Gi,gpu=2")
+    for left in (1, 0):
+        runner.reserve("cpu=1,memory=1Gi,gpu=1")
+        assert runner.available("a").gpu == left
+    assert runner.refused("cpu=1,memory=1Gi,gpu=1") == "0/1 cluster fits: 1 InsufficientGPU"
+
+
+def test_cluster_without_a_price_asks_for_none():
+    """Published prices must not punish: unpriced passes any maximum, and in any currency."""
+    question = asked(max_price="0", currency="EUR")
+    assert rejections(question, make.ledger(a="cpu=4,memory=8Gi")) == []
+
+
+def test_price_that_floating_point_puts_a_hair_over_the_maximum_is_not_over_it():
+    """Three times 0.1 is 0.30000000000000004, and nobody who wrote 0.3 meant to refuse it."""
+    offer = make.advertisement("a", "gpu=4", prices=make.price_list(gpu="0.1"))
+    ledger = make.ledger(a=offer)
+    question = make.question("gpu=3", max_price="0.3")
+    assert filters.hourly_costs(question.request, ledger.fleet)[0] > 0.3
+    assert rejections(question, ledger) == []
+    assert rejections(make.question("gpu=3", max_price="0.299999999"), ledger) == ["TooExpensive"]
+
+
+def test_capacity_kept_for_a_waiter_is_refused_to_those_behind():
+    runner = make.runner(a="cpu=4,memory=8Gi")
+    runner.reserve("cpu=3,memory=1Gi")
+    runner.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
+    assert rejections(asked(priority=5), runner.ledger) == ["HeldForWaiter"]
+    assert rejections(asked(priority=6), runner.ledger) == []
+
+
+def test_huge_amounts_are_compared_exactly():
+    """A float would round 2**63-1 and its neighbour to the same number."""
+    most = 2**63 - 1
+    ledger = make.ledger(a=f"cpu=1,memory={most - 1}")
+    assert rejections(make.question(f"memory={most - 1}"), ledger) == []
+    assert rejections(make.question(f"memory={most}"), ledger) == ["InsufficientMemory"]
+
+
+@given(
+    st.integers(1, 10**18 - 1),
+    st.integers(0, 10**18 - 1),
+    st.integers(1, 10**7),
+    st.integers(0, 2**50),
+    st.integers(-2, 2),
+)
+def test_budget_is_exact_to_the_billionth_however_large_the_price(cpu, memory, millis, size, more):
+    """Floating point alone would let pass, or refuse, what differs in the last digits of so large a sum."""
+    offer = make.advertisement("a", Resources(millis, size), prices=Prices("USD", cpu, memory))
+    ledger, wanted = make.ledger(a=offer), make.request(Resources(millis, size))
+    agreed = Prices("USD", cpu, memory).hourly_cost(wanted.resources)
+    most = max(agreed + more, 0)
+    question = PlacementQuery(wanted, make.T0, budget=BudgetLimit(most, "USD"))
+    assert rejections(question, ledger) == (["OverBudget"] if agreed > most else [])
+
+
+def choose(clusters, wanted="cpu=1,memory=1Gi", **fields):
+    """The winner and its score."""
+    made = make.ledger(**clusters)
+    answer = decision.decide_placement(make.question(wanted, **fields), made.fleet)
+    assert isinstance(answer, decision.Placement)
+    return answer.cluster, answer.score
+
+
+def winner(clusters, wanted="cpu=1,memory=1Gi", **fields):
+    return choose(clusters, wanted, **fields)[0]
+
+
+def priced(cluster, cpu=None, offer="cpu=4,memory=8Gi", currency="USD"):
+    prices = None if cpu is None else make.price_list(currency, cpu=cpu)
+    return make.advertisement(cluster, offer, prices=prices)
+
+
+def offers(**per_core):
+    """Equal clusters but for their prices."""
+    return {name: priced(name, cpu) for name, cpu in per_core.items()}
+
+
+LOPSIDED = {"a": "cpu=16,memory=2Gi", "b": "cpu=4,memory=8Gi"}
+GPUS = {"a": "cpu=4,memory=8Gi,gpu=1", "b": "cpu=4,memory=8Gi,gpu=4"}
+YEN = offers(b="0.2", c="0.3") | {"a": priced("a", "0.000001", currency="JPY")}
+EUROS = {name: priced(name, cpu, currency="EUR") for name, cpu in (("c", "5"), ("d", "4"))}
+UNPRICED = {"a": "cpu=2,memory=2Gi", "b": "cpu=8,memory=16Gi", "c": "cpu=4,memory=8Gi"}
+BY_RESOURCE = {
+    "cores": make.advertisement("cores", prices=make.price_list(cpu="0.1", memory="1")),
+    "bytes": make.advertisement("bytes", prices=make.price_list(cpu="1", memory="0.1")),
+}
+
+
+@pytest.mark.parametrize(
+    "clusters, wanted, fields, wins",
+    [
+        (GPUS, "cpu=1,memory=1Gi", {}, "a"),  # only what is asked for counts
+        (GPUS, "cpu=1,memory=1Gi,gpu=1", {}, "b"),
+        (UNPRICED, "cpu=1", {}, "b"),
+        (LOPSIDED, "cpu=1,memory=1Gi", {"policy": "balanced"}, "b"),
+        # the cheapest, although it is the fullest; headroom decides between equal prices
+        (offers(a="0.3") | {"c": priced("c", "0.1", "cpu=1")}, "cpu=1", {"policy": "cost"}, "c"),
+        (offers(a="1") | {"b": priced("b", "1", "cpu=8")}, "cpu=1", {"policy": "cost"}, "b"),
+        (UNPRICED, "cpu=1", {"policy": "cost"}, "b"),
+        # a price in another currency than the named or the commonest one is none
+        (YEN, "cpu=1", {"policy": "cost"}, "b"),
+        (YEN, "cpu=1", {"policy": "cost", "currency": "JPY"}, "a"),
+        (EUROS, "cpu=1", {"policy": "cost"}, "d"),
+        (EUROS | offers(a="3"), "cpu=1", {"policy": "cost"}, "d"),
+        (EUROS | offers(a="3", b="2", e="1"), "cpu=1", {"policy": "cost"}, "e"),
+        # as many of each: always the same, whoever advertised first
+        (EUROS | offers(a="3", b="2"), "cpu=1", {"policy": "cost"}, "d"),
+        (offers(a="3", b="2") | EUROS, "cpu=1", {"policy": "cost"}, "d"),
+        # the price is that of this request
+        (BY_RESOURCE, "cpu=4,memory=100M", {"policy": "cost"}, "cores"),
+        (BY_RESOURCE, "cpu=100m,memory=4G", {"policy": "cost"}, "bytes"),
+        # an expensive cluster that does not fit must not make the others look alike
+        (
+            {
+                "a": priced("a", "0.2", "cpu=8,memory=16Gi"),
+                "b": priced("b", "0.1"),
+                "c": priced("c", "999999999", "cpu=0"),
+            },
+            "cpu=1,memory=1Gi",
+            {"weights": {"price": 1.0, "headroom": 1.0}},
+            "b",
+        ),
+    ],
+)
+def test_policy_of_the_request_chooses(clusters, wanted, fields, wins):
+    assert winner(clusters, wanted, **fields) == wins
+
+
+def test_headroom_prefers_the_larger_free_share():
+    """The contract's example: (2000-500)/4000 beats (2000-500)/8000."""
+    half = make.advertisement("half", "cpu=4", allocated="cpu=2")
+    quarter = make.advertisement("a-quarter", "cpu=8", allocated="cpu=6")
+    assert choose({"half": half, "a-quarter": quarter}, "cpu=500m") == ("half", 0.375)
+
+
+def test_headroom_is_the_mean_share_left_of_cpu_and_memory():
+    offer = make.advertisement("a", "cpu=10,memory=8Gi", allocated="cpu=1,memory=2Gi")
+    _, score = choose({"a": offer}, "cpu=4,memory=2Gi")
+    assert score == pytest.approx(0.5 * (9 - 4) / 10 + 0.5 * (6 - 2) / 8, abs=1e-15)
+
+
+@pytest.mark.parametrize("policy", scoring.SCORING_POLICIES)
+def test_equal_scores_go_to_the_smaller_id(policy):
+    clusters = dict.fromkeys(("c", "b", "d"), "cpu=4,memory=8Gi")
+    assert winner(clusters, policy=policy) == "b"
+
+
+def test_binpack_fills_one_cluster_before_the_next():
+    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    runner.reserve("cpu=1,memory=1Gi", pinned="b")
+    placed = [runner.target(runner.reserve("cpu=1,memory=1Gi", policy="binpack")) for _ in range(4)]
+    assert placed == ["b", "b", "b", "a"]
+
+
+def test_headroom_spreads():
+    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    placed = [runner.target(runner.reserve("cpu=1,memory=1Gi")) for _ in range(4)]
+    assert placed == ["a", "b", "a", "b"]
+
+
+def test_scores_of_each_kind():
+    assert choose(GPUS, "gpu=1") == ("b", 0.75)
+    assert choose({"a": LOPSIDED["a"]}, weights={"balance": 1.0})[1] == 1 - (15 / 16 - 1 / 2)
+    assert choose(offers(a="0.3", b="0.1"), policy="cost") == ("b", 1.0)
+    mean = choose({"a": "cpu=4,memory=4Gi"}, weights={"headroom": 3.0, "packing": 1.0})[1]
+    assert mean == (0.75 * 3 + 0.25 * 1) / 4
+
+
+def test_missing_price_is_neither_best_nor_worst():
+    fleet = make.ledger(**offers(a=None, b="0.1", c="0.2", d="0.3")).fleet
+    weighed = scoring.weighted_score({"price": 1.0}, make.request(), fleet, fleet.uncordoned)
+    assert weighed / 1e9 == pytest.approx([0.5, 1.0, 0.5, 0.0])
+    # With a single price there is nothing to compare, so it must not decide at all.
+    assert choose(offers(a=None, b="0.1"), policy="cost") == ("a", 1.0)
+
+
+@pytest.mark.parametrize(
+    "weights, wins",
+    [
+        ({"price": 1.0}, "cheap"),
+        ({"headroom": 1.0}, "empty"),
+        ({"price": 1.0, "headroom": 10.0}, "empty"),
+        ({"price": 10.0, "headroom": 1.0}, "cheap"),
+        ({"packing": 2.5}, "cheap"),
+        ({"headroom": 1.0, "price": 0.0}, "empty"),
+    ],
+    ids=str,
+)
+def test_weights_of_the_request_decide(weights, wins):
+    clusters = {
+        "cheap": priced("cheap", "0.1", "cpu=2,memory=2Gi"),
+        "empty": priced("empty", "0.2", "cpu=16,memory=32Gi"),
+    }
+    assert winner(clusters, weights=weights) == wins
+
+
+@pytest.mark.parametrize(
+    "policy, weights, message",
+    [
+        ("fastest", {}, "policy: 'fastest' is unknown"),
+        ("headroom", {"speed": 1.0}, "weights: 'speed' is unknown"),
+        ("headroom", {"price": -0.1}, "weights.price: -0.1 is not between"),
+        ("headroom", {"price": 1001.0}, "weights.price: 1001.0 is not between"),
+        ("headroom", {"price": float("nan")}, "weights.price: nan is not between"),
+        ("headroom", {"price": float("inf")}, "weights.price: inf is not between"),
+        ("headroom", {"price": 0.0, "balance": 0.0}, "weights: all are zero"),
+        ("x" * 10**6, {}, "policy: 'xxxx"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_policy_that_means_nothing_is_refused(policy, weights, message):
+    with pytest.raises(errors.InvalidInput) as refused:
+        scoring.check_policy(policy, weights)
+    assert str(refused.value).startswith(message)
+    assert len(str(refused.value)) < 150
+
+
+def test_every_policy_and_score_is_accepted():
+    for policy in scoring.SCORING_POLICIES:
+        scoring.check_policy(policy, dict.fromkeys(scoring.SCORES, 1.0))
+
+
+MOST = 2**63 - 1
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+def decided(question, ledger):
+    answer = decision.decide_placement(question, ledger.fleet)
+    return (answer.cluster, answer.score) if isinstance(answer, Placement) else None
+
+
+def test_nobody_advertises():
+    answer = decision.decide_placement(make.question(), Ledger().fleet)
+    assert isinstance(answer, NoFit)
+    assert str(answer.explanation) == "no cluster has advertised yet"
+
+
+def test_deciding_changes_nothing():
+    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    before = make.state(runner.ledger)
+    first = decision.decide_placement(make.question(policy="balanced"), runner.ledger.fleet)
+    decision.decide_placement(make.question("cpu=99"), runner.ledger.fleet)
+    assert decision.decide_placement(make.question(policy="balanced"), runner.ledger.fleet) == first
+    assert make.state(runner.ledger) == before
+
+
+@pytest.mark.parametrize("order", [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]], ids="".join)
+def test_order_of_arrival_does_not_matter(order):
+    runner = make.CommandRunner()
+    for name in order:
+        runner.advertise(name)
+    assert [runner.target(runner.reserve("cpu=1,memory=1Gi")) for _ in order] == ["a", "b", "c"]
+
+
+def test_thousands_of_clusters_are_one_decision():
+    offers = {
+        f"c{n:05}": make.advertisement(f"c{n:05}", f"cpu={n % 7},memory=8Gi") for n in range(2000)
+    }
+    ledger = make.ledger(**offers)
+    question = make.question("cpu=6,memory=1Gi")
+    assert decided(question, ledger) == reference.decide(question, ledger) == ("c00006", 0.4375)
+
+
+# Few values, so that ties and exact fits are common; now and then an extreme, so that rounding shows.
+EXTREMES = [0, 1, 10**15 + 1, 2**53 + 1, MOST - 1, MOST]
+EXTENDED = [{}, {"example.com/x": 1}, {"example.com/x": 2, "example.com/y": 1}]
+PRICES = [0, 10**8, 10**8, 2 * 10**8, 3 * 10**8, 1, 10**18 - 1]
+LABELS = [{}, {"zone": "x"}, {"zone": "y"}, {"zone": "x", "ssd": "y"}]
+ALLOWED = [(), (), (), ("r",), ("r*", "a"), ("nobody",), ("?",)]
+DENIED = [(), (), (), (), ("r",), ("[a-c]", "x*")]
+CAPS = ["", "", "cpu=2", "cpu=6,gpu=1", "cpu=0", "memory=4000,example.com/x=1", "storage=5"]
+# At T0 it is noon on a Thursday, in winter.
+HOURS = [(), (), (), ("08:00-12:03",), ("13:03-13:00 Europe/Rome",), ("Mon-Wed 00:00-24:00",)]
+BUDGETS = ["", "0", "0.3", "1", "7.5", "100"]
+TIMES = [make.HOUR, make.HOUR, make.MINUTE, 13 * make.HOUR, 80 * make.HOUR]
+WEIGHTS = [{"price": 0.3}, {"price": 0.1, "headroom": 0.3}, dict.fromkeys(scoring.SCORES, 0.7)]
+
+
+class Dice(random.Random):
+    """A whole fleet from one number: hypothesis would need a hundred choices for each."""
+
+    def rarely(self, rare, usual):
+        return rare if self.random() < 0.12 else usual
+
+    def vector(self, most, *, rich=False):
+        return Resources(
+            cpu=self.rarely(self.choice(EXTREMES), self.randint(1, most) * 1000),
+            memory=self.rarely(self.choice(EXTREMES), self.randint(0, most) * 1000),
+            gpu=self.choice([0, 3, 3]) if rich else self.rarely(1, 0),
+            storage=self.choice([0, 5, MOST]) if rich else self.rarely(5, 0),
+            extended=self.choice(EXTENDED) if rich else self.rarely(EXTENDED[1], {}),
+        )
+
+    def offer(self, name):
+        price = Prices(self.choice(["USD", "USD", "EUR", "EUR", "JPY"]), *self.choices(PRICES, k=3))
+        return make.advertisement(
+            name,
+            self.vector(8, rich=True),
+            allocated=self.rarely(self.vector(4), ""),
+            labels=self.choice(LABELS),
+            prices=self.choice([None, price, price]),
+            valid_for=self.rarely(make.MINUTE, None),
+            policy=self.choice([None, None, None, self.policy()]),
+        )
+
+    def policy(self):
+        return make.policy(
+            allow=self.choice(ALLOWED),
+            deny=self.choice(DENIED),
+            keep_back=self.choice(["", self.vector(2)]),
+            max_lent=self.choice(CAPS),
+            max_per_requester=self.choice(CAPS),
+            hours=self.choice(HOURS),
+        )
+
+    def quota(self):
+        return make.quota(
+            self.rarely("cpu=20", ""),
+            budget=self.choice(BUDGETS),
+            currency=self.rarely("EUR", "USD"),
+        )
+
+    def request(self, most, wait=make.NO_TIME):
+        return make.request(
+            self.vector(most) or "cpu=1",
+            requester=self.rarely(self.choice(NAMES), "r"),
+            duration=self.choice(TIMES),
+            priority=self.choice([0, 1]),
+            policy=self.choice(sorted(scoring.SCORING_POLICIES)),
+            weights=self.choice([{}, {}, self.choice(WEIGHTS)]),
+            labels=self.rarely(self.choice(LABELS), {}),
+            pinned=self.rarely(self.choice(["a", "unknown"]), None),
+            excluded=self.rarely(["a", "b"], []),
+            max_price=self.choice([None] * 6 + ["0", "0.1", "0.2", "0.3", "0.6"]),
+            currency=self.choice(["", "", "USD", "EUR"]),
+            wait=wait,
+        )
+
+    def ledger(self):
+        """Some clusters, some of them lent from, cordoned or kept for a waiter."""
+        runner = make.CommandRunner()
+        for name in NAMES[: self.choice([0, 1, 3, 5, 5, 5])]:
+            runner.advertise(name, self.offer(name))
+        for _ in range(self.randint(0, 6)):
+            runner.ask(self.request(4))
+        self.limit(runner)
+        for _ in range(self.randint(0, 3)):
+            with suppress(QuotaExceeded):
+                runner.ask(self.request(6, wait=self.choice([make.NO_TIME, make.HOUR])))
+        if runner.ledger.clusters:
+            self.rarely(runner.cordon, runner.uncordon)("a")
+        return runner.ledger
+
+    def limit(self, runner):
+        """What administrators add to it, in half of all fleets."""
+        if self.random() < 0.5:
+            return
+        for name in self.sample(NAMES, self.randint(0, 3)):
+            runner.limit(name, self.policy())
+        for name in ("r", self.choice(NAMES)):
+            runner.allot(name, self.choice([self.quota(), make.quota()]))
+
+    def question(self, ledger):
+        now = make.T0 + self.choice([make.NO_TIME, make.NO_TIME, make.MINUTE, 5 * make.MINUTE])
+        return replace(
+            quotas.query_for_request(ledger, self.request(3), now),
+            ticket=self.choice([filters.NEW_REQUEST_TICKET] * 2 + [*range(5, 15)]),
+            excluded_before=self.rarely(("b", "gone"), ()),
+        )
+
+
+@settings(max_examples=1500)
+@given(st.integers(0, 2**32))
+def test_engine_equals_the_reference(seed):
+    """The same choice with the same score, the same rejections of every cluster, the same prices."""
+    dice = Dice(seed)
+    ledger = dice.ledger()
+    question = dice.question(ledger)
+    until = question.now + question.request.duration
+    most = reference.most_per_hour(ledger, question.request.requester, question.now, until)
+    assert (question.budget and question.budget.max_hourly_price) == most
+    assert decided(question, ledger) == reference.decide(question, ledger)
+    masks = list(filters.filter_masks(question, ledger.fleet))
+    passing = filters.feasible_clusters(question, ledger.fleet).tolist()
+    hourly = filters.hourly_costs(question.request, ledger.fleet).tolist()
+    for row, name in enumerate(ledger.fleet.ids):
+        cluster = ledger.clusters[name]
+        rejections = [rejection for rejection, mask in masks if not mask[row]]
+        assert rejections == reference.rejections(question, cluster, ledger)
+        assert passing[row] == (not rejections)
+        assert hourly[row] == reference.price(question.request, cluster)
+        prices, agreed = cluster.advertisement.prices, reference.agreed(question.request, cluster)
+        assert prices is None or prices.hourly_cost(question.request.resources) == agreed
+
+
+@settings(max_examples=500)
+@given(st.integers(0, 2**32), st.booleans())
+def test_feasible_is_all_filters_together(seed, constrained):
+    """Requests without constraints take a shorter way through the filters, to the same clusters."""
+    dice = Dice(seed)
+    ledger = dice.ledger()
+    fleet, question = ledger.fleet, dice.question(ledger)
+    if not constrained:
+        plain = replace(question.request, constraints=UNCONSTRAINED)
+        question = replace(question, request=plain)
+    everyone = np.ones(len(fleet), np.bool_)
+    masks = [mask for _, mask in filters.filter_masks(question, fleet)]
+    together = np.logical_and.reduce([everyone, *masks])
+    assert filters.feasible_clusters(question, fleet).tolist() == together.tolist()
+
+
+def test_equal_sums_of_other_parts_are_equal_and_the_smaller_id_wins():
+    """0.1 + 0.5 is not 0.2 + 0.4 in floating point, but it is in the contract."""
+    runner = make.CommandRunner()
+    runner.advertise("a", "cpu=10,memory=10Gi", allocated="cpu=9,memory=5Gi")
+    runner.advertise("b", "cpu=10,memory=10Gi", allocated="cpu=8,memory=6Gi")
+    held = runner.reserve("cpu=100m,memory=100Mi")
+    assert runner[held].target == "a"
+
+
+NOON = timestamps.to_micros(make.T0)
+POLICIES = [
+    None,
+    None,
+    make.policy(keep_back="cpu=2,example.com/a=1"),
+    make.policy(allow=["s"], max_lent="cpu=3"),
+    make.policy(deny=["r"], max_per_requester="cpu=1,example.com/b=1"),
+    make.policy(hours=["13:00-14:00"]),
+    make.policy(hours=["11:00-14:00"], deny=["r"]),
+]
+RESOURCES = ["cpu", "memory", "gpu", "storage", "example.com/a", "example.com/b"]
+
+
+def put(fleet, cluster):
+    free = cluster.ceiling.clamped()
+    holds = lending.effective_policy(cluster.advertisement.policy, None)
+    fleet.put(cluster, free)
+    fleet.set_policy(cluster, holds)
+    if holds is not None:
+        fleet.apply_policy(cluster.id, holds, free, NOTHING)
+
+
+def contents(fleet):
+    """Every column as lists, by cluster."""
+    return {
+        "ids": fleet.ids,
+        "labels": fleet.labels,
+        "free": {name: _list(fleet.free(name)) for name in RESOURCES},
+        "ceiling": {name: _list(fleet.ceiling(name)) for name in RESOURCES},
+        "free_and_allocatable": {
+            name: [_list(part) for part in fleet.free_and_allocatable(name) or ()]
+            for name in RESOURCES
+        },
+        "valid_until": _list(fleet.valid_until),
+        "uncordoned": _list(fleet.uncordoned),
+        "currency": _list(fleet.currency),
+        "rates": _list(fleet.rates),
+        "labelled": _list(fleet.with_label("zone", "x")),
+        "prices": fleet.prices,
+        "available": {name: _list(fleet.available(name)) for name in RESOURCES},
+        "limit_columns": {name: limit_column(fleet, name) for name in RESOURCES},
+        "requester_cap_left": {
+            name: _list(fleet.requester_cap_left(name, make.R)) for name in RESOURCES
+        },
+        "requester_mask": None
+        if fleet.policy_columns is None
+        else [_list(mask) for mask in fleet.policy_columns.requester_mask(make.R, len(fleet))],
+        "within_hours": _list(fleet.within_hours(NOON)),
+        "usable": _list(fleet.usable(NOON)),
+        "nominations": fleet.nomination_count,
+        "not_nominated_above": [_list(fleet.not_nominated_above(1, ticket)) for ticket in range(7)],
+    }
+
+
+def limit_column(fleet, name):
+    found = fleet.limit_column(name)
+    return None if found is None else [_list(array[: len(fleet)]) for array in found.arrays()]
+
+
+def _list(array):
+    return None if array is None else array.tolist()
+
+
+def test_rows_are_in_the_order_of_ids():
+    fleet = Fleet()
+    for name in ("m", "a", "z", "b"):
+        put(fleet, make.cluster(name))
+    assert fleet.ids == ["a", "b", "m", "z"]
+    assert [fleet.find_row(ClusterId(name)) for name in ("a", "z", "c")] == [0, 3, None]
+
+
+def test_fleet_grows_over_its_first_room_without_losing_a_row():
+    fleet = Fleet(capacity=2)
+    for number in range(40, 0, -1):
+        put(fleet, make.cluster(f"c{number:03}", f"cpu={number},memory={number}Gi"))
+    assert _list(fleet.free("cpu")) == [1000 * number for number in range(1, 41)]
+    assert fleet.not_nominated_above(-(2**31), 0).all()
+
+
+def test_label_masks_follow_the_labels():
+    fleet = Fleet()
+    put(fleet, make.cluster("a", labels={"zone": "x"}))
+    assert fleet.with_label("zone", "x").tolist() == [True]
+    put(fleet, make.cluster("b", labels={"zone": "x"}))
+    assert fleet.with_label("zone", "x").tolist() == [True, True]
+    put(fleet, make.cluster("a", labels={"zone": "y"}))
+    assert fleet.with_label("zone", "x").tolist() == [False, True]
+    fleet.remove(ClusterId("a"))
+    assert fleet.with_label("zone", "x").tolist() == [True]
+
+
+def test_labels_of_requests_do_not_fill_the_memory():
+    fleet = Fleet()
+    put(fleet, make.cluster("a", labels={"n": "7"}))
+    seen = [
+        bool(fleet.with_label("n", str(value))[0]) for value in range(3 * fleets.MAX_LABEL_MASKS)
+    ]
+    assert seen == [value == 7 for value in range(3 * fleets.MAX_LABEL_MASKS)]
+    assert len(fleet._label_masks) <= fleets.MAX_LABEL_MASKS  # noqa: SLF001 - only its size shows it
+
+
+@pytest.mark.parametrize(
+    "priority, ticket, open_to",
+    [(0, 99, False), (4, 1, False), (5, 11, False), (5, 10, True), (5, 9, True), (6, 99, True)],
+)
+def test_nomination_keeps_out_who_ranks_behind(priority, ticket, open_to):
+    fleet = Fleet()
+    put(fleet, make.cluster("a"))
+    fleet.set_nomination(ClusterId("a"), (5, 10))
+    assert fleet.not_nominated_above(priority, ticket).tolist() == [open_to]
+
+
+def test_nominations_are_counted_once_and_end_with_their_cluster():
+    fleet = Fleet()
+    put(fleet, make.cluster("a"))
+    fleet.set_nomination(ClusterId("a"), (0, 1))
+    fleet.set_nomination(ClusterId("a"), (1, 2))
+    put(fleet, make.cluster("a", "cpu=9"))
+    assert fleet.nomination_count == 1
+    fleet.remove(ClusterId("a"))
+    assert fleet.nomination_count == 0
+    put(fleet, make.cluster("a"))
+    assert fleet.not_nominated_above(0, 1).all()
+
+
+def test_currencies_fit_a_column_exactly():
+    codes = [fleets.currency_code(text) for text in ("EUR", "USD", "CREDITS", "ZZZZZZZZ")]
+    assert len(set(codes)) == 4
+    assert all(0 < code < 2**63 for code in codes)
+
+
+@st.composite
+def clusters(draw):
+    extended = draw(st.sampled_from(["", ",example.com/a=1", ",example.com/a=2,example.com/b=3"]))
+    return make.cluster(
+        draw(st.sampled_from("abcdef")),
+        f"cpu={draw(st.integers(0, 9))},memory={draw(st.integers(0, 9))}Gi{extended}",
+        allocated=f"cpu={draw(st.integers(0, 9))}",
+        labels=draw(st.sampled_from([{}, {"zone": "x"}, {"zone": "y"}])),
+        prices=draw(st.sampled_from([None, make.price_list(cpu="1"), make.price_list("EUR")])),
+        cordon=draw(st.sampled_from([None, "closed"])),
+        policy=draw(st.sampled_from(POLICIES)),
+    )
+
+
+@given(st.lists(clusters() | st.sampled_from("abcdef"), max_size=30))
+def test_fleet_with_a_past_equals_one_that_is_written_afresh(steps):
+    """A cluster is put, a letter is removed; rows and columns must shift without a trace."""
+    fleet = Fleet(capacity=1)
+    present: dict[ClusterId, Cluster] = {}
+    for step in steps:
+        if isinstance(step, str):
+            if present.pop(ClusterId(step), None) is not None:
+                fleet.remove(ClusterId(step))
+        else:
+            put(fleet, step)
+            present[step.id] = step
+            fleet.set_nomination(step.id, (1, "abcdef".index(step.id)))
+    fresh = Fleet()
+    for cluster in present.values():
+        put(fresh, cluster)
+        fresh.set_nomination(cluster.id, (1, "abcdef".index(cluster.id)))
+    assert contents(fleet) == contents(fresh)
+
+
+def test_extended_resources_are_counted_by_the_clusters_that_offer_them():
+    """Written again, or with other names, a cluster counts once; the last to go takes the column."""
+    fleet = Fleet()
+    for amounts in ("example.com/a=1", "example.com/a=2", "example.com/a=1,example.com/b=1"):
+        put(fleet, make.cluster("x", f"cpu=1,{amounts}"))
+        put(fleet, make.cluster("y", f"cpu=1,{amounts}"))
+    fleet.remove(ClusterId("x"))
+    assert _list(fleet.free("example.com/a")) == _list(fleet.free("example.com/b")) == [1]
+    put(fleet, make.cluster("y", "cpu=1,example.com/b=5"))
+    assert (fleet.free("example.com/a"), _list(fleet.free("example.com/b"))) == (None, [5])
+    fleet.remove(ClusterId("y"))
+    put(fleet, make.cluster("z", "cpu=1,example.com/a=7"))
+    assert (_list(fleet.free("example.com/a")), fleet.free("example.com/b")) == ([7], None)
+
+
+def test_usable_clusters_stay_usable_when_the_arrays_grow():
+    fleet = Fleet(capacity=2)
+    for name in ("a", "b"):
+        put(fleet, make.cluster(name))
+    assert fleet.usable(NOON).all()  # cached from here on
+    put(fleet, make.cluster("c"))
+    assert fleet.usable(NOON).tolist() == [True, True, True]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([None, "a", "b", "c", "d"]))))
+def test_each_row_has_the_value_it_was_given_last(steps):
+    coded: DictionaryColumn[str] = DictionaryColumn(5)
+    plain: list[str | None] = [None] * 5
+    for row, value in steps:
+        assert coded.set(row, value) == (plain[row] != value)
+        plain[row] = value
+    assert [coded.value(row) for row in range(5)] == plain
+    assert set(coded.values()) == set(plain) - {None}
+    assert len(coded) == len(set(plain) - {None})
+    mask = coded.mask_where(lambda value: value in "ab", 5)
+    assert mask.tolist() == [value in {None, "a", "b"} for value in plain]
+
+
+def test_numbers_of_values_that_are_gone_are_used_again():
+    coded: DictionaryColumn[int] = DictionaryColumn(2)
+    for value in range(1000):
+        coded.set(value % 2, value)
+    assert coded.codes.max() <= 3
+    assert coded.values() == [998, 999]

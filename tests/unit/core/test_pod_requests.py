@@ -1,0 +1,409 @@
+"""Projections of nodes and pods, and effective requests by the rules of kube-scheduler."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from kubelend.core import errors, pod_requests, resources
+from kubelend.core.pod_requests import KubernetesNode, KubernetesPod, Node, OffloadedFrom, Pod
+from kubelend.core.quantities import MAX_AMOUNT
+from kubelend.core.resources import NOTHING, Resources
+
+MI = 2**20
+FPGA, HUGE = "example.com/fpga", "hugepages-2Mi"
+READY = {"type": "Ready", "status": "True"}
+
+
+def amounts(text):
+    """`"cpu=1 memory=5"` as Kubernetes' list of resources."""
+    return dict(part.split("=") for part in (text or "").split())
+
+
+def node(labels=None, conditions=(READY,), status=None, **spec):
+    """A Node through JSON, as an API server sends it."""
+    metadata = {"name": "n1", "uid": "u", "labels": labels or {}}
+    status = {"conditions": list(conditions), "nodeInfo": {"os": "linux"}, **(status or {})}
+    text = json.dumps({"kind": "Node", "metadata": metadata, "spec": spec, "status": status})
+    return pod_requests.project_node(msgspec.json.decode(text, type=KubernetesNode))
+
+
+@pytest.mark.parametrize(
+    "is_own, found",
+    [
+        pytest.param(True, node(), id="plain"),
+        pytest.param(True, node({"type": "large", "liqo.io/other": "x"}), id="labelled"),
+        pytest.param(True, node(unschedulable=False), id="uncordoned"),
+        pytest.param(False, node(unschedulable=True), id="cordoned"),
+        pytest.param(False, node(conditions=[{**READY, "status": "False"}]), id="not ready"),
+        pytest.param(False, node(conditions=[{**READY, "status": "Unknown"}]), id="unknown"),
+        pytest.param(False, node(conditions=[]), id="no conditions"),
+        pytest.param(False, node(conditions=[{**READY, "type": "Other"}]), id="another condition"),
+        pytest.param(True, node(conditions=[{"type": "Other"}, READY]), id="ready among others"),
+        pytest.param(False, node({"liqo.io/type": "virtual-node"}), id="liqo"),
+        pytest.param(False, node({"liqo.io/type": ""}), id="liqo of any kind"),
+        pytest.param(False, node({"type": "virtual-kubelet"}), id="virtual kubelet"),
+        pytest.param(False, node({"virtual-kubelet.io/provider": "x"}), id="admiralty"),
+    ],
+)
+def test_node_counts(is_own, found):
+    assert pod_requests.counts_as_capacity(found) is is_own
+
+
+def test_node_offers_what_it_has_rounded_down():
+    capacity = amounts(
+        "cpu=8 memory=16384256Ki ephemeral-storage=100Gi nvidia.com/gpu=2 example.com/fpga=1"
+        " hugepages-2Mi=4Mi hugepages-1Gi=0"
+    )
+    allocatable = amounts("cpu=7910999u memory=1500m ephemeral-storage=0.5")
+    found = node(status={"capacity": capacity, "allocatable": allocatable})
+    extended = {"example.com/fpga": 1, "hugepages-2Mi": 4 * MI}
+    offered = Resources(8000, 16384256 * 1024, 2, 100 * 1024 * MI, extended)
+    assert found == Node("n1", offered, Resources(cpu=7910, memory=1))
+
+
+def test_what_pods_take_without_asking_is_not_offered():
+    amounts = {"pods": "110", "attachable-volumes-aws-ebs": "39", "cpu": "1"}
+    found = node(status={"capacity": amounts, "allocatable": amounts})
+    assert found.capacity == found.allocatable == Resources(cpu=1000)
+
+
+def test_only_the_labels_that_matter_are_kept():
+    labels = {"liqo.io/type": "a", "type": "b", "virtual-kubelet.io/provider": "c"}
+    assert node({**labels, "kubernetes.io/hostname": "n1", "zone": "x"}).labels == labels
+
+
+@pytest.mark.parametrize("part", ["capacity", "allocatable"])
+@pytest.mark.parametrize("name, shown", [("cpu", "cpu"), ("ephemeral-storage", "storage")])
+def test_unreadable_quantity_names_node_and_resource(part, name, shown):
+    with pytest.raises(errors.InvalidInput) as raised:
+        node(status={part: {name: "lots"}})
+    assert raised.value.message == f"node n1: status.{part}.{shown}: 'lots' is not a quantity"
+
+
+def test_smallest_node_is_read_and_does_not_count():
+    found = pod_requests.project_node(
+        msgspec.json.decode(b'{"metadata":{"name":"n"}}', type=KubernetesNode)
+    )
+    assert found == Node("n", NOTHING, NOTHING, is_ready=False)
+    assert not pod_requests.counts_as_capacity(found)
+
+
+LIQO = {
+    "liqo.io/managed-by": "shadowpod",
+    "offloading.liqo.io/origin": "rome",
+    "offloading.liqo.io/nodename": "res-1",
+    "app": "web",
+}
+
+
+def projected(cpu="1", node="n1", labels=None, phase="Running"):
+    """The projection of a Pod that comes as JSON, as an API server sends it."""
+    found = {
+        "metadata": {"uid": "u1", "name": "web", "labels": labels or {}},
+        "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": cpu}}}]},
+        "status": {"phase": phase, "podIP": "10.0.0.1"},
+    }
+    return pod_requests.project_pod(msgspec.json.decode(json.dumps(found), type=KubernetesPod))
+
+
+def test_little_of_a_pod_is_kept():
+    assert projected(labels=LIQO) == Pod(
+        "u1", "n1", Resources(cpu=1000), offloaded_from=OffloadedFrom("rome", "res-1")
+    )
+
+
+@pytest.mark.parametrize(
+    "phase, is_finished",
+    [
+        *(("Succeeded", True), ("Failed", True)),
+        *(("Pending", False), ("Running", False), ("Unknown", False), ("", False)),
+    ],
+)
+def test_pod_is_finished_in_two_phases(phase, is_finished):
+    assert projected(phase=phase).is_finished is is_finished
+
+
+def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
+    assert projected(cpu="lots", phase="Failed").requests == NOTHING
+
+
+@pytest.mark.parametrize(
+    "labels, source",
+    [
+        (LIQO, OffloadedFrom("rome", "res-1")),
+        ({**LIQO, "liqo.io/managed-by": "else"}, None),
+        ({name: LIQO[name] for name in LIQO if name != "liqo.io/managed-by"}, None),
+        ({name: LIQO[name] for name in LIQO if "origin" not in name}, None),
+        ({name: LIQO[name] for name in LIQO if "nodename" not in name}, OffloadedFrom("rome", "")),
+        ({"liqo.io/shadowPod": "true"}, None),
+    ],
+    ids=[
+        "offloaded",
+        "managed_otherwise",
+        "unmanaged",
+        "no_origin",
+        "no_virtual_node",
+        "own_abroad",
+    ],
+)
+def test_offloaded_pod_is_known_by_its_labels(labels, source):
+    assert projected(labels=labels).offloaded_from == source
+
+
+def test_smallest_pod_is_read_and_one_that_is_being_deleted_still_counts():
+    found = msgspec.json.decode(
+        b'{"metadata":{"uid":"u","name":"n","deletionTimestamp":"2026-01-01T00:00:00Z"}}',
+        type=KubernetesPod,
+    )
+    assert pod_requests.project_pod(found) == Pod("u")
+
+
+def test_equal_pods_share_what_they_have_in_common():
+    one, other = (projected(cpu="7", node="".join(["n", "7"]), labels=LIQO) for _ in range(2))
+    assert one.requests is other.requests
+    assert one.node is other.node
+    assert one.offloaded_from is other.offloaded_from
+
+
+def test_measuring_needs_no_numpy():
+    modules = "kubelend.core.pod_requests, kubelend.core.inventory"
+    check = f"import sys, {modules}; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def pod(text="", overhead=None, level=None, node="", status=None):
+    """A Pod through JSON; "cpu=1 | init: cpu=2 | sidecar: cpu=3" has containers a, b... and inits 0, 1..."""
+    containers: list[dict[str, object]] = []
+    inits: list[dict[str, object]] = []
+    for part in filter(None, text.split("|")):
+        kind, _, wanted = part.strip().rpartition(":")
+        container = {"image": "x", "resources": {"requests": amounts(wanted)}}
+        if kind:
+            container["restartPolicy"] = "Always" if kind == "sidecar" else "OnFailure"
+        siblings = inits if kind else containers
+        siblings.append(
+            {**container, "name": str(len(inits)) if kind else "abcdefghijk"[len(containers)]}
+        )
+    spec = {
+        "containers": containers,
+        "initContainers": inits,
+        "overhead": amounts(overhead),
+        "resources": {"requests": amounts(level), "limits": {"cpu": "99"}},
+        "nodeName": node,
+    }
+    metadata = {"uid": "u1", "name": "web", "namespace": "shop"}
+    found = json.dumps({"kind": "Pod", "metadata": metadata, "spec": spec, "status": status or {}})
+    return msgspec.json.decode(found, type=KubernetesPod)
+
+
+def has(name, actual=None, allocated=None):
+    """A container's status; without `actual` its node has not reported what it runs with."""
+    found = {"name": name, "allocatedResources": amounts(allocated), "ready": True}
+    return found if actual is None else {**found, "resources": {"requests": amounts(actual)}}
+
+
+def resized(desired, actual, allocated, **status):
+    return pod(desired, status={"containerStatuses": [has("a", actual, allocated)], **status})
+
+
+def resized_sidecar(text, *statuses, **status):
+    return pod(text, status={"initContainerStatuses": statuses, **status})
+
+
+def resized_pod(level, actual="", allocated="", overhead="", **status):
+    reported = {"requests": amounts(actual)}
+    return pod(
+        level=level,
+        overhead=overhead,
+        status={"resources": reported, "allocatedResources": amounts(allocated), **status},
+    )
+
+
+def condition(type, reason):
+    return {"conditions": [{"type": type, "status": "True", "reason": reason}]}
+
+
+INFEASIBLE = condition("PodResizePending", "Infeasible")
+DEFERRED = condition("PodResizePending", "Deferred")
+LIMITED = {"containers": [{"resources": {"limits": {"cpu": "9"}}}]}
+LIMITS = {"metadata": {"uid": "u", "name": "n"}, "spec": LIMITED}
+
+REQUESTS = {
+    # containers, init containers, sidecars, overhead
+    "nothing": (pod(), ""),
+    "a container without requests": (pod("cpu=0"), ""),
+    "limits alone": (msgspec.convert(LIMITS, KubernetesPod), ""),
+    "one container": (pod("cpu=1 memory=5"), "cpu=1 memory=5"),
+    "containers add up": (pod("cpu=1 memory=5 | cpu=4 memory=12"), "cpu=5 memory=17"),
+    "different things": (pod(f"cpu=1 | memory=3 {FPGA}=2"), f"cpu=1 memory=3 {FPGA}=2"),
+    "overhead alone": (pod(overhead="cpu=5 memory=5"), "cpu=5 memory=5"),
+    "overhead": (pod("cpu=1 memory=10", overhead="cpu=5 memory=5"), "cpu=6 memory=15"),
+    "overhead of something else": (
+        pod("cpu=2 | cpu=3 | init: cpu=2", overhead="cpu=1 memory=1Gi"),
+        "cpu=6 memory=1Gi",
+    ),
+    "init container is larger": (pod("cpu=1 | init: cpu=4"), "cpu=4"),
+    "containers are larger": (pod("cpu=2 | cpu=3 | init: cpu=2"), "cpu=5"),
+    "init containers do not add up": (
+        pod("cpu=1 | init: cpu=3 | init: cpu=4 | init: cpu=3"),
+        "cpu=4",
+    ),
+    "the larger of each resource": (
+        pod("cpu=1 memory=10 | init: cpu=40 memory=2 | init: memory=5"),
+        "cpu=40 memory=10",
+    ),
+    "overhead of a large init container": (
+        pod("cpu=5 | init: cpu=1 | init: cpu=40", overhead="cpu=3"),
+        "cpu=43",
+    ),
+    "sidecar runs beside": (pod("cpu=1 | sidecar: cpu=1"), "cpu=2"),
+    "sidecars against an init container before": (
+        pod("cpu=1 | init: cpu=5 | sidecar: cpu=1 | sidecar: cpu=2 | sidecar: cpu=3"),
+        "cpu=7",
+    ),
+    "init container beside the sidecars before it only": (
+        pod("cpu=1 | init: cpu=5 | sidecar: cpu=1 | sidecar: cpu=2 | init: cpu=5 | sidecar: cpu=3"),
+        "cpu=8",
+    ),
+    "sidecar before a large init container": (
+        pod("cpu=100 | sidecar: cpu=10 | init: cpu=200"),
+        "cpu=210",
+    ),
+    "sidecars without containers": (pod("sidecar: cpu=1 | sidecar: cpu=2"), "cpu=3"),
+    # the pod as a whole
+    "pod alone": (pod(level="memory=2Mi"), "memory=2Mi"),
+    "pod and containers": (pod("cpu=2m", level="memory=2Mi"), "cpu=2m memory=2Mi"),
+    "pod for its containers": (
+        pod("cpu=2m memory=3Mi", level="cpu=8m memory=6Mi"),
+        "cpu=8m memory=6Mi",
+    ),
+    "pod for all of them": (
+        pod(
+            "cpu=2m memory=3Mi | sidecar: cpu=4m memory=5Mi | init: cpu=8m memory=6Mi",
+            level="cpu=11m memory=10Mi",
+        ),
+        "cpu=11m memory=10Mi",
+    ),
+    "pod with overhead": (
+        pod("cpu=1", level="cpu=2", overhead="cpu=100m memory=1"),
+        "cpu=2100m memory=1",
+    ),
+    "huge pages of the pod": (
+        pod(f"{HUGE}=6Mi hugepages-1Gi=1Gi", level=f"cpu=1 {HUGE}=10Mi"),
+        f"cpu=1 {HUGE}=10Mi hugepages-1Gi=1Gi",
+    ),
+    "the rest is not for pods": (
+        pod("ephemeral-storage=3Mi", level=f"ephemeral-storage=2Mi {FPGA}=1 nvidia.com/gpu=1"),
+        "storage=3Mi",
+    ),
+    # a resize in place
+    "growing": (resized("cpu=4", "cpu=2", "cpu=2"), "cpu=4"),
+    "shrinking": (resized("cpu=1", "cpu=3", "cpu=1"), "cpu=3"),
+    "allocated and not yet real": (resized("cpu=1", "cpu=1", "cpu=2"), "cpu=2"),
+    "the largest of each resource": (
+        resized(
+            "cpu=30m memory=20M ephemeral-storage=10G",
+            "cpu=10m memory=30M ephemeral-storage=20G",
+            "cpu=20m memory=10M ephemeral-storage=30G",
+        ),
+        "cpu=30m memory=30M storage=30G",
+    ),
+    "infeasible": (resized("cpu=4", "cpu=2", "", **INFEASIBLE), "cpu=2"),
+    "infeasible but allocated": (resized("cpu=4", "cpu=2", "cpu=3", **INFEASIBLE), "cpu=3"),
+    "infeasible before 1.33": (resized("cpu=4", "cpu=2", "", resize="Infeasible"), "cpu=2"),
+    "deferred": (resized("cpu=4", "cpu=2", "cpu=2", **DEFERRED), "cpu=4"),
+    "the condition outweighs the old field": (
+        resized("cpu=4", "cpu=2", "cpu=2", resize="Infeasible", **DEFERRED),
+        "cpu=4",
+    ),
+    "another condition": (
+        resized("cpu=4", "cpu=2", "cpu=2", **condition("Ready", "Infeasible")),
+        "cpu=4",
+    ),
+    "infeasible and nothing reported": (resized("cpu=4", None, "", **INFEASIBLE), "cpu=4"),
+    "allocated before it is reported": (resized("cpu=1", None, "cpu=2"), "cpu=2"),
+    "each container at its largest": (
+        pod("cpu=1 | cpu=2", status={"containerStatuses": [has("a", "cpu=2"), has("b", "cpu=1")]}),
+        "cpu=4",
+    ),
+    "the status of another container": (
+        pod("cpu=1", status={"containerStatuses": [has("b", "cpu=9", "cpu=9")]}),
+        "cpu=1",
+    ),
+    "sidecar shrinking": (resized_sidecar("cpu=1 | sidecar: cpu=1", has("0", "cpu=3")), "cpu=4"),
+    "sidecar infeasible": (
+        resized_sidecar("sidecar: cpu=4", has("0", "cpu=2"), **INFEASIBLE),
+        "cpu=2",
+    ),
+    "sidecar beside an init container": (
+        resized_sidecar(
+            "sidecar: cpu=1 | init: cpu=5", has("0", "cpu=3"), has("1", "cpu=9", "cpu=9")
+        ),
+        "cpu=8",
+    ),
+    "pod shrinking": (
+        resized_pod("cpu=1 memory=5", "cpu=2100m", overhead="cpu=100m"),
+        "cpu=2100m memory=5",
+    ),
+    "pod growing": (
+        resized_pod("cpu=3", "", "cpu=1100m memory=9", overhead="cpu=100m"),
+        "cpu=3100m",
+    ),
+    "pod allocated": (resized_pod("cpu=1", "", "cpu=2"), "cpu=2"),
+    "pod infeasible": (resized_pod("cpu=8", "cpu=2", **INFEASIBLE), "cpu=2"),
+    "pod infeasible, nothing reported": (pod(level="cpu=8", status=INFEASIBLE), "cpu=8"),
+    "pod with less than its overhead": (
+        resized_pod("cpu=8", "cpu=500m", overhead="cpu=1", **INFEASIBLE),
+        "cpu=1",
+    ),
+    # units: rounded up once
+    "nanocores": (pod(" | ".join(["cpu=100000n"] * 10)), "cpu=1m"),
+    "nanocores just over": (pod(" | ".join(["cpu=100001n"] * 10)), "cpu=2m"),
+    "one nanocore is not none": (pod("cpu=1n"), "cpu=1m"),
+    "finer than nano counts as one": (pod("cpu=999999.5n | cpu=0.5n"), "cpu=2m"),
+    "decimals": (pod("cpu=0.5 | cpu=0.5 | cpu=0.5"), "cpu=1500m"),
+    "exponents": (pod("cpu=1e-3 | cpu=1e-3 | cpu=1e-3"), "cpu=3m"),
+    "parts of a byte": (pod("memory=500m | memory=500m | memory=500m"), "memory=2"),
+    "parts of a device": (pod(f"{FPGA}=500m | {FPGA}=500m"), f"{FPGA}=1"),
+    "our names": (
+        pod("ephemeral-storage=1Ki nvidia.com/gpu=2 amd.com/gpu=1"),
+        "storage=1Ki gpu=2 amd.com/gpu=1",
+    ),
+    "zero is nothing": (pod(f"cpu=0 {FPGA}=0", overhead="memory=0"), ""),
+    "pods are no resource": (pod("cpu=1", node="n"), "cpu=1"),
+    "the largest": (pod(f"memory={MAX_AMOUNT}"), f"memory={MAX_AMOUNT}"),
+}
+
+
+@pytest.mark.parametrize("found, wanted", REQUESTS.values(), ids=REQUESTS)
+def test_pod_requests(found, wanted):
+    assert pod_requests.effective_requests(found) == resources.parse_offered(amounts(wanted))
+
+
+UNREADABLE = [
+    ("no_number", "cpu=lots", "pod shop/web: cpu: 'lots' is not a quantity"),
+    ("negative", "memory=-1", "pod shop/web: memory: '-1' is negative"),
+    ("too_large", f"memory={MAX_AMOUNT + 1}", "pod shop/web: memory: '92"),
+    ("too_large_in_our_unit", f"cpu={MAX_AMOUNT}", "pod shop/web: cpu: is out of range"),
+    ("too_large_together", f"memory={MAX_AMOUNT}", "pod shop/web: memory: is out of range"),
+]
+
+
+@pytest.mark.parametrize("case", UNREADABLE, ids=lambda case: case[0])
+@pytest.mark.parametrize("place", ["container", "init", "overhead", "level", "actual"])
+def test_unreadable_quantity_names_pod_and_resource(case, place):
+    name, text, sentence = case
+    more = "memory=1" if name == "too_large_together" else ""
+    found = {
+        "container": pod(f"{text} | {more}"),
+        "init": pod(f"sidecar: {more} | init: {text}"),
+        "overhead": pod(more, overhead=text),
+        "level": pod(level=text, overhead=more),
+        "actual": pod(f"cpu=0 | {more}", status={"containerStatuses": [has("a", text)]}),
+    }[place]
+    with pytest.raises(errors.InvalidInput) as raised:
+        pod_requests.project_pod(found)
+    assert raised.value.message.startswith(sentence)

@@ -1,0 +1,186 @@
+"""Rate limits per caller, throttled log lines, coalesced actions."""
+
+import asyncio
+import tracemalloc
+from functools import partial
+
+import pytest
+
+from clocks import Seconds
+from kubelend.core.errors import RateLimited
+from kubelend.kits import ratelimit
+from kubelend.kits.ratelimit import CoalescingTimer, LogThrottle, RateLimiter
+from waiting import PATIENCE
+
+
+@pytest.fixture
+def time():
+    return Seconds()
+
+
+def admitted(limiter, caller, times):
+    """Number of the calls in one moment that are admitted."""
+    return sum(not limiter.take(caller) for _ in range(times))
+
+
+# -- the token bucket
+
+
+def test_burst_is_admitted_and_refills_with_time_up_to_a_burst(time):
+    limiter = RateLimiter(8, 5, time)
+    assert admitted(limiter, "a", 20) == 5
+    assert admitted(limiter, "a", 20) == 0  # the clock stands still
+    time.now += 0.375
+    assert admitted(limiter, "a", 20) == 3
+    time.now += 3600
+    assert admitted(limiter, "a", 20) == 5
+    assert admitted(limiter, "b", 20) == 5  # callers are counted apart
+
+
+def test_rate_holds_over_a_long_time_and_rejected_calls_cost_nothing(time):
+    limiter = RateLimiter(10, 5, time)
+    passed = 0
+    for _ in range(1000):
+        time.now += 0.02
+        passed += admitted(limiter, "a", 1)
+    assert passed == pytest.approx(205, abs=2)
+    admitted(limiter, "a", 1000)
+    time.now += 0.1
+    assert admitted(limiter, "a", 2) == 1
+
+
+def test_error_has_the_time_after_which_a_call_is_admitted(time):
+    limiter = RateLimiter(4, 1, time)
+    limiter.admit("a")
+    with pytest.raises(RateLimited) as rejected:
+        limiter.admit("a")
+    assert str(rejected.value) == "a exceeds 4 requests per second; wait 0.25s"
+    assert rejected.value.retry_after == pytest.approx(0.25)
+    time.now += rejected.value.retry_after
+    limiter.admit("a")
+
+
+def test_rate_of_zero_is_unlimited(time):
+    assert admitted(RateLimiter(0, 1, time), "a", 10_000) == 10_000
+
+
+def test_refunded_token_can_be_taken_again_but_a_burst_is_the_maximum(time):
+    limiter = RateLimiter(1, 2, time)
+    assert admitted(limiter, "a", 5) == 2
+    limiter.refund("a")
+    assert admitted(limiter, "a", 5) == 1
+    time.now += 100
+    for _ in range(5):
+        limiter.refund("a")
+    limiter.refund("unknown")
+    assert admitted(limiter, "a", 5) == 2
+
+
+def test_eviction_of_quiet_callers_does_not_refill_the_others(time):
+    limiter = RateLimiter(1, 2, time)
+    admitted(limiter, "loud", 2)
+    for number in range(10_000):
+        limiter.admit(f"caller-{number}")
+    time.now += 1.5
+    limiter.admit("one more")
+    assert admitted(limiter, "loud", 5) == 1
+
+
+@pytest.mark.timeout(20)
+def test_many_active_callers_do_not_make_a_call_expensive(time):
+    """Looking at all of 40,000 buckets with each call would take minutes."""
+    limiter = RateLimiter(1, 2, time)
+    for number in range(40_000):
+        limiter.admit(f"caller-{number}")
+    for _ in range(50_000):
+        time.now += 0.001
+        limiter.take("loud")
+
+
+def test_many_quiet_callers_are_evicted(time):
+    limiter = RateLimiter(1, 2, time)
+    tracemalloc.start()
+    try:
+        for number in range(60_000):
+            time.now += 0.001
+            limiter.admit(f"caller-{number}")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * 2**20  # all of them would take four times as much
+
+
+@pytest.mark.parametrize(
+    "remote, key",
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("", ""),
+        ("no address", "no address"),
+    ],
+)
+def test_addresses_of_one_ipv6_network_share_a_key(remote, key):
+    assert ratelimit.rate_limit_key(remote) == key
+
+
+# -- the throttle of log lines
+
+
+def test_first_line_of_an_interval_has_the_number_of_suppressed_ones(time):
+    lines = LogThrottle(10, time)
+    assert [lines.suppressed("a") for _ in range(5)] == [0, None, None, None, None]
+    assert lines.suppressed("b") == 0  # keys are counted apart
+    time.now += 10
+    assert [lines.suppressed("a") for _ in range(2)] == [4, None]
+    time.now += 10
+    assert lines.suppressed("a") == 1
+
+
+def test_of_many_keys_the_one_logged_longest_ago_is_evicted(time):
+    lines = LogThrottle(10, time)
+    for number in range(ratelimit.MAX_LOG_KEYS):
+        lines.suppressed(number)
+    time.now += 10
+    lines.suppressed(0)
+    lines.suppressed("one more")
+    assert lines.suppressed(0) is None
+    time.now -= 10  # within the first interval of the others
+    assert lines.suppressed(2) is None
+    assert lines.suppressed(1) == 0
+
+
+# -- coalesced actions
+
+
+async def test_rare_action_runs_now_and_frequent_ones_together():
+    done: list[str] = []
+    over = asyncio.Event()
+    timer = CoalescingTimer(0.05)
+    for name in "abcd":
+        timer.schedule(partial(done.append, name))
+    timer.schedule(over.set)
+    assert done == ["a"]
+    await asyncio.wait_for(over.wait(), PATIENCE)
+    assert done == ["a", "b", "c", "d"]
+
+
+async def test_actions_run_again_after_a_tick_and_one_that_fails_affects_no_other():
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    timer = CoalescingTimer(0.05)
+    for _ in range(3):
+        over = asyncio.Event()
+        timer.schedule(lambda: None)
+        timer.schedule(partial([].pop, 0))
+        timer.schedule(over.set)
+        await asyncio.wait_for(over.wait(), PATIENCE)
+
+
+async def test_timer_of_zero_seconds_runs_all_actions_now():
+    done: list[str] = []
+    timer = CoalescingTimer(0.0)
+    for name in "abc":
+        timer.schedule(partial(done.append, name))
+    assert done == ["a", "b", "c"]

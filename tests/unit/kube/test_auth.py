@@ -1,0 +1,272 @@
+"""Credentials of requests, while files change on disk, and of exec plugins, which run for real."""
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import kubeconfigs
+from certificates import Certificates
+from kubelend.core.errors import InvalidSettings, Unavailable
+from kubelend.kube import auth, config
+from kubelend.kube.auth import CredentialSource, PluginRunner
+from kubelend.kube.config import EXEC_VERSIONS, DataOrFile, ExecPlugin, KubeConfig
+
+SERVER = "https://127.0.0.1:1"
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    return Certificates(tmp_path / "certificates")
+
+
+def encoded(path):
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+async def authorization(credentials):
+    shown = await credentials.current()
+    return dict(shown.headers).get("Authorization")
+
+
+async def test_token_file_is_followed_and_the_last_token_used_while_it_is_missing(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(path=token)))
+    assert await authorization(credentials) == "Bearer first"
+    token.unlink()
+    assert await authorization(credentials) == "Bearer first"
+    token.write_text("second")
+    assert await authorization(credentials) == "Bearer second"
+
+
+async def test_missing_token_is_an_error(tmp_path):
+    credentials = CredentialSource(
+        KubeConfig(server=SERVER, token=DataOrFile(path=tmp_path / "token"))
+    )
+    with pytest.raises(InvalidSettings, match="token is missing"):
+        await credentials.current()
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "schlüssel"])
+async def test_invalid_token_is_neither_sent_nor_printed(token):
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(token.encode())))
+    with pytest.raises(InvalidSettings, match="invalid token") as caught:
+        await credentials.current()
+    assert token not in str(caught.value)
+
+
+def copied(source, target):
+    """A certificate and its key, as a mounted secret has them."""
+    target.mkdir(exist_ok=True)
+    for name in ("tls.crt", "tls.key"):
+        shutil.copy(source / name, target / name)
+    return KubeConfig(
+        server=SERVER,
+        certificate=DataOrFile(path=target / "tls.crt"),
+        key=DataOrFile(path=target / "tls.key"),
+    )
+
+
+async def test_context_changes_with_the_certificate_only(certificates, tmp_path):
+    mine = tmp_path / "mine"
+    credentials = CredentialSource(copied(certificates.cluster("a"), mine))
+    first = await credentials.current()
+    assert (await credentials.current()).context is first.context
+    copied(certificates.cluster("b"), mine)
+    assert (await credentials.current()).context is not first.context
+
+
+async def test_last_valid_pair_is_used_until_the_new_one_is_complete(certificates, tmp_path):
+    mine, newer = tmp_path / "mine", certificates.cluster("b")
+    credentials = CredentialSource(copied(certificates.cluster("a"), mine))
+    first = await credentials.current()
+    shutil.copy(newer / "tls.crt", mine / "tls.crt")
+    assert (await credentials.current()).context is first.context
+    shutil.copy(newer / "tls.key", mine / "tls.key")
+    assert (await credentials.current()).context is not first.context
+
+
+async def test_key_of_another_certificate_is_an_error(certificates, tmp_path):
+    own = copied(certificates.cluster("a"), tmp_path / "mine")
+    shutil.copy(certificates.cluster("b") / "tls.key", tmp_path / "mine" / "tls.key")
+    with pytest.raises(InvalidSettings, match="do not match, are not in PEM form"):
+        await CredentialSource(own).current()
+
+
+async def test_invalid_authority_is_an_error():
+    own = KubeConfig(server=SERVER, authorities=DataOrFile(b"nobody"))
+    with pytest.raises(InvalidSettings, match="not a certificate in PEM form"):
+        await CredentialSource(own).current()
+
+
+async def test_rewritten_kubeconfig_is_read_again_and_stays_with_its_context(tmp_path):
+    path = kubeconfigs.write(tmp_path / "config", user={"token": "first"})
+    credentials = CredentialSource(config.config_from_kubeconfig(path))
+    assert await authorization(credentials) == "Bearer first"
+    kubeconfigs.write(path, user={"token": "second"}, current="another")
+    assert await authorization(credentials) == "Bearer second"
+    path.write_text("half: [")
+    assert await authorization(credentials) == "Bearer second"
+
+
+async def test_token_of_a_plugin_and_certificate_of_the_kubeconfig(certificates, tmp_path):
+    output = {"apiVersion": EXEC_VERSIONS[0], "kind": "ExecCredential", "status": {"token": "t"}}
+    own = certificates.cluster("a")
+    credentials = CredentialSource(
+        KubeConfig(
+            server=SERVER,
+            plugin=ExecPlugin(
+                sys.executable, EXEC_VERSIONS[0], ("-c", f"print({json.dumps(output)!r})")
+            ),
+            certificate=DataOrFile(path=own / "tls.crt"),
+            key=DataOrFile(path=own / "tls.key"),
+        )
+    )
+    assert await authorization(credentials) == "Bearer t"
+
+
+async def test_rejected_token_is_read_again_from_an_unchanged_file(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("first")
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(path=token)))
+    shown = await credentials.current()
+    credentials.invalidate(shown)
+    assert await credentials.current() == shown
+
+
+async def test_repr_of_credentials_has_no_secrets():
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(b"hunter2")))
+    assert "hunter2" not in repr(await credentials.current())
+
+
+# -- exec plugins
+
+
+V1, V1BETA1 = config.EXEC_VERSIONS
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def program(tmp_path, body):
+    path = tmp_path / "login"
+    path.write_text(f"#!{sys.executable}\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def plugin_returning(tmp_path, *, version=V1, **status):
+    """A program that prints this, and counts how often it was run."""
+    count = tmp_path / "count"
+    body = f"open({str(count)!r}, 'a').write('x')\n{credential(version, **status)}"
+    return program(tmp_path, body), lambda: len(count.read_text())
+
+
+def credential(version=V1, **status):
+    output = {"apiVersion": version, "kind": "ExecCredential", "status": status}
+    return f"print({json.dumps(output)!r})"
+
+
+@pytest.mark.parametrize("version", config.EXEC_VERSIONS)
+async def test_token_is_read(version, tmp_path):
+    command, _ = plugin_returning(tmp_path, version=version, token="t")
+    given = await auth.run_plugin(ExecPlugin(command, version))
+    assert given == ("t", b"", b"", None)
+
+
+async def test_certificate_is_read(tmp_path):
+    command, _ = plugin_returning(tmp_path, clientCertificateData="crt", clientKeyData="key")
+    given = await auth.run_plugin(ExecPlugin(command, V1))
+    assert given[:3] == ("", b"crt", b"key")
+
+
+async def test_plugin_gets_arguments_variables_and_cluster(tmp_path):
+    received = tmp_path / "received"
+    body = f"""
+import json, os, sys
+env = os.environ
+received = [sys.argv[1:], env["A"], json.loads(env["KUBERNETES_EXEC_INFO"]), "HOME" in env, sys.stdin.read()]
+open({str(received)!r}, "w").write(json.dumps(received))
+print(json.dumps({{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{"token": "t"}}}}))
+"""
+    command = program(tmp_path, body)
+    await auth.run_plugin(ExecPlugin(command, V1, ("get", "token"), {"A": "1"}, {"server": "s"}))
+    arguments, variable, info, has_home, asked = json.loads(received.read_text())
+    assert (arguments, variable, asked) == (["get", "token"], "1", "")
+    assert has_home is ("HOME" in os.environ)
+    assert info == {
+        "apiVersion": V1,
+        "kind": "ExecCredential",
+        "spec": {"interactive": False, "cluster": {"server": "s"}},
+    }
+
+
+async def test_credentials_are_cached_until_they_expire(tmp_path):
+    command, count = plugin_returning(
+        tmp_path, token="t", expirationTimestamp="2030-01-01T13:00:00Z"
+    )
+    times = iter([NOON, NOON + timedelta(minutes=59), NOON + timedelta(hours=1)])
+    runner = PluginRunner(ExecPlugin(command, V1), now=lambda: next(times))
+    await runner.credentials()
+    await runner.credentials()
+    await runner.credentials()
+    assert count() == 1
+    await runner.credentials()
+    assert count() == 2
+
+
+async def test_concurrent_requests_run_the_plugin_once(tmp_path):
+    command, count = plugin_returning(tmp_path, token="t")
+    runner = PluginRunner(ExecPlugin(command, V1))
+    await asyncio.gather(*(runner.credentials() for _ in range(20)))
+    assert count() == 1
+
+
+async def test_rejected_credentials_cause_one_more_run(tmp_path):
+    command, count = plugin_returning(tmp_path, token="t")
+    runner = PluginRunner(ExecPlugin(command, V1))
+    first = await runner.credentials()
+    runner.invalidate(first)
+    await runner.credentials()
+    runner.invalidate(first)
+    await runner.credentials()
+    assert count() == 2
+
+
+@pytest.mark.parametrize(
+    "body, kind, message",
+    [
+        ("print('Please log in')", Unavailable, "returned no valid ExecCredential"),
+        ("import sys; sys.exit('token=hunter2 has expired')", Unavailable, "failed: .redacted"),
+        (credential(V1BETA1, token="hunter2"), InvalidSettings, "returned apiVersion"),
+        (credential(), Unavailable, "neither"),
+        (credential(clientKeyData="hunter2"), Unavailable, "without a key"),
+        (credential(token="t", expirationTimestamp="2030-01-01T12:00:00"), Unavailable, "zone"),
+    ],
+    ids=["words", "failure", "other version", "nothing", "half", "no zone"],
+)
+async def test_plugin_failure_is_reported_without_secrets(body, kind, message, tmp_path):
+    with pytest.raises(kind, match=message) as caught:
+        await auth.run_plugin(ExecPlugin(program(tmp_path, body), V1))
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_plugin_that_waits_for_input_times_out(tmp_path):
+    command = program(tmp_path, "import time; time.sleep(600)")
+    with pytest.raises(Unavailable, match="timed out after 200ms; log in manually"):
+        await auth.run_plugin(ExecPlugin(command, V1), timedelta(milliseconds=200))
+
+
+async def test_missing_plugin_is_reported_with_the_install_hint():
+    with pytest.raises(InvalidSettings, match=r"no-such cannot be run: .*; get it from us"):
+        await auth.run_plugin(ExecPlugin("no-such", V1, hint="get it from us"))
+
+
+async def test_repr_of_plugin_has_no_secrets(tmp_path):
+    command, _ = plugin_returning(tmp_path, token="hunter2")
+    plugin = ExecPlugin(command, V1, ("--password=hunter2",), {"A": "hunter2"})
+    assert "hunter2" not in f"{plugin!r} {await auth.run_plugin(plugin)!r}"

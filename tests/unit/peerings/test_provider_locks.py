@@ -1,0 +1,157 @@
+"""The lock of a provider: who is next, how long a waiter waits, and that it is never lost."""
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from kubelend.core.errors import Unavailable
+from kubelend.peerings import liqoctl
+from kubelend.peerings.liqoctl import ProviderLocks, TimeBudget
+from waiting import PATIENCE
+
+LIMIT = timedelta(seconds=10)
+
+
+@pytest.fixture
+def locks():
+    return ProviderLocks(LIMIT, time.monotonic)
+
+
+class Holders:
+    """Tasks that record when they hold the lock, and release it at `end`."""
+
+    def __init__(self, locks):
+        self.locks = locks
+        self.held = []
+        self.gates = {}
+        self.tasks = {}
+
+    async def start(self, name, *, is_urgent=False, cluster="one"):
+        self.gates[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._work(name, cluster, is_urgent))
+        await settled()
+
+    async def _work(self, name, cluster, is_urgent):
+        async with self.locks.acquire(cluster, is_urgent=is_urgent):
+            self.held.append(name)
+            await self.gates[name].wait()
+
+    async def end(self, name):
+        self.gates[name].set()
+        await settled()
+
+    async def cancel(self, name):
+        self.tasks[name].cancel()
+        await settled()
+
+    async def end_all(self):
+        for gate in self.gates.values():
+            gate.set()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+async def settled():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def holders(locks):
+    holders = Holders(locks)
+    yield holders
+    await holders.end_all()
+
+
+async def test_lock_is_held_by_one_at_a_time_in_order(holders):
+    for name in "abc":
+        await holders.start(name)
+    assert holders.held == ["a"]
+    await holders.end("a")
+    assert holders.held == ["a", "b"]
+    await holders.end_all()
+    assert holders.held == ["a", "b", "c"]
+
+
+async def test_each_provider_has_its_own_lock(holders):
+    await holders.start("a")
+    await holders.start("b", cluster="two")
+    assert holders.held == ["a", "b"]
+
+
+async def test_urgent_waiter_waits_for_the_holder_only(holders):
+    for name in "abc":
+        await holders.start(name)
+    await holders.start("urgent", is_urgent=True)
+    await holders.start("urgent too", is_urgent=True)
+    await holders.end("a")
+    assert holders.held == ["a", "urgent"]
+    await holders.end_all()
+    assert holders.held == ["a", "urgent", "urgent too", "b", "c"]
+
+
+@pytest.mark.parametrize("is_urgent", [False, True], ids=["waiting", "urgent"])
+async def test_cancelled_waiter_is_skipped(holders, is_urgent):
+    await holders.start("a")
+    await holders.start("b", is_urgent=is_urgent)
+    await holders.start("c")
+    await holders.cancel("b")
+    await holders.end("a")
+    assert holders.held == ["a", "c"]
+
+
+async def test_waiter_cancelled_after_it_got_the_lock_passes_it_on(holders):
+    for name in "abc":
+        await holders.start(name)
+    holders.gates["a"].set()
+    await asyncio.sleep(0)
+    holders.tasks["b"].cancel()  # it has the lock, and does not know it yet
+    await settled()
+    assert holders.held == ["a", "c"]
+
+
+async def test_waiter_cancelled_before_it_got_the_lock_is_skipped(holders):
+    for name in "abc":
+        await holders.start(name)
+    holders.tasks["b"].cancel()
+    holders.gates["a"].set()
+    await settled()
+    assert holders.held == ["a", "c"]
+
+
+async def test_failure_releases_the_lock(locks):
+    with suppress(ValueError):
+        async with locks.acquire("one"):
+            raise ValueError
+    async with asyncio.timeout(PATIENCE), locks.acquire("one") as budget:
+        assert isinstance(budget, TimeBudget)
+
+
+async def test_waiter_times_out_after_the_limit(monkeypatch):
+    monkeypatch.setattr(liqoctl, "LOCK_SLACK", timedelta())
+    locks = ProviderLocks(timedelta(milliseconds=20), time.monotonic)
+    async with asyncio.timeout(PATIENCE), locks.acquire("one"):
+        for is_urgent in (False, True):
+            with pytest.raises(
+                Unavailable, match="another peering command for one is still running"
+            ) as late:
+                async with locks.acquire("one", is_urgent=is_urgent):
+                    pytest.fail("it got the lock")
+            assert late.value.retryable
+    async with asyncio.timeout(PATIENCE), locks.acquire("one") as budget:
+        assert budget.remaining(LIMIT) > timedelta(), "who gave up is skipped"
+
+
+def test_commands_of_a_holder_share_its_time():
+    now = 5.0
+    budget = TimeBudget("one", LIMIT, lambda: now)
+    assert budget.remaining(LIMIT) == LIMIT
+    now += 8
+    assert budget.remaining(LIMIT) == timedelta(seconds=2)
+    assert budget.remaining(timedelta(seconds=1)) == timedelta(seconds=1)
+    now += 2
+    with pytest.raises(Unavailable, match="peering commands for one exceeded 10s"):
+        budget.remaining(LIMIT)

@@ -1,0 +1,361 @@
+"""Certificate signing requests: whatever is sent, the answer is a proven key and a claim, or a refusal."""
+
+import base64
+import re
+from datetime import UTC, datetime
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import der
+import openssl
+from kubelend.core.errors import InvalidIdentity, InvalidInput
+from kubelend.core.lifecycle import Role
+from kubelend.pki import csr, files, identity
+from kubelend.pki.authority import Authority
+from kubelend.pki.keys import PrivateKey
+
+NOW = datetime.now(UTC)
+
+P256 = ec.generate_private_key(ec.SECP256R1())
+
+RSA = rsa.generate_private_key(65537, 2048)
+
+KEYS: dict[str, PrivateKey] = {
+    "p256": P256,
+    "p384": ec.generate_private_key(ec.SECP384R1()),
+    "rsa": RSA,
+    "ed25519": ed25519.Ed25519PrivateKey.generate(),
+}
+
+
+def pem(request):
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+def subject(*names, organisation=None):
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name) for name in names]
+    if organisation:
+        attributes.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation))
+    return x509.Name(attributes)
+
+
+def request(key=P256, name=None, digest=hashes.SHA256(), extensions=()):  # noqa: B008
+    builder = x509.CertificateSigningRequestBuilder(
+        subject("agent-cluster-1") if name is None else name
+    )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=True)
+    return builder.sign(key, digest)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("role", [Role.CLUSTER, Role.VIEWER, Role.ADMIN], ids=str)
+def test_a_request_proves_its_key_and_claims_a_name_and_a_role(kind, role):
+    found = csr.check_csr(csr.make_csr("Zürich/1", role, KEYS[kind]))
+    assert found.public_key == KEYS[kind].public_key()
+    assert found.claims == identity.Caller("Zürich/1", role)
+
+
+@openssl.needed
+@pytest.mark.parametrize("kind", KEYS)
+def test_openssl_verifies_what_is_made(kind, tmp_path):
+    (tmp_path / "csr").write_text(csr.make_csr("agent-cluster-1", Role.VIEWER, KEYS[kind]))
+    verdict = openssl.run("req", "-in", tmp_path / "csr", "-noout", "-verify", "-subject")
+    assert verdict.returncode == 0
+    assert "verify OK" in verdict.stderr + verdict.stdout
+    assert "CN=agent-cluster-1" in verdict.stdout.replace(" = ", "=")
+
+
+@openssl.needed
+@pytest.mark.parametrize("header", ["", "-newhdr"], ids=["usual header", "older header"])
+def test_what_openssl_makes_is_understood(tmp_path, header):
+    made = openssl.said(
+        *("req", "-new", "-newkey", "rsa:2048", "-nodes", *filter(None, [header])),
+        *("-keyout", tmp_path / "key", "-subj", "/O=kubelend:admin/CN=alice"),
+    )
+    assert csr.check_csr(made).claims == identity.Caller("alice", Role.ADMIN)
+
+
+def test_the_key_is_not_in_the_request():
+    made = csr.make_csr("a", Role.CLUSTER, P256)
+    secret = P256.private_numbers().private_value.to_bytes(32, "big")
+    assert secret not in base64.b64decode("".join(made.splitlines()[1:-1]))
+
+
+def test_nothing_that_is_asked_for_gets_into_the_certificate(tmp_path):
+    greedy = request(
+        name=subject("root", organisation="kubelend:admin"),
+        extensions=[
+            x509.BasicConstraints(ca=True, path_length=None),
+            x509.SubjectAlternativeName([x509.DNSName("liqo-resource-broker")]),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        ],
+    )
+    found = csr.check_csr(pem(greedy))
+    authority = Authority.create("test-ca", now=NOW)
+    signed = authority.sign(identity.client_profile("agent-cluster-1"), found.public_key, now=NOW)
+    usual = authority.issue(identity.client_profile("agent-cluster-1"), now=NOW).certificate
+    assert signed.subject == usual.subject
+    kinds = {extension.oid: extension.critical for extension in signed.extensions}
+    assert kinds == {extension.oid: extension.critical for extension in usual.extensions}
+    constraints = signed.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert not constraints.value.ca
+    usage = signed.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    assert list(usage.value) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert files.is_certificate_of(signed, P256)
+
+
+@pytest.mark.parametrize(
+    "key, complaint",
+    [
+        (
+            lambda: rsa.generate_private_key(65537, 1024),
+            "an RSA key of 1024 bits; use 2048 to 8192",
+        ),
+        (lambda: rsa.generate_private_key(65537, 2047), "an RSA key of 2047 bits"),
+        (lambda: rsa.generate_private_key(3, 2048), "an unsafe exponent; use 65537"),
+        (lambda: ec.generate_private_key(ec.SECP521R1()), "is not supported; use ECDSA with"),
+        (lambda: ec.generate_private_key(ec.SECP256K1()), "key type of the certificate request"),
+        (lambda: dsa.generate_private_key(2048), "key type of the certificate request"),
+    ],
+    ids=["rsa 1024", "rsa 2047", "exponent 3", "p521", "secp256k1", "dsa"],
+)
+def test_a_weak_or_unusual_key_is_refused(key, complaint):
+    with pytest.raises(InvalidInput, match=complaint):
+        csr.check_csr(pem(request(key())))
+
+
+def test_another_edwards_curve_is_refused():
+    with pytest.raises(InvalidInput, match="key type of the certificate request"):
+        csr.check_csr(pem(request(ed448.Ed448PrivateKey.generate(), digest=None)))
+
+
+def test_a_giant_rsa_key_is_refused_before_its_signature_is_looked_at():
+    # Making a real one takes minutes, so the number is no product of primes, and its key is not there.
+    modulus = (1 << 8999) | (1 << 4000) | 1
+    with pytest.raises(InvalidInput, match="an RSA key of 9000 bits"):
+        csr.check_csr(forged(der.rsa_key(modulus, 65537)))
+
+
+@pytest.mark.parametrize("exponent", [1, 65538, 2**31 + 1, 2**200 + 1], ids=str)
+def test_an_unusual_exponent_is_refused(exponent):
+    modulus = RSA.public_key().public_numbers().n
+    with pytest.raises(InvalidInput, match=r"unsafe exponent|cannot be decoded"):
+        csr.check_csr(forged(der.rsa_key(modulus, exponent)))
+
+
+def forged(info):
+    """A request for this public key, which another key has signed."""
+    content = request().tbs_certrequest_bytes
+    changed = der.wrapped(der.SEQUENCE, der.unwrapped(content).replace(encoded(P256), info))
+    return der.request_pem(der.signed(changed, P256))
+
+
+def encoded(key):
+    return key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def test_a_request_for_somebody_elses_key_is_refused():
+    assert csr.check_csr(forged(encoded(P256))).public_key == P256.public_key()
+    with pytest.raises(InvalidInput, match="not signed by its own key"):
+        csr.check_csr(forged(encoded(ec.generate_private_key(ec.SECP256R1()))))
+
+
+def test_a_request_of_another_version_is_refused():
+    content = request().tbs_certrequest_bytes.replace(b"\x02\x01\x00", b"\x02\x01\x01", 1)
+    with pytest.raises(InvalidInput, match="certificate request is corrupt"):
+        csr.check_csr(der.request_pem(der.signed(content, P256)))
+
+
+@openssl.needed
+def test_an_outdated_digest_is_refused(tmp_path):
+    made = openssl.said(
+        *("req", "-new", "-sha1", "-newkey", "rsa:2048", "-nodes"),
+        *("-keyout", tmp_path / "key", "-subj", "/CN=a"),
+    )
+    with pytest.raises(InvalidInput, match="signed with sha1; use sha256 or stronger"):
+        csr.check_csr(made)
+
+
+VALID = csr.make_csr("agent-cluster-1", Role.CLUSTER, P256)
+
+
+@pytest.mark.parametrize(
+    "sent, complaint",
+    [
+        ("", "not a certificate request in PEM form"),
+        ("garbage", "not a certificate request in PEM form"),
+        (b"\xff\xfe", "not a certificate request in PEM form"),
+        ("\ud800", "not a certificate request in PEM form"),
+        (pem(request()).replace(b"REQUEST", b"RE\xc3\x9cUEST"), "not a certificate request in PEM"),
+        (
+            request().public_bytes(serialization.Encoding.DER),
+            "not a certificate request in PEM form",
+        ),
+        (VALID + VALID, "more than one PEM block in the certificate request; send one PEM block"),
+        (VALID.replace("REQUEST", "REQUESTS"), "not a certificate request in PEM form"),
+        ("Subject: a\n" + VALID, "not a certificate request in PEM form"),
+        (VALID[: len(VALID) // 2], "not a certificate request in PEM form"),
+        (re.sub("-----\n.*", "-----\nAAAA", VALID, count=1), "certificate request is corrupt"),
+        (VALID.replace("=", "").replace("M", "A", 3), "certificate request is corrupt"),
+        (VALID + " " * csr.MAX_CSR_LENGTH, "exceeds 16384 bytes"),
+        (b"A" * 10_000_000, "exceeds 16384 bytes"),
+    ],
+    ids=[
+        "nothing",
+        "garbage",
+        "bytes",
+        "half a character",
+        "other letters",
+        "der",
+        "two",
+        "another label",
+        "text before it",
+        "cut off",
+        "first line",
+        "changed",
+        "long",
+        "very long",
+    ],
+)
+def test_what_is_no_request_is_refused(sent, complaint):
+    with pytest.raises(InvalidInput, match=complaint):
+        csr.check_csr(sent)
+
+
+def test_a_private_key_sent_by_mistake_is_refused_and_not_repeated():
+    key = P256.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
+    with pytest.raises(InvalidInput) as raised:
+        csr.check_csr(VALID + key)
+    assert not any(line in str(raised.value) for line in key.splitlines()[1:-1])
+
+
+@pytest.mark.parametrize(
+    "name, complaint",
+    [
+        (x509.Name([]), "no common name"),
+        (subject(organisation="kubelend:admin"), "no common name"),
+        (subject("a", "b"), "several common names"),
+        (subject("a\nb"), "control or invisible"),
+        (subject(" "), "is empty"),
+    ],
+    ids=["nothing", "only a role", "two names", "control character", "blank"],
+)
+def test_a_request_that_names_nobody_is_refused(name, complaint):
+    with pytest.raises(InvalidIdentity, match=f"certificate request: .*{complaint}"):
+        csr.check_csr(pem(request(name=name)))
+
+
+def test_names_that_the_broker_would_refuse_are_not_asked_for():
+    with pytest.raises(InvalidIdentity):
+        csr.make_csr("liqo-resource-broker", Role.CLUSTER, P256)
+
+
+SIGNERS: list[PrivateKey] = [
+    P256,
+    rsa.generate_private_key(65537, 2048),
+    ed25519.Ed25519PrivateKey.generate(),
+]
+
+REQUESTS = [csr.make_csr("agent-cluster-1", Role.VIEWER, key) for key in SIGNERS]
+
+DER = [base64.b64decode("".join(text.splitlines()[1:-1])) for text in REQUESTS]
+
+REQUEST = x509.load_pem_x509_csr(REQUESTS[0].encode())
+
+SIGNED, NAME = REQUEST.tbs_certrequest_bytes, REQUEST.subject.public_bytes()
+
+some = settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+
+
+def checked(sent):
+    """Whose request it is; None if it is refused. Anything else fails the test."""
+    try:
+        return csr.check_csr(sent)
+    except InvalidInput as refusal:
+        said = str(refusal)
+    assert 20 < len(said) < 300
+    return None
+
+
+@some
+@given(st.binary(max_size=3000) | st.text(max_size=3000))
+def test_random_input_is_refused(sent):
+    assert checked(sent) is None
+
+
+@some
+@given(st.binary(max_size=1000).map(der.request_pem))
+def test_random_content_in_the_right_wrapping_is_refused(sent):
+    assert checked(sent) is None
+
+
+@some
+@given(which=st.sampled_from(range(len(DER))), data=st.data())
+def test_a_changed_request_is_refused_or_says_the_same(which, data):
+    changed = bytearray(DER[which])
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(changed) - 1))
+        changed[place] = data.draw(st.integers(0, 255))
+    found = checked(der.request_pem(bytes(changed)))
+    assert found is None or found == csr.check_csr(REQUESTS[which])
+
+
+@some
+@given(st.data())
+def test_a_request_changed_before_it_was_signed_is_refused_or_for_the_same_key(data):
+    content = bytearray(SIGNED)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    found = checked(der.request_pem(der.signed(bytes(content), P256)))
+    assert found is None or found.public_key == P256.public_key()
+
+
+@some
+@given(tag=st.integers(0, 63), value=st.binary(max_size=80), padding=st.binary(max_size=8))
+@example(tag=der.BITS, value=b"\0bits", padding=b"")
+@example(tag=12, value=b"", padding=b"")
+@example(tag=12, value=b"a" * 80, padding=b"")
+@example(tag=12, value=b"\xff", padding=b"")
+def test_any_common_name_of_any_kind_is_refused_or_one_that_can_be_shown(tag, value, padding):
+    common_name = b"\x06\x03\x55\x04\x03" + der.wrapped(tag, value) + padding
+    name = der.wrapped(0x30, der.wrapped(0x31, der.wrapped(0x30, common_name)))
+    version, rest = der.unwrapped(SIGNED)[:3], der.unwrapped(SIGNED)[3 + len(NAME) :]
+    content = der.wrapped(der.SEQUENCE, version + name + rest)
+    found = checked(der.request_pem(der.signed(content, P256)))
+    assert found is None or found.claims.name.isprintable()
+
+
+@some
+@given(which=st.sampled_from(range(len(DER))), data=st.data())
+def test_a_request_with_pieces_cut_out_or_put_in_is_refused_or_says_the_same(which, data):
+    whole = DER[which]
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, len(whole)))
+    found = checked(
+        der.request_pem(whole[:start] + data.draw(st.binary(max_size=40)) + whole[end:])
+    )
+    assert found is None or found == csr.check_csr(REQUESTS[which])
+
+
+@some
+@given(which=st.sampled_from(range(len(DER))), data=st.data())
+def test_a_changed_text_is_refused_or_says_the_same(which, data):
+    text = REQUESTS[which]
+    start = data.draw(st.integers(0, len(text)))
+    end = min(len(text), start + data.draw(st.integers(0, 3)))
+    found = checked(text[:start] + data.draw(st.text(max_size=3)) + text[end:])
+    assert found is None or found == csr.check_csr(REQUESTS[which])

@@ -1,0 +1,339 @@
+"""The Kubernetes store without an API server: URL, head, projection of records to objects, signatures."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+import make
+from kubelend.core.audit_log import CHAIN_START, AuditLine, ChainHead
+from kubelend.core.errors import InvalidSettings
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId
+from kubelend.kube.config import KubeConfig
+from kubelend.stores import batch, factory
+from kubelend.stores.batch import CorruptRecord
+from kubelend.stores.factory import KubernetesStoreUrl
+from kubelend.stores.kubernetes import head, objects, projection
+from kubelend.stores.kubernetes.head import (
+    AuditPosition,
+    ChainedLine,
+    CommitChanges,
+    HeadState,
+    RecordWrite,
+)
+from kubelend.stores.kubernetes.objects import LiveSetDigest, StoredObject, StoredStatus
+from kubelend.wire.broker_objects import StoredRecord
+from kubelend.wire.objects import Metadata
+
+# -- URL
+
+
+ACCESS = KubeConfig(server="https://127.0.0.1:1", namespace="of-the-context")
+
+
+@pytest.mark.parametrize(
+    "rest, url",
+    [
+        ("", KubernetesStoreUrl()),
+        ("///etc/kube/config", KubernetesStoreUrl("/etc/kube/config")),
+        ("local/config", KubernetesStoreUrl("local/config")),
+        ("?namespace=brokers", KubernetesStoreUrl(namespace="brokers")),
+        ("///k?context=hub&namespace=n", KubernetesStoreUrl("/k", "hub", "n")),
+        ("?context=arn:aws:eks/x", KubernetesStoreUrl(context="arn:aws:eks/x")),
+    ],
+)
+def test_every_part_of_the_url_is_optional(rest, url):
+    assert factory.parse_kubernetes_url(rest) == url
+
+
+@pytest.mark.parametrize(
+    "rest, why",
+    [
+        ("//host/path", "three slashes"),
+        ("?name=x", "use context and namespace"),
+        ("?namespace=", "not a namespace name"),
+        ("?namespace=A_b", "not a namespace name"),
+    ],
+)
+def test_invalid_url_is_rejected(rest, why):
+    with pytest.raises(InvalidSettings, match=why):
+        factory.parse_kubernetes_url(rest)
+
+
+@pytest.mark.parametrize(
+    "url, default, pod, namespace",
+    [
+        (KubernetesStoreUrl(namespace="named"), "default", "pod", "named"),
+        (KubernetesStoreUrl(), "default", "pod", "default"),
+        (KubernetesStoreUrl(), "", "pod", "pod"),
+        (KubernetesStoreUrl(), "", "", "of-the-context"),
+    ],
+)
+def test_most_explicit_namespace_is_used(monkeypatch, url, default, pod, namespace):
+    monkeypatch.setenv("POD_NAMESPACE", pod)
+    assert url.namespace_for(ACCESS, default) == namespace
+
+
+def test_missing_kubeconfig_is_reported_before_anything_is_opened(tmp_path):
+    for use in (factory.check_store_url, factory.open_store, factory.open_readonly):
+        with pytest.raises(InvalidSettings, match="missing"):
+            use(f"kubernetes://{tmp_path}/none")
+
+
+def test_kubernetes_store_has_no_files():
+    assert factory.store_mode_problems("kubernetes:") == []
+    assert factory.path_beside("kubernetes:", "grants.key") is None
+
+
+# -- head
+
+
+def write(number, size=10):
+    text = b'{"a": "' + b"x" * size + b'"}'
+    return RecordWrite("cluster", f"c{number}", msgspec.Raw(text))
+
+
+def chained(number, size=10):
+    return ChainedLine.of(
+        AuditLine(number, b'{"n":  ' + b"1" * size + b"}", bytes([number % 256] * 32))
+    )
+
+
+STATE = HeadState(
+    epoch=3,
+    sequence=7,
+    revision=2**53 + 1,
+    end=AuditPosition.of(ChainHead(2, b"\1" * 32)),
+    lines=(chained(1), chained(2)),
+    changes=CommitChanges((write(1), RecordWrite("token", "t"))),
+)
+
+
+def test_state_is_read_as_it_was_written():
+    found = head.head_object(STATE, "ns", "5")
+    assert head.state_from_object(found) == STATE
+    assert (found.metadata.name, found.metadata.namespace) == ("head", "ns")
+    assert (found.metadata.resource_version, found.contents) == ("5", "head")
+    assert found.record.revision == 7
+
+
+def test_texts_of_records_and_lines_are_preserved_byte_by_byte():
+    read = head.state_from_object(head.head_object(STATE, "ns"))
+    assert read.changes.writes[0].text == STATE.changes.writes[0].text
+    assert read.changes.writes[1].text == b""
+    assert read.lines[0].line == chained(1).line
+
+
+def test_new_audit_log_begins_at_the_start():
+    assert (HeadState().start.head, HeadState().end.head) == (CHAIN_START, CHAIN_START)
+
+
+@pytest.mark.parametrize(
+    "edit", [{"data": "{}"}, {"checksum": "1"}, {"data": "no JSON", "checksum": "1"}]
+)
+def test_edited_head_is_corrupt(edit):
+    found = head.head_object(STATE, "ns")
+    edited = replace(found, record=replace(found.record, **edit))
+    with pytest.raises(CorruptRecord, match="ns/head"):
+        head.state_from_object(edited)
+
+
+def test_small_commit_is_in_the_head_alone():
+    assert head.split_oversized(STATE, "ns", "5") == (STATE, [])
+
+
+def test_oversized_commit_is_split_into_objects_that_the_head_names():
+    changes = CommitChanges(
+        tuple(write(number, 100_000) for number in range(20)),
+        tuple(chained(number, 300_000) for number in range(1, 6)),
+    )
+    state, parts = head.split_oversized(replace(STATE, changes=changes), "ns", "5")
+    assert state.elsewhere == tuple(f"pending-5-{number}" for number in range(len(parts)))
+    assert state.changes == CommitChanges()
+    assert head.changes_from_parts(parts) == changes
+    for part in parts:
+        assert len(msgspec.json.encode(part)) < 1_000_000
+
+
+def test_size_includes_json_escapes():
+    text = b'"' + b'\\"' * 300_000 + b'"'
+    state = replace(STATE, changes=CommitChanges((RecordWrite("cluster", "a", msgspec.Raw(text)),)))
+    _, parts = head.split_oversized(state, "ns", "5")
+    assert parts
+
+
+def test_lines_stay_in_the_head_up_to_a_size():
+    few = tuple(chained(number) for number in range(1, 6))
+    assert head.split_log_tail(HeadState(), few) == (few, ())
+    many = tuple(chained(number, 1000) for number in range(1, 60))
+    assert head.split_log_tail(HeadState(lines=few), many) == ((), few + many)
+
+
+# -- projection
+
+
+CLUSTER = make.cluster(
+    "berlin",
+    "cpu=4,memory=8Gi,gpu=1",
+    allocated="cpu=1500m",
+    labels={"tier": "gold"},
+    valid_for=timedelta(seconds=90),
+    cordon="maintenance",
+)
+RESERVATION = make.reservation(
+    "rsv-1",
+    make.request(
+        "cpu=500m,memory=1Gi", "paris", wait=make.MINUTE, max_price="0.5", excluded=("x",)
+    ),
+    phase=Phase.RESERVED,
+    target=ClusterId("berlin"),
+    reserved_at=make.T0,
+)
+
+
+@pytest.mark.parametrize(
+    "kind, id, name",
+    [
+        ("cluster", "berlin", "berlin-adv"),
+        ("reservation", "rsv-paris-1", "rsv-paris-1"),
+        ("token", "abc", "token-abc"),
+        ("limits", "a.b", "limits-a.b"),
+    ],
+)
+def test_dns_names_are_object_names(kind, id, name):
+    assert objects.record_object_name(kind, id) == name
+
+
+def test_other_names_are_hashed_without_collisions():
+    ids = ["", "A", "a_b", "a/b", "-a", "a-", "a..b", "é", "a" * 241, "\ud800", "a\n"]
+    ids.append(objects.record_object_name("reservation", "A"))
+    names = {objects.record_object_name("reservation", found) for found in ids}
+    assert len(names) == len(ids)
+    assert all(name.startswith("hashed-") and len(name) < 60 for name in names)
+
+
+def test_specs_show_offer_and_request():
+    offered: Any = projection.cluster_spec(CLUSTER)
+    assert offered["clusterID"] == "berlin"
+    assert offered["resources"]["capacity"] == {"cpu": "4", "memory": "8Gi", "gpu": "1"}
+    assert (offered["labels"], offered["validFor"]) == ({"tier": "gold"}, "1m30s")
+    asked = projection.reservation_spec(RESERVATION)
+    assert asked["requestedResources"] == {"cpu": "500m", "memory": "1Gi"}
+    assert (asked["requesterID"], asked["targetClusterID"]) == ("paris", "berlin")
+    assert asked["constraints"] == {"exclude": ["x"], "maxPricePerHour": "0.5"}
+    assert asked["wait"] == "1m0s"
+
+
+def test_status_clears_absent_fields_and_has_no_conditions():
+    status = projection.reservation_status(RESERVATION)
+    assert (status["phase"], status["reservedAt"]) == ("Reserved", "2026-01-01T12:00:00Z")
+    assert status["finishedAt"] is None
+    assert "conditions" not in status
+    cluster = projection.cluster_status(CLUSTER)
+    assert (cluster["active"], cluster["cordonReason"]) == (False, "maintenance")
+    assert not cluster.keys() & {"conditions", "score", "reservations"}
+
+
+def test_minimal_form_has_the_required_fields_only():
+    spec: Any
+    spec, status, _ = projection.minimal(projection.project(CLUSTER))
+    assert spec.keys() == {"clusterID", "resources"}
+    assert spec["resources"].keys() == {"capacity", "allocated", "available"}
+    assert status == {"phase": "Active"}
+    asked = projection.minimal(projection.project(RESERVATION)).spec
+    assert asked.keys() == {"requestedResources", "requesterID", "targetClusterID"}
+
+
+KEY = "ab" * 32
+
+
+def stored(found, name="rsv-1", text=None, **edited):
+    _, _, encoded = batch.encode_record(found)
+    content = encoded if text is None else text
+    signed = projection.stored_record(KEY, "reservation", found.id, content, 3)
+    return StoredObject(Metadata(name), {}, StoredStatus(replace(signed, **edited)))
+
+
+LESS = batch.encode_record(RESERVATION)[2].decode().replace('"cpu":500', '"cpu":100')
+
+
+def test_stored_record_is_read():
+    assert projection.verified_record("reservation", stored(RESERVATION), KEY) == RESERVATION
+
+
+@pytest.mark.parametrize(
+    "found, why",
+    [
+        (stored(RESERVATION, "rsv-2"), "record of another object"),
+        (stored(RESERVATION, text=b"{}"), "cannot be decoded"),
+        (stored(make.reservation("rsv-2")), "another"),
+        (StoredObject(Metadata("rsv-1")), "no record"),
+        (stored(RESERVATION, revision=4), "not written by the broker"),
+        (stored(RESERVATION, checksum=""), "not written by the broker"),
+        (stored(RESERVATION, checksum="é"), "not written by the broker"),
+        (stored(RESERVATION, data=LESS), "not written by the broker"),
+    ],
+)
+def test_record_that_the_broker_did_not_write_is_corrupt(found, why):
+    with pytest.raises(CorruptRecord, match=why):
+        projection.verified_record("reservation", found, KEY)
+
+
+def test_fields_of_the_controllers_are_not_compared():
+    spec: Any = projection.cluster_spec(CLUSTER)
+    edited = {**spec, "resources": {**spec["resources"], "reserved": {"cpu": "1"}}}
+    assert projection.comparable_spec(edited) == projection.comparable_spec(spec)
+
+
+# -- signatures
+
+
+SIGNATURE_KEY = objects.new_signature_key()
+SIGNED = StoredRecord(7, objects.sign(SIGNATURE_KEY, "reservation", "rsv-1", 7, "{}"), "{}")
+
+
+def test_signed_record_is_valid():
+    assert objects.verify(SIGNATURE_KEY, "reservation", "rsv-1", SIGNED)
+
+
+@pytest.mark.parametrize(
+    "key, kind, name, edited",
+    [
+        pytest.param(objects.new_signature_key(), "reservation", "rsv-1", {}, id="another key"),
+        pytest.param(SIGNATURE_KEY, "cluster", "rsv-1", {}, id="another kind"),
+        pytest.param(SIGNATURE_KEY, "reservation", "rsv-2", {}, id="another name"),
+        pytest.param(SIGNATURE_KEY, "reservation", "rsv-1", {"revision": 8}, id="another revision"),
+        pytest.param(SIGNATURE_KEY, "reservation", "rsv-1", {"data": "{} "}, id="another record"),
+        pytest.param(SIGNATURE_KEY, "reservation", "rsv-1", {"checksum": "é"}, id="no signature"),
+    ],
+)
+def test_modified_record_is_invalid(key, kind, name, edited):
+    assert not objects.verify(key, kind, name, replace(SIGNED, **edited))
+
+
+def test_live_sets_with_the_same_names_have_the_same_digest():
+    one = LiveSetDigest(SIGNATURE_KEY, ["a", "b"])
+    other = LiveSetDigest(SIGNATURE_KEY)
+    for changes in ({"b": True, "c": True}, {"b": True}, {"c": False, "x": False}, {"a": True}):
+        expected = other.digest_after(changes)
+        other.apply(changes)
+        assert other.digest == expected
+    assert other.digest == one.digest
+
+
+@pytest.mark.parametrize("names", [[], ["a"], ["a", "c"], ["a", "b", "c"]])
+def test_live_sets_with_other_names_have_other_digests(names):
+    assert (
+        LiveSetDigest(SIGNATURE_KEY, names).digest
+        != LiveSetDigest(SIGNATURE_KEY, ["a", "b"]).digest
+    )
+
+
+def test_digest_depends_on_the_key():
+    assert (
+        LiveSetDigest(SIGNATURE_KEY, ["a"]).digest
+        != LiveSetDigest(objects.new_signature_key(), ["a"]).digest
+    )

@@ -1,0 +1,177 @@
+"""Streams of instructions: parsed however they are cut, resumed from where they were, and not for ever."""
+
+import contextlib
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubelend.core.errors import BrokerUnreachable, Forbidden, NotReady, UnexpectedAnswer
+from kubelend.kits.backoff import Backoff
+from kubelend.transports import session
+from kubelend.transports.session import EventStreamParser, ServerSentEvent
+from kubelend.wire import bodies
+from scripted_broker import events, hang_up, problem
+
+QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
+
+RESERVATION = bodies.Reservation(
+    "rsv-a-1",
+    "a",
+    "b",
+    bodies.Quantities("1", "1Gi"),
+    bodies.ReservationStatus("Reserved", "Locked"),
+    datetime(2026, 1, 1, tzinfo=UTC),
+)
+
+pytestmark = pytest.mark.broker("scripted")
+
+
+def event(revision, name="instruction"):
+    instruction = bodies.Instruction(revision, "provider", "Hold", "Hold it", RESERVATION)
+    content = msgspec.json.encode(instruction)
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (revision, name.encode(), content)
+
+
+async def read(stream, count):
+    """The revisions of the next instructions."""
+    found = []
+    async with contextlib.aclosing(stream):
+        async for instruction in stream:
+            found.append(instruction.revision)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_instructions_come_as_bodies_without_signs_of_life(broker, client):
+    broker.responses.append(events(b": open\n\n" + event(1) + b": alive\n\n" + event(2), stay=True))
+    assert await read(client.stream(), 2) == [1, 2]
+    assert "Last-Event-ID" not in broker.seen[0].headers
+    assert broker.seen[0].headers["Accept"] == "text/event-stream"
+
+
+async def test_a_cut_stream_goes_on_after_the_last_event(broker, client):
+    broker.responses += [events(event(1) + event(2)), hang_up, events(event(3), stay=True)]
+    assert await read(client.stream(after="0"), 3) == [1, 2, 3]
+    resumed = [seen.headers["Last-Event-ID"] for seen in broker.seen]
+    assert resumed[0] == "0"
+    assert set(resumed[1:]) == {"2"}
+
+
+async def test_an_event_that_was_cut_in_half_is_not_taken(broker, client):
+    half = event(2)[:-10]
+    broker.responses += [events(event(1) + half), events(event(2), stay=True)]
+    assert await read(client.stream(), 2) == [1, 2]
+
+
+async def test_the_caller_hears_that_the_broker_begins_anew(broker, client):
+    resets = []
+    beginning = b'id: 5\nevent: reset\ndata: {"revision":5}\n\n'
+    broker.responses += [events(beginning), events(event(6), stay=True)]
+    stream = client.stream(after="1", on_reset=lambda: resets.append("reset"))
+    assert await read(stream, 1) == [6]
+    assert resets == ["reset"]
+    assert broker.seen[1].headers["Last-Event-ID"] == "5"
+
+
+async def test_after_a_reset_without_an_id_the_stream_is_not_resumed_behind_an_older_one(
+    broker, client
+):
+    """A broker that lost its store counts from the start, and may never come to the old number."""
+    broker.responses += [events(event(7)), events(b"event: reset\ndata: {}\n\n")]
+    broker.responses += [events(event(2), stay=True)]
+    assert await read(client.stream(), 2) == [7, 2]
+    resumed = [seen.headers.get("Last-Event-ID", "") for seen in broker.seen]
+    assert resumed == ["", "7", ""]
+
+
+async def test_events_of_a_later_version_are_passed_over(broker, client):
+    broker.responses.append(events(event(1, name="weather") + event(2), stay=True))
+    assert await read(client.stream(), 1) == [2]
+
+
+async def test_connecting_again_has_an_end(broker, client):
+    broker.responses.append(problem(NotReady("starting")))
+    with pytest.raises(NotReady):
+        await read(client.stream(), 1)
+    assert len(broker.seen) == 1 + QUICK.retries
+
+
+async def test_a_stream_that_ends_at_once_each_time_is_given_up(broker, client):
+    broker.responses.append(events(b": open\n\n"))
+    with pytest.raises(BrokerUnreachable, match="the broker ended the stream"):
+        await read(client.stream(), 1)
+    assert len(broker.seen) == 1 + QUICK.retries
+
+
+async def test_an_event_gives_all_retries_back(broker, client):
+    broker.responses += [events(event(n)) for n in range(1, 10)]
+    assert await read(client.stream(), 9) == list(range(1, 10))
+
+
+async def test_a_refusal_is_final(broker, client):
+    broker.responses.append(problem(Forbidden("not for a viewer")))
+    with pytest.raises(Forbidden):
+        await read(client.stream(), 1)
+    assert len(broker.seen) == 1
+
+
+async def test_a_silent_stream_is_dead(broker, client):
+    broker.responses += [events(event(1), stay=True), events(event(2), stay=True)]
+    assert await read(client.stream(read_timeout=timedelta(milliseconds=100)), 2) == [1, 2]
+
+
+async def test_what_is_no_instruction_is_unexpected(broker, client):
+    broker.responses.append(events(b"event: instruction\ndata: {}\n\n", stay=True))
+    with pytest.raises(UnexpectedAnswer):
+        await read(client.stream(), 1)
+
+
+STREAM = (
+    b": open\n\n"
+    b'id: 7\nevent: instruction\ndata: {"a":\ndata: 1}\n\n'
+    b": alive\n\n"
+    b"retry: 10\r\nevent: other\r\ndata:x\r\n\r\n"
+    b"event: nothing\n\n"
+    b"data: caf\xc3\xa9\nid: 8\n\n"
+)
+
+EVENTS = [
+    ServerSentEvent('{"a":\n1}', "7", "instruction"),
+    ServerSentEvent("x", "7", "other"),
+    ServerSentEvent("café", "8", ""),
+]
+
+
+def test_events_are_found_and_comments_are_not():
+    assert EventStreamParser().feed(STREAM) == EVENTS
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_it_does_not_matter_how_the_stream_is_cut(cuts):
+    parser, found = EventStreamParser(), []
+    places = [0, *sorted(cuts), len(STREAM)]
+    for start, end in itertools.pairwise(places):
+        found += parser.feed(STREAM[start:end])
+    assert found == EVENTS
+
+
+def test_an_event_is_none_before_its_end():
+    parser = EventStreamParser()
+    assert parser.feed(b"data: half") == []
+    assert parser.feed(b"\n") == []
+    assert parser.feed(b"\n") == [ServerSentEvent("half")]
+
+
+@pytest.mark.parametrize(
+    "chunk", [b"x" * 1024, b"data: " + b"x" * 1018 + b"\n"], ids=["one line", "many lines"]
+)
+def test_an_event_without_an_end_does_not_fill_the_memory(chunk):
+    parser, count = EventStreamParser(), session.MAX_EVENT_BYTES // len(chunk)
+    assert all(parser.feed(chunk) == [] for _ in range(count))
+    with pytest.raises(UnexpectedAnswer, match="oversized event"):
+        parser.feed(chunk * 8)

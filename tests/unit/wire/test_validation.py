@@ -1,0 +1,363 @@
+"""Schemas of texts agree with their parsers; free texts are plain; validation errors are readable."""
+
+import re
+from typing import Annotated
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kubelend.core import durations, resources, scoring
+from kubelend.core.errors import InvalidInput
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId
+from kubelend.wire import bodies, conversion, json_types, openapi, quantities, routes, validation
+from make import T0
+
+TERMS = conversion.RequestLimits(*[durations.MAX_DURATION] * 3)
+
+
+def fits(schema, text):
+    """As a validator reads it: `$` is the end of the text, not of the last line."""
+    assert schema.keys() <= {"pattern", "allOf", "maxLength", "not", "enum"}
+    return (
+        re.fullmatch(schema["pattern"].removeprefix("^").removesuffix("$"), text) is not None
+        and len(text) <= schema.get("maxLength", 64)
+        and all(re.search(other["pattern"], text) for other in schema.get("allOf", []))
+        and text not in schema.get("not", {}).get("enum", [])
+    )
+
+
+def accepts(parse, text):
+    """Whether a parser accepts a text. A value that is too large is beyond any pattern."""
+    try:
+        parse(text)
+    except InvalidInput as problem:
+        return "out of range" in problem.message and "exponent" not in problem.message
+    return True
+
+
+def near(schema, letters):
+    """Texts that fit, and texts that nearly do."""
+    return st.from_regex(schema["pattern"]) | st.text(letters, max_size=9)
+
+
+def offered(cpu="1", **amounts):
+    return quantities.parse_offered(bodies.Quantities(cpu, "1", **amounts), "x")
+
+
+def with_gpu(text):
+    return offered(gpu=text)
+
+
+def with_extended(name):
+    return offered(extended={name: "1"})
+
+
+def requested(cpu):
+    return quantities.parse_reservation_amounts(bodies.Quantities(cpu, "1"))
+
+
+def with_duration(text):
+    return conversion.bounded_duration(text, TERMS)
+
+
+def with_wait(text):
+    body = bodies.ReservationRequest(bodies.Quantities("1", "1"), wait=text)
+    return conversion.to_request(body, ClusterId("me"), "", TERMS)
+
+
+def with_price(text):
+    return conversion.to_prices(bodies.Cost(cpu_cost=text))
+
+
+def with_currency(text):
+    return conversion.to_prices(bodies.Cost(currency=text))
+
+
+@given(near(json_types.QUANTITY, "0123456789.+-eEnumkMGTPKi \n"))
+@example("1e64")
+@example("1e65")
+@example("1e-0064")
+@example("-0")
+@example("-.0Ki")
+@example("-0.1")
+@example("Ki")
+@example("")
+@example("1" * 64)
+@example("0" * 65)
+def test_quantities(text):
+    assert fits(json_types.QUANTITY, text) == accepts(offered, text)
+
+
+@given(near(json_types.QUANTITY, "0123456789.+-eEnumkMGTPKi"))
+@example("")
+def test_optional_quantities(text):
+    assert fits(json_types.OPTIONAL_QUANTITY, text) == accepts(with_gpu, text)
+
+
+@given(st.from_regex(json_types.QUANTITY["pattern"], fullmatch=True).filter(lambda t: len(t) <= 64))
+@example("0")
+@example("0e5")
+@example("+.001n")
+@example("-0")
+def test_requested_quantities_are_above_zero(text):
+    number, text_part = json_types.POSITIVE_CPU_AND_MEMORY["properties"]["cpu"]["anyOf"]
+    assert number["minimum"] == 1
+    assert bool(re.search(text_part["pattern"], text)) == accepts(requested, text)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 1, 2**63 // 1000, 2**63 // 1000 + 1])
+def test_numbers_of_cores_have_a_range(number):
+    is_within = json_types.CORES_NUMBER["minimum"] <= number <= json_types.CORES_NUMBER["maximum"]
+    try:
+        offered(number)
+    except InvalidInput:
+        assert not is_within
+    else:
+        assert is_within
+
+
+@given(near(json_types.DURATION, "0123456789.+-nuµμmsh "))
+@example("0")
+@example("-0s")
+@example("+0h0m1ns")
+@example("1")
+@example("-1s")
+@example("1m1")
+@example("000s" * 15 + "000!")  # takes for ever where digits can be divided in many ways
+def test_durations(text):
+    assert fits(json_types.DURATION, text) == accepts(with_duration, text)
+
+
+@given(near(json_types.WAIT, "0123456789.+-nuµμmsh "))
+@example("0")
+@example("-0s")
+@example("-0")
+@example("-0h0.1s")
+def test_waits(text):
+    assert fits(json_types.WAIT, text) == accepts(with_wait, text)
+
+
+@given(near(json_types.PRICE, "0123456789.+-e"))
+@example("0999999999.000000001")
+@example("1000000000")
+@example("1.")
+def test_prices(text):
+    assert fits(json_types.PRICE, text) == accepts(with_price, text)
+
+
+@given(near(json_types.CURRENCY, "AZaz09é"))
+def test_currencies(text):
+    assert fits(json_types.CURRENCY, text) == accepts(with_currency, text)
+
+
+@given(near(json_types.RESOURCE_NAME, "aZ0-_./"))
+@example("gpu")
+@example("example.com/" + "x" * 63)
+@example("example.com/" + "x" * 64)
+@example("a..b/c")
+@example("A/c")
+@example("nvidia.com/gpu")
+def test_names_of_resources(text):
+    assert fits(json_types.RESOURCE_NAME, text) == accepts(with_extended, text)
+
+
+def test_policies_and_scores_are_those_of_the_core():
+    assert tuple(scoring.SCORING_POLICIES) == json_types.POLICIES
+    assert tuple(scoring.SCORES) == json_types.SCORES
+
+
+@pytest.mark.parametrize("text", ["", ",", "Pending", "Pending,Failed", "Pending,,Active,"])
+def test_phases_are_those_of_the_core(text):
+    assert re.search(json_types.PHASES["pattern"], text)
+    assert {phase for phase in text.split(",") if phase} <= set(Phase)
+
+
+@pytest.mark.parametrize("text", ["pending", "Pending;Failed", "Pending "])
+def test_other_phases_do_not_match(text):
+    assert not re.search(json_types.PHASES["pattern"], text)
+
+
+def test_formatted_amounts_match_the_pattern():
+    """What the broker answers is described by the same types."""
+    for amount in (0, 1, 1500, 2**40, 2**63 - 1):
+        for name in ("cpu", "memory", "example.com/fpga"):
+            assert fits(json_types.QUANTITY, resources.format_amount(name, amount))
+
+
+# -- free texts
+
+
+CONTROL = [
+    *map(chr, range(0x20)),  # C0: bells, tabs, line breaks, escapes
+    *map(chr, range(0x7F, 0xA0)),  # DEL, and C1: what begins with ESC in seven bits
+    "\u2028",
+    "\u2029",
+]
+
+
+@pytest.mark.parametrize("character", CONTROL, ids=ascii)
+def test_control_characters_are_not_plain(character):
+    assert not validation.is_plain(f"a{character}b")
+    assert validation.to_single_line(f"a{character}{character}b") == "a b"
+    with pytest.raises(InvalidInput):
+        validation.check_plain(character, "region")
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "eu-west", "Zürich", "東京", "a\xa0b", "👩\u200d🔬", "\ufeff", "{}'\"\\"]
+)
+def test_plain_text_is_unchanged(text):
+    assert validation.check_plain(text, "region") is text
+    assert validation.to_single_line(text) is text
+
+
+@given(st.text(st.characters() | st.sampled_from(CONTROL)))
+@example("a\n")
+@example("a\u2028")
+def test_published_pattern_agrees_with_the_check(text):
+    pattern = json_types.PLAIN["pattern"].removeprefix("^").removesuffix("$")
+    assert (re.fullmatch(pattern, text) is not None) == validation.is_plain(text)
+
+
+def test_error_names_the_field_and_is_plain():
+    with pytest.raises(InvalidInput) as raised:
+        validation.check_plain("eu\x1b]0;owned\x07", "region")
+    assert str(raised.value) == (
+        r"region: 'eu\x1b]0;owned\x07' contains a control character or a line break;"
+        " use plain text in a single line"
+    )
+
+
+def offer(**fields):
+    amounts = bodies.Metrics(bodies.Quantities("1", "1Gi"))
+    return conversion.to_advertisement(
+        bodies.Advertisement("a", amounts, **fields), ClusterId("a"), T0
+    )
+
+
+def constrained_request(target="", **constraints):
+    limits = conversion.RequestLimits(*[durations.MAX_DURATION] * 3)
+    body = bodies.ReservationRequest(
+        bodies.Quantities("1", "1Gi"),
+        target_cluster_id=target,
+        constraints=bodies.Constraints(**constraints),
+    )
+    return conversion.to_request(body, ClusterId("a"), "", limits)
+
+
+BAD = "x\x1b[2J\r\nfake"
+
+
+@pytest.mark.parametrize(
+    "make, fields, where",
+    [
+        (offer, {"cluster_name": BAD}, "clusterName"),
+        (offer, {"region": BAD}, "region"),
+        (offer, {"endpoint_url": BAD}, "endpointURL"),
+        (offer, {"labels": {"ok": "ok", "tier": BAD}}, "labels.tier"),
+        (offer, {"labels": {BAD: "ok"}}, "labels"),
+        (offer, {"policy": bodies.LendingPolicy(allow=[BAD])}, "policy.allow"),
+        (offer, {"policy": bodies.LendingPolicy(hours=[BAD])}, "policy.hours"),
+        (constrained_request, {"target": BAD}, "targetClusterID"),
+        (constrained_request, {"region": BAD}, "constraints.region"),
+        (constrained_request, {"exclude": ["ok", BAD]}, "constraints.exclude"),
+        (constrained_request, {"labels": {"tier": BAD}}, "constraints.labels.tier"),
+        (constrained_request, {"labels": {BAD: "ok"}}, "constraints.labels"),
+    ],
+)
+def test_control_characters_are_rejected_with_their_field(make, fields, where):
+    with pytest.raises(InvalidInput) as raised:
+        make(**fields)
+    assert raised.value.message.startswith(f"{where}: ")
+    assert validation.is_plain(str(raised.value))
+
+
+UNRESTRICTED = {
+    "/RefuseRequest/reason",  # a refusal must not be lost
+    "/AcceptRequest/key",  # only compared
+    *(f"/Amounts/{name}" for name in ("cpu", "memory", "gpu", "storage")),  # not read at all
+    *(f"/Amounts/extended{key}" for key in ("", "/*")),
+}
+
+
+"""Texts without a pattern."""
+
+
+def collect_texts(schema, path, found):
+    """Every string of a schema, with its path."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if name not in found["seen"]:
+            found["seen"].add(name)
+            collect_texts(found["schemas"][name], f"/{name}", found)
+    if "string" in (schema.get("type"), *schema.get("type", ())):
+        found["texts"].append((path, schema))
+    if isinstance(names := schema.get("propertyNames"), dict):
+        found["texts"].append((path, names))
+    for name, part in schema.get("properties", {}).items():
+        collect_texts(part, f"{path}/{name}", found)
+    for key in ("items", "additionalProperties"):
+        if isinstance(part := schema.get(key), dict):
+            collect_texts(part, f"{path}/*", found)
+    for part in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+        collect_texts(part, path, found)
+
+
+def test_every_string_of_a_request_has_a_pattern():
+    document = openapi.document("x")
+    found = {"schemas": document["components"]["schemas"], "seen": set(), "texts": []}
+    for route in routes.ROUTES:
+        operation = document["paths"][route.path][route.method.lower()]
+        if "requestBody" in operation:
+            content = operation["requestBody"]["content"]["application/json"]
+            collect_texts(content["schema"], f"/{route.name}", found)
+    free = {
+        path for path, schema in found["texts"] if not schema.keys() & {"pattern", "enum", "format"}
+    }
+    assert len(found["texts"]) > 30
+    assert free <= UNRESTRICTED
+
+
+# -- readable errors
+
+
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    cpu: str
+    most: Annotated[int, msgspec.Meta(le=9)] = 0
+    least: Annotated[float, msgspec.Meta(ge=0.5)] = 1
+    name: Annotated[str, msgspec.Meta(min_length=2, max_length=3)] = "ab"
+    some: Annotated[list[str], msgspec.Meta(max_length=1)] = []
+    pairs: Annotated[dict[str, int], msgspec.Meta(max_length=1)] = {}
+
+
+class Outer(msgspec.Struct):
+    spec: Inner
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ({"spec": {}}, "spec.cpu: is required"),
+        ({}, "spec: is required"),
+        ([], "expected object, got array"),
+        ({"spec": {"cpu": "1", "gpu": 1}}, "spec.gpu: unknown field"),
+        ({"spec": {"cpu": 1}}, "spec.cpu: must be a string: put it in quotes"),
+        ({"spec": {"cpu": "1", "most": 10}}, "spec.most: must be at most 9"),
+        ({"spec": {"cpu": "1", "least": 0.1}}, "spec.least: must be at least 0.5"),
+        ({"spec": {"cpu": "1", "name": "a"}}, "spec.name: must have at least 2 characters"),
+        ({"spec": {"cpu": "1", "name": "abcd"}}, "spec.name: must have at most 3 characters"),
+        ({"spec": {"cpu": "1", "some": ["a", "b"]}}, "spec.some: must have at most 1 entries"),
+        (
+            {"spec": {"cpu": "1", "pairs": {"a": 1, "b": 2}}},
+            "spec.pairs: must have at most 1 entries",
+        ),
+        ({"spec": {"cpu": "1", "pairs": {"a": "x"}}}, "spec.pairs[...]: expected int, got str"),
+    ],
+)
+def test_validation_error_names_the_field(value, text):
+    with pytest.raises(msgspec.ValidationError) as rejected:
+        msgspec.convert(value, Outer)
+    assert validation.readable_validation_error(rejected.value) == text
