@@ -37,9 +37,17 @@ coverage: $(DEV) ## Run all tests and say which lines and branches they reach (h
 kube-assets: ## Find or build the API server and etcd that tests run on
 	@hack/kube-assets
 
+.PHONY: liqo-assets
+liqo-assets: ## Find or build Liqo, and the controllers of Kubernetes, that tests and the clusters to try run
+	@hack/liqo-assets
+
+# LIQO=0: without Liqo.
+LIQO ?= 1
+WITH_LIQO := $(if $(KIND),,$(filter-out 0,$(LIQO)))
+
 .PHONY: clusters
-clusters: $(RUNTIME) $(if $(KIND),,kube-assets) ## Start three clusters, a broker and two agents, to try (KIND=1: by Kind)
-	@$(BIN)/kubelend dev lab up $(if $(KIND),--kind) $(ARGS)
+clusters: $(RUNTIME) $(if $(KIND),,kube-assets) $(if $(WITH_LIQO),liqo-assets) ## Start three clusters, a broker and two agents, to try (LIQO=0, KIND=1)
+	@$(BIN)/kubelend dev lab up $(if $(KIND),--kind) $(if $(WITH_LIQO),--liqo,--no-liqo) $(ARGS)
 
 .PHONY: clusters-test
 clusters-test: $(RUNTIME) ## Borrow 500m and 256Mi there, and show each step with its time

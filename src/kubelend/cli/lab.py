@@ -35,6 +35,9 @@ Directory = Annotated[
 def up(
     *,
     kind: Annotated[bool, flag("Create the clusters with Kind.", None, "--kind")] = False,
+    liqo: Annotated[
+        bool, flag("Run Liqo in the agents' clusters.", None, "--liqo/--no-liqo")
+    ] = True,
     directory: Directory = None,
 ) -> None:
     """Start three clusters, a broker and two agents.
@@ -45,7 +48,7 @@ def up(
     from kubelend.lab import background
 
     home = _lab_directory(directory)
-    started = background.start_lab(home, _print_output, uses_kind=kind)
+    started = background.start_lab(home, _print_output, uses_kind=kind, uses_liqo=liqo and not kind)
     if started is None:
         print("They are running or starting already.", NEXT_HINT, sep="\n")
         return

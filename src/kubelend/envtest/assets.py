@@ -1,4 +1,8 @@
-"""Locates kube-apiserver, etcd and kubectl and their versions. `make kube-assets` installs them."""
+"""Locates the programs of test clusters and their versions.
+
+`make kube-assets` installs kube-apiserver, etcd and kubectl; `make liqo-assets` Liqo, and the controller
+manager and scheduler of Kubernetes.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +76,52 @@ def asset_cache() -> Path:
 def _candidate_directories() -> list[Path]:
     if named := os.environ.get(ASSETS_VARIABLE, ""):
         return [Path(named)]
-    found = asset_cache().glob("*.*.*")
+    return _newest_first(asset_cache())
+
+
+def _newest_first(cache: Path) -> list[Path]:
+    found = cache.glob("*.*.*")
     return sorted(found, key=lambda path: _version_in(path.name) or (0, 0), reverse=True)
+
+
+LIQO_VARIABLE = "KUBELEND_LIQO_ASSETS"
+"""Variable with the directory of Liqo's programs and manifests."""
+
+LIQO_PROGRAMS = (
+    *("kube-controller-manager", "kube-scheduler"),
+    *("liqo-controller-manager", "crd-replicator", "webhook", "virtual-kubelet"),
+)
+
+
+class LiqoAssets(NamedTuple):
+    """The directory that `make liqo-assets` has made."""
+
+    directory: Path
+
+    def program(self, name: str) -> Path:
+        return self.directory / name
+
+    @property
+    def crds(self) -> Path:
+        """Directory with Liqo's CustomResourceDefinitions."""
+        return self.directory / "crds"
+
+    @property
+    def manifests(self) -> Path:
+        """Liqo's chart, rendered without networking, with placeholders for one cluster's values."""
+        return self.directory / "liqo.yaml"
+
+
+def find_liqo_assets() -> LiqoAssets:
+    """Returns the directory of `KUBELEND_LIQO_ASSETS`, else the newest in the cache."""
+    named = os.environ.get(LIQO_VARIABLE, "")
+    directories = [Path(named)] if named else _newest_first(asset_cache().with_name("liqo"))
+    for directory in directories:
+        found = LiqoAssets(directory)
+        programs = map(found.program, LIQO_PROGRAMS)
+        if all(os.access(each, os.X_OK) for each in programs) and found.manifests.exists():
+            return found
+    raise InvalidSettings(f"Liqo not found: run make liqo-assets, or set {LIQO_VARIABLE}")
 
 
 def _program_version(program: Path) -> KubernetesVersion:

@@ -45,11 +45,17 @@ class TemporaryAuthority:
         """The CA certificate."""
         return self._authority.certificate
 
-    def server_directory(self) -> Path:
-        """Returns the directory with the server certificate, its key and the CA certificate."""
+    def authority_directory(self) -> Path:
+        """Returns the directory with the CA certificate and its key, for a signer of certificates."""
+        directory = self._directory / "ca"
+        self._authority.save(directory)
+        return directory
+
+    def server_directory(self, directory: str = "server") -> Path:
+        """Returns the directory with a server certificate, its key and the CA certificate."""
         names = (*map(x509.DNSName, _SERVER_NAMES), x509.IPAddress(_LOOPBACK))
         profile = Profile(_subject("kube-apiserver", ()), ExtendedKeyUsageOID.SERVER_AUTH, names)
-        return self._save("server", self._issue(profile))
+        return self._save(directory, self._issue(profile))
 
     def client_directory(self, name: str, groups: Iterable[str] = ()) -> Path:
         """Returns a directory with client credentials as three files."""

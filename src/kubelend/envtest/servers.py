@@ -1,4 +1,7 @@
-"""Test clusters: API servers that share one etcd, each with its own prefix in it, its own CA and RBAC."""
+"""Test clusters: API servers that share one etcd, each with its own prefix in it, its own CA and RBAC.
+
+With the programs of `make liqo-assets` a cluster also has a controller manager and a scheduler.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from kubelend.core.errors import InvalidSettings, UnexpectedAnswer
 from kubelend.envtest import assets as envtest_assets
 from kubelend.envtest import credentials, processes, waiting
-from kubelend.envtest.assets import Assets, KubernetesVersion
+from kubelend.envtest.assets import Assets, KubernetesVersion, LiqoAssets
 from kubelend.envtest.credentials import TemporaryAuthority
 from kubelend.envtest.processes import HttpResponse, SupervisedProcess
 from kubelend.kits import files, tasks
+from kubelend.pki import files as pki_files
 from kubelend.transports import tls
 from kubelend.wire import crds
 
@@ -36,6 +41,10 @@ class _TlsServer(SupervisedProcess):
         self._tls = tls.client_context(client)
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
 
@@ -50,7 +59,15 @@ class LocalCluster(_TlsServer):
     poll_seconds = 0.05
     stop_timeout = 10.0
 
-    def __init__(self, name: str, assets: Assets, etcd: Etcd, directory: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        assets: Assets,
+        etcd: Etcd,
+        directory: Path,
+        controllers: LiqoAssets | None = None,
+    ) -> None:
+        """`controllers` are the programs of a cluster with controller manager and scheduler."""
         issuer = TemporaryAuthority(f"lab-{name}", directory)
         administrator = issuer.client_directory("admin", [credentials.ADMIN_GROUP])
         log = directory / "kube-apiserver.log"
@@ -61,6 +78,24 @@ class LocalCluster(_TlsServer):
         self._etcd = etcd
         self._signing_key, self._verification_key = credentials.make_signing_key(directory)
         self.admin_kubeconfig = self.kubeconfig_for("admin", [credentials.ADMIN_GROUP])
+        self._has_controllers = controllers is not None
+        self.controllers: list[_Controller] = []
+        if controllers is not None:
+            flags = {"kube-controller-manager": self._manager_flags(), "kube-scheduler": []}
+            self.controllers = [
+                _Controller(self, controllers.program(name), added) for name, added in flags.items()
+            ]
+
+    def webhook_certificate(self) -> tuple[Path, bytes]:
+        """Returns a directory with a certificate for a server on localhost, and the CA certificate."""
+        trusted = self._issuer.certificate.public_bytes(Encoding.PEM)
+        return self._issuer.server_directory("webhook"), trusted
+
+    def stop_all(self) -> None:
+        """Stops the controllers, which have no state of their own, and the API server."""
+        for controller in self.controllers:
+            controller.kill()
+        self.kill()
 
     def kubeconfig_for(self, user: str, groups: Iterable[str] = ()) -> Path:
         """Writes a kubeconfig for a user with a client certificate; RBAC decides what the user may do."""
@@ -138,13 +173,55 @@ class LocalCluster(_TlsServer):
             f"--service-account-key-file={self._verification_key}",
             "--service-cluster-ip-range=10.96.0.0/24",
             "--allow-privileged=true",
-            # Accept pods although no controller creates the default service account of a namespace.
-            "--disable-admission-plugins=ServiceAccount",
+            *([] if self._has_controllers else _WITHOUT_CONTROLLERS),
             # Single replica; a loopback address cannot be advertised.
             "--endpoint-reconciler-type=none",
             "--advertise-address=127.0.0.1",
             "--profiling=false",
         ]
+
+    def _manager_flags(self) -> list[str]:
+        authority = self._issuer.authority_directory()
+        return [
+            f"--cluster-signing-cert-file={authority / files.CA_CERTIFICATES}",
+            f"--cluster-signing-key-file={authority / pki_files.CA_KEY}",
+            f"--root-ca-file={authority / files.CA_CERTIFICATES}",
+            f"--service-account-private-key-file={self._signing_key}",
+            "--use-service-account-credentials=true",
+        ]
+
+
+# Accept pods although no controller creates the default service account of a namespace.
+_WITHOUT_CONTROLLERS = ("--disable-admission-plugins=ServiceAccount",)
+
+
+class _Controller(SupervisedProcess):
+    """Controller manager or scheduler of a cluster. It listens nowhere."""
+
+    def __init__(self, cluster: LocalCluster, program: Path, flags: list[str]) -> None:
+        super().__init__(
+            f"{program.name} of {cluster.name}", cluster.directory / f"{program.name}.log"
+        )
+        self._cluster = cluster
+        self._program = program
+        self._flags = flags
+
+    def _command(self) -> list[str]:
+        return [
+            str(self._program),
+            f"--kubeconfig={self._cluster.admin_kubeconfig}",
+            "--bind-address=127.0.0.1",
+            "--secure-port=0",
+            "--leader-elect=false",
+            *self._flags,
+        ]
+
+    def _is_ready(self) -> bool:
+        """The controller manager is ready when it has created the service accounts that pods need."""
+        paths = (
+            f"/api/v1/namespaces/{name}/serviceaccounts/default" for name in _EXPECTED_NAMESPACES
+        )
+        return all(self._cluster.request("GET", path).status == 200 for path in paths)
 
 
 class Etcd(_TlsServer):
@@ -195,9 +272,17 @@ class ApiServers:
     A stopped cluster keeps its name and its data in etcd.
     """
 
-    def __init__(self, assets: Assets, directory: Path, *, durable: bool) -> None:
+    def __init__(
+        self,
+        assets: Assets,
+        directory: Path,
+        *,
+        durable: bool,
+        controllers: LiqoAssets | None = None,
+    ) -> None:
         self.assets = assets
         self.directory = directory
+        self._controllers = controllers
         self.etcd = Etcd(assets, _make_directory(directory / "etcd"), durable=durable)
         self.clusters: dict[str, LocalCluster] = {}
 
@@ -208,32 +293,46 @@ class ApiServers:
             if name in self.clusters:
                 raise InvalidSettings(f"cluster {name} already exists")
             directory = _make_directory(self.directory / name)
-            self.clusters[name] = LocalCluster(name, self.assets, self.etcd, directory)
+            self.clusters[name] = LocalCluster(
+                name, self.assets, self.etcd, directory, self._controllers
+            )
             started.append(self.clusters[name])
         for cluster in started:
             cluster.start()
         for cluster in started:
             cluster.wait_until_ready()
+            for controller in cluster.controllers:
+                controller.start()
+        for cluster in started:
+            for controller in cluster.controllers:
+                controller.wait_until_ready()
         return started
 
     def stop(self) -> None:
         """Stops all API servers, then etcd."""
         for cluster in self.clusters.values():
-            cluster.kill()
+            cluster.stop_all()
         self.etcd.stop()
 
 
 @contextmanager
 def run_api_servers(
-    assets: Assets, directory: Path | None = None, *, durable: bool = False
+    assets: Assets,
+    directory: Path | None = None,
+    *,
+    durable: bool = False,
+    controllers: LiqoAssets | None = None,
 ) -> Iterator[ApiServers]:
-    """Runs etcd in `directory`, or in a temporary one. `durable` enables fsync, as in production."""
+    """Runs etcd in `directory`, or in a temporary one. `durable` enables fsync, as in production.
+
+    `controllers` gives each cluster a controller manager and a scheduler.
+    """
     with ExitStack() as stack:
         stack.enter_context(tasks.signals_as_interrupt())
         if directory is None:
             temporary = tempfile.TemporaryDirectory(prefix="kubelend-lab-")
             directory = Path(stack.enter_context(temporary))
-        lab = ApiServers(assets, directory, durable=durable)
+        lab = ApiServers(assets, directory, durable=durable, controllers=controllers)
         try:
             lab.etcd.start()
             lab.etcd.wait_until_ready()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kubelend.core.errors import InvalidSettings, Unavailable
-from kubelend.envtest import assets, waiting
+from kubelend.envtest import assets, network_namespace, waiting
 from kubelend.kits import tasks
 from kubelend.lab import hosts
 from kubelend.lab.state import LabDirectory, LabState
@@ -29,13 +29,18 @@ _KILL_TIMEOUT = 10.0
 
 
 def start_lab(
-    home: LabDirectory, on_output: Callable[[str], object], *, uses_kind: bool
+    home: LabDirectory,
+    on_output: Callable[[str], object],
+    *,
+    uses_kind: bool = False,
+    uses_liqo: bool = False,
 ) -> LabState | None:
     """Starts the lab and calls `on_output` with each line; returns None if it is already running.
 
     If the start fails or is interrupted, also by Ctrl-C, everything is stopped again.
     """
-    check_prerequisites(uses_kind=uses_kind)
+    check_prerequisites(uses_kind=uses_kind, uses_liqo=uses_liqo)
+    flags = [*(["--kind"] if uses_kind else []), *(["--liqo"] if uses_liqo else [])]
     with tasks.signals_as_interrupt():
         if home.is_running():
             return None
@@ -43,7 +48,7 @@ def start_lab(
         stop_lab(home)
         home.create()
         try:
-            return _start_and_wait(home, on_output, uses_kind)
+            return _start_and_wait(home, on_output, flags)
         except FileExistsError:
             return None
         except KeyboardInterrupt:
@@ -51,12 +56,15 @@ def start_lab(
             raise
 
 
-def check_prerequisites(*, uses_kind: bool) -> None:
+def check_prerequisites(*, uses_kind: bool, uses_liqo: bool) -> None:
     """Raises if a required program is missing, before anything is started."""
     if uses_kind:
         hosts.check_kind()
     else:
         assets.locate_assets()
+    if uses_liqo:
+        assets.find_liqo_assets()
+        network_namespace.check_permitted()
 
 
 def stop_lab(home: LabDirectory, *, timeout: float = _STOP_TIMEOUT) -> bool:
@@ -72,14 +80,14 @@ def stop_lab(home: LabDirectory, *, timeout: float = _STOP_TIMEOUT) -> bool:
 
 
 def _start_and_wait(
-    home: LabDirectory, on_output: Callable[[str], object], uses_kind: bool
+    home: LabDirectory, on_output: Callable[[str], object], flags: list[str]
 ) -> LabState:
     is_ready = False
     supervisor: subprocess.Popen[str] | None = None
     try:
         # A signal between start and PID file would leave the process running.
         with tasks.defer_signals():
-            supervisor = _start_supervisor(home, uses_kind)
+            supervisor = _start_supervisor(home, flags)
         is_ready = _copy_output(supervisor, on_output)
         if not is_ready:
             raise _start_error(home, supervisor.wait())
@@ -93,11 +101,11 @@ def _start_and_wait(
     return found
 
 
-def _start_supervisor(home: LabDirectory, uses_kind: bool) -> subprocess.Popen[str]:
+def _start_supervisor(home: LabDirectory, flags: list[str]) -> subprocess.Popen[str]:
     program = [sys.executable, "-P", "-m", "kubelend.lab.supervisor", str(home.directory)]
     with home.log.open("wb") as log:
         supervisor = subprocess.Popen(
-            [*program, *(["--kind"] if uses_kind else [])],
+            [*program, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kubelend.core.errors import InvalidSettings, Unavailable
 from kubelend.envtest import assets, servers, waiting
+from kubelend.envtest.assets import LiqoAssets
+from kubelend.envtest.servers import LocalCluster
 from kubelend.kits import tasks
 from kubelend.lab import setup
 from kubelend.lab.state import LabDirectory
@@ -28,16 +31,22 @@ class LabClusters(NamedTuple):
     kubectl: str
     has_real_nodes: bool
     """Whether they have real nodes and pods."""
+    local: Mapping[str, LocalCluster] = MappingProxyType({})
+    """Local clusters by name."""
 
 
 @contextmanager
-def run_local_clusters(home: LabDirectory) -> Iterator[LabClusters]:
-    """Starts API servers that share one etcd; stops them at exit."""
+def run_local_clusters(home: LabDirectory, liqo: LiqoAssets | None) -> Iterator[LabClusters]:
+    """Starts API servers that share one etcd; stops them at exit.
+
+    `liqo` gives each of them a controller manager and a scheduler.
+    """
     found = assets.find_assets()
-    with servers.run_api_servers(found, home.directory / "lab") as lab:
-        started = lab.start(*CLUSTER_NAMES)
-        kubeconfigs = {cluster.name: cluster.admin_kubeconfig for cluster in started}
-        yield LabClusters(kubeconfigs, str(found.kubectl), has_real_nodes=False)
+    with servers.run_api_servers(found, home.directory / "lab", controllers=liqo) as lab:
+        started = {cluster.name: cluster for cluster in lab.start(*CLUSTER_NAMES)}
+        kubeconfigs = {name: cluster.admin_kubeconfig for name, cluster in started.items()}
+        kubectl = str(found.kubectl)
+        yield LabClusters(kubeconfigs, kubectl, has_real_nodes=False, local=started)
 
 
 @contextmanager

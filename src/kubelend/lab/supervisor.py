@@ -1,8 +1,11 @@
 """The background process of the lab: starts clusters, broker and agents, and stops them on SIGTERM.
 
-`lab.background` starts it as `python -m kubelend.lab.supervisor DIRECTORY [--kind]`, as the leader of a
-process group, with DIRECTORY as working directory. It prints each step when it has finished, then a line
+`lab.background` starts it as `python -m kubelend.lab.supervisor DIRECTORY [--kind|--liqo]`, as the leader
+of a process group, with DIRECTORY as working directory. It prints each step when it has finished, then a line
 `ready`. If nobody reads that, it stops everything.
+
+With Liqo everything runs in a network namespace, from which only the ports of the API servers, the broker
+and the probes are forwarded: some of Liqo's programs listen on all interfaces.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ from kubelend.apps import join
 from kubelend.apps.join import JoinParameters
 from kubelend.core.errors import InvalidSettings, KubelendError
 from kubelend.core.lifecycle import Role
-from kubelend.envtest import credentials, waiting
+from kubelend.envtest import assets, credentials, network_namespace, waiting
+from kubelend.envtest import liqo as envtest_liqo
+from kubelend.envtest.assets import LiqoAssets
+from kubelend.envtest.network_namespace import NetworkNamespace
 from kubelend.envtest.processes import (
     BrokerProcess,
     ChildProcess,
@@ -61,7 +67,7 @@ def main() -> int:
         try:
             with ExitStack() as stack:
                 supervisor = Supervisor(LabDirectory(Path(directory)), stack)
-                supervisor.start(uses_kind="--kind" in flags)
+                supervisor.start(uses_kind="--kind" in flags, uses_liqo="--liqo" in flags)
                 _print(background.READY)
                 while True:
                     signal.pause()
@@ -84,18 +90,28 @@ class Supervisor:
         self._deployment = TemporaryDeployment(home.directory)
         self._state = LabState()
         self._numbers = itertools.count(1)
+        self._namespace: NetworkNamespace | None = None
 
-    def start(self, *, uses_kind: bool) -> None:
+    def start(self, *, uses_kind: bool, uses_liqo: bool) -> None:
+        liqo_assets = assets.find_liqo_assets() if uses_liqo else None
+        if uses_liqo:
+            self._namespace = self._stack.enter_context(network_namespace.isolate())
         with self._step("Start three clusters") as lines:
-            found = self._start_clusters(uses_kind)
+            found = self._start_clusters(uses_kind, liqo_assets)
             lines.extend(self._write_kubeconfigs(found))
+            self._expose(*(cluster.port for cluster in found.local.values()))
         with self._step("Install CRDs, RBAC, service accounts, nodes and pods") as lines:
             installed = asyncio.run(_install_all(found))
             version = str(installed[hosts.BROKER_CLUSTER].version)
             lines.append(f"Kubernetes {version}")
+        if liqo_assets is not None:
+            with self._step("Start Liqo in both agent clusters") as lines:
+                asyncio.run(self._start_liqo(found, liqo_assets))
+                lines.append(liqo_assets.directory.name)
         with self._step("Start the broker, with its store in broker-cluster") as lines:
             store = f"kubernetes://{installed[hosts.BROKER_CLUSTER].account}"
             broker = self._start_broker(store)
+            self._expose(*map(broker.port_of, ("api", "enrol", "probes")))
             self._save_state(kubernetes=version, broker=broker.url, store=store)
             lines.append(broker.url)
         with self._step("Enrol both agents with tokens"):
@@ -104,18 +120,34 @@ class Supervisor:
             agents = [self._start_agent(name, broker, installed) for name in hosts.AGENT_CLUSTERS]
             for agent in agents:
                 agent.wait_until_ready()
+                self._expose(agent.port_of("probes"))
             asyncio.run(self._wait_advertised(broker))
         self._directory.request.write_text(EXAMPLE_REQUEST, "utf-8")
         names = ("broker", *(f"agent of {name}" for name in hosts.AGENT_CLUSTERS))
         running = map(_lab_process, names, (broker, *agents))
         self._save_state(is_ready=True, processes=tuple(running))
 
-    def _start_clusters(self, uses_kind: bool) -> LabClusters:
+    def _start_clusters(self, uses_kind: bool, liqo: LiqoAssets | None) -> LabClusters:
         return self._stack.enter_context(
             hosts.run_kind_clusters(self._directory, lambda names: self._save_state(kind=names))
             if uses_kind
-            else hosts.run_local_clusters(self._directory)
+            else hosts.run_local_clusters(self._directory, liqo)
         )
+
+    async def _start_liqo(self, found: LabClusters, liqo: LiqoAssets) -> None:
+        """Starts the kubelets of the agents' clusters, and Liqo as pods on them."""
+        clusters = [found.local[name] for name in hosts.AGENT_CLUSTERS]
+        for cluster in clusters:
+            kubelet = envtest_liqo.KubeletProcess(cluster, liqo)
+            self._stack.callback(kubelet.stop)
+            kubelet.start()
+        for step in (envtest_liqo.install_liqo, envtest_liqo.wait_until_liqo_runs):
+            await asyncio.gather(*(asyncio.to_thread(step, each, liqo) for each in clusters))
+
+    def _expose(self, *ports: int) -> None:
+        if self._namespace is not None:
+            for port in ports:
+                self._namespace.expose(port)
 
     def _write_kubeconfigs(self, found: LabClusters) -> list[str]:
         """Writes one kubeconfig per cluster, and one with all contexts; returns the paths of the former."""
