@@ -20,13 +20,12 @@ from kubelend.wire.broker_objects import (
     ClusterAdvertisement,
     ClusterAdvertisementSpec,
     ClusterAdvertisementStatus,
-    Condition,
     Reservation,
     ReservationSpec,
     ReservationStatus,
     StoredRecord,
 )
-from kubelend.wire.objects import Metadata
+from kubelend.wire.objects import Condition, Metadata
 
 MANAGED = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
 UID = "u-1"

@@ -15,7 +15,7 @@ POLICY = bodies.LendingPolicy(
 )
 CONSTRAINTS = bodies.Constraints({"tier": "gold"}, "eu", ["berlin"], "2.50", "EUR")
 WEIGHTS = {"headroom": 0.5, "price": 2.0}
-CONDITION = broker_objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
+CONDITION = objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
 KEPT = broker_objects.StoredRecord(2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}')
 
 QUESTION = objects.AgentRequest("q-1", "renew", "2h", "one")

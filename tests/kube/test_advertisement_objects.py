@@ -7,7 +7,8 @@ import pytest
 
 import make
 from kube_broker import quiet, told
-from kubelend.wire.broker_objects import ClusterAdvertisement, Condition
+from kubelend.wire.broker_objects import ClusterAdvertisement
+from kubelend.wire.objects import Condition
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 

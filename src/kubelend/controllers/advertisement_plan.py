@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from enum import Enum
 from typing import Final
@@ -21,7 +20,8 @@ from kubelend.kube import resources
 from kubelend.stores.kubernetes import objects, projection
 from kubelend.wire import bodies, conversion, quantities, validation
 from kubelend.wire.bodies import Amounts
-from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterAdvertisementStatus, Condition
+from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterAdvertisementStatus
+from kubelend.wire.objects import Condition, merge_conditions
 
 MergePatch = dict[str, object]
 
@@ -66,19 +66,6 @@ def status_patch(
     if not is_news and labels.is_managed(found.metadata):
         return {}
     return changed
-
-
-def merge_conditions(
-    before: Iterable[Condition], after: Iterable[Condition], now: datetime
-) -> tuple[Condition, ...]:
-    """Conditions of others stay; an unchanged one keeps its transition time."""
-    known, dated = {one.type: one for one in before}, []
-    for one in after:
-        same = known.pop(one.type, None)
-        since = same.last_transition_time if same and same.status == one.status else None
-        at = since or now.replace(microsecond=0)
-        dated.append(msgspec.structs.replace(one, last_transition_time=at))
-    return (*known.values(), *dated)
 
 
 _STATUS_FIELDS: Final = (

@@ -18,8 +18,9 @@ from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.stores.kubernetes import objects, projection
 from kubelend.wire import conversion, validation
-from kubelend.wire.broker_objects import Condition, Reservation
+from kubelend.wire.broker_objects import Reservation
 from kubelend.wire.conversion import RequestLimits
+from kubelend.wire.objects import Condition
 
 
 class ActionKind(Enum):

@@ -56,7 +56,7 @@ def start_lab(
             raise
 
 
-def check_prerequisites(*, uses_kind: bool, uses_liqo: bool) -> None:
+def check_prerequisites(*, uses_kind: bool = False, uses_liqo: bool = False) -> None:
     """Raises if a required program is missing, before anything is started."""
     if uses_kind:
         hosts.check_kind()

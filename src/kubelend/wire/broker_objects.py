@@ -17,6 +17,7 @@ from kubelend.wire.bodies import Amounts, Cost, Quantities, Timestamp
 from kubelend.wire.objects import (
     AgentRequest,
     BrokerResponse,
+    Conditions,
     Duration,
     Metadata,
     Name,
@@ -39,28 +40,6 @@ class StoredRecord(ObjectStruct, frozen=True):
     """Signature of the broker over the object's name, the revision and the data."""
     data: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**20))]
     """The record as JSON text. As text, because the API server rounds large numbers inside objects."""
-
-
-class Condition(ObjectStruct, frozen=True):
-    """Condition describes one aspect of the state of an object."""
-
-    type: Annotated[str, Meta(extra_json_schema=json_types.max_length(316))]
-    """Type of the condition."""
-    status: Annotated[str, Meta(extra_json_schema=json_types.enum_of("True", "False", "Unknown"))]
-    """Status of the condition: True, False or Unknown."""
-    reason: Reason = ""
-    """Machine-readable reason, in CamelCase."""
-    message: str = ""
-    """Human-readable explanation."""
-    last_transition_time: Timestamp | None = None
-    """Time of the last change of status."""
-    observed_generation: int = 0
-    """Generation of the spec that this condition refers to."""
-
-
-Conditions = Annotated[
-    tuple[Condition, ...], Meta(max_length=16, extra_json_schema=json_types.LIST_MAP_BY_TYPE)
-]
 
 
 WholeQuantities = Annotated[

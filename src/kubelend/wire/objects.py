@@ -8,6 +8,7 @@ these objects through `agent.ports.LocalObjects`: in Kubernetes, in files or in 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, ClassVar, Final, TypeVar
@@ -81,6 +82,41 @@ class Object(ObjectStruct, frozen=True):
 
 
 Kind = TypeVar("Kind", bound=Object)
+
+
+class Condition(ObjectStruct, frozen=True):
+    """Condition describes one aspect of the state of an object."""
+
+    type: Annotated[str, Meta(extra_json_schema=json_types.max_length(316))]
+    """Type of the condition."""
+    status: Annotated[str, Meta(extra_json_schema=json_types.enum_of("True", "False", "Unknown"))]
+    """Status of the condition: True, False or Unknown."""
+    reason: Reason = ""
+    """Machine-readable reason, in CamelCase."""
+    message: str = ""
+    """Human-readable explanation."""
+    last_transition_time: Timestamp | None = None
+    """Time of the last change of status."""
+    observed_generation: int = 0
+    """Generation of the spec that this condition refers to."""
+
+
+Conditions = Annotated[
+    tuple[Condition, ...], Meta(max_length=16, extra_json_schema=json_types.LIST_MAP_BY_TYPE)
+]
+
+
+def merge_conditions(
+    before: Iterable[Condition], after: Iterable[Condition], now: datetime
+) -> tuple[Condition, ...]:
+    """Conditions of others stay; an unchanged one keeps its transition time."""
+    known, dated = {one.type: one for one in before}, []
+    for one in after:
+        same = known.pop(one.type, None)
+        since = same.last_transition_time if same and same.status == one.status else None
+        at = since or now.replace(microsecond=0)
+        dated.append(msgspec.structs.replace(one, last_transition_time=at))
+    return (*known.values(), *dated)
 
 
 class MeasuredResources(ObjectStruct, frozen=True):
@@ -239,6 +275,8 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
     asked: SentRequest | None = None
+    conditions: Conditions = ()
+    """Latest observations: Reserved, Peered and Ready."""
 
 
 class ResourceRequest(Object, frozen=True):
@@ -281,6 +319,8 @@ class ReservationInstructionStatus(ObjectStruct, frozen=True):
         tuple[Name, ...], Meta(extra_json_schema=json_types.max_items(256))
     ] = ()
     """Clusters with which a peering was established for this reservation and is not removed yet."""
+    conditions: Conditions = ()
+    """Latest observations: Peered and Ready."""
 
 
 class ReservationInstruction(Object, frozen=True):
@@ -351,6 +391,8 @@ class ProviderInstructionStatus(ObjectStruct, frozen=True):
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
     request: AgentRequest | None = None
+    conditions: Conditions = ()
+    """Latest observations: Held."""
 
 
 class ProviderInstruction(Object, frozen=True):

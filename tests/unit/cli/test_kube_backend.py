@@ -17,8 +17,8 @@ from kubelend.core.errors import Forbidden, NotFound, Unauthenticated, Unavailab
 from kubelend.kits.backoff import Backoff
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, broker_objects, objects
-from kubelend.wire.broker_objects import Condition, Reservation, ReservationSpec
-from kubelend.wire.objects import Metadata, ProviderInstruction, ResourceRequest
+from kubelend.wire.broker_objects import Reservation, ReservationSpec
+from kubelend.wire.objects import Condition, Metadata, ProviderInstruction, ResourceRequest
 from scripted_api import found, status
 from waiting import until
 

@@ -34,12 +34,17 @@ from kubelend.wire.broker_objects import (
     ClusterAdvertisementStatus,
     ClusterSession,
     ClusterSessionSpec,
-    Condition,
     Reservation,
     ReservationSpec,
     ReservationStatus,
 )
-from kubelend.wire.objects import AgentRequest, BrokerResponse, Metadata, ProviderInstructionStatus
+from kubelend.wire.objects import (
+    AgentRequest,
+    BrokerResponse,
+    Condition,
+    Metadata,
+    ProviderInstructionStatus,
+)
 
 ROME, BONN, PARIS = ClusterId("rome"), ClusterId("bonn"), ClusterId("paris")
 SOME = bodies.Quantities("1", "1Gi")
