@@ -87,17 +87,20 @@ RESOURCE_REQUEST = objects.ResourceRequest(
                 quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS
             ),
         ),
+        conditions=(CONDITION,),
     ),
 )
 RESERVATION_INSTRUCTION = objects.ReservationInstruction(
     metadata("rsv-a-1"),
     objects.ReservationInstructionSpec(**PROMISED, target_cluster_id="b"),
-    objects.ReservationInstructionStatus("17", True, AT, "Ready", "joined", AT, ("b", "c")),
+    objects.ReservationInstructionStatus(
+        "17", True, AT, "Ready", "joined", AT, ("b", "c"), (CONDITION,)
+    ),
 )
 PROVIDER_INSTRUCTION = objects.ProviderInstruction(
     metadata("rsv-a-1-provider"),
     objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", response=REPLY),
-    objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT, QUESTION),
+    objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT, QUESTION, (CONDITION,)),
 )
 CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
     metadata("a-adv"),
