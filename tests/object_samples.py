@@ -18,7 +18,7 @@ WEIGHTS = {"headroom": 0.5, "price": 2.0}
 CONDITION = objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
 KEPT = broker_objects.StoredRecord(2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}')
 
-QUESTION = objects.AgentRequest("q-1", "renew", "2h", "one")
+QUESTION = objects.AgentRequest("q-1", "renew", "2h", "one", "{}")
 REPLY = objects.BrokerResponse("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')
 
 

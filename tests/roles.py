@@ -33,6 +33,7 @@ TABLE = {
     "stream":              Row("yes",       "no",   "no"),
     "acknowledge":         Row("provider",  "no",   "no"),
     "refuse":              Row("provider",  "no",   "no"),
+    "exchange_handshake":  Row("its own",   "no",   "no"),
     "list_clusters":       Row("no",        "yes",  "yes"),
     "get_cluster":         Row("its own",   "yes",  "yes"),
     "cordon":              Row("no",        "no",   "yes"),

@@ -52,6 +52,7 @@ BODIES = {
     "publish": lambda caller: offer(caller.name, *PLENTY),
     "reserve": lambda _: wish(),
     "explain": lambda _: wish(),
+    "exchange_handshake": lambda _: {"clusterID": "liqo"},
     "set_policy": lambda _: {"deny": ["somebody"]},
     "set_quota": lambda _: {"reservations": 1_000_000},
     "renew_certificate": lambda caller: {"request": Newcomer(*who(caller)).request},

@@ -151,6 +151,19 @@ class BrokerCommunicator(Protocol):
     async def close(self) -> None: ...
 
 
+class HandshakeExchange(Protocol):
+    """Passes handshakes between the two clusters of a reservation, through the broker."""
+
+    async def exchange_handshake(
+        self, reservation: str, handshake: bodies.Handshake
+    ) -> bodies.HandshakeResult:
+        """Send this cluster's part of the peering handshake of a reservation; returns the other side's."""
+
+
+class BrokerConnection(BrokerCommunicator, HandshakeExchange, Protocol):
+    """What every transport offers."""
+
+
 # -- the provider cluster
 
 

@@ -200,6 +200,7 @@ HANDLERS: dict[str, Handler] = {
     "stream": instructions.stream_instructions,
     "acknowledge": instructions.acknowledge,
     "refuse": instructions.refuse,
+    "exchange_handshake": instructions.exchange_handshake,
     "list_clusters": clusters.list_clusters,
     "get_cluster": clusters.get_cluster,
     "cordon": clusters.cordon,

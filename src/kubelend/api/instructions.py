@@ -15,7 +15,7 @@ from kubelend.api.request import JsonResponse, RequestContext
 from kubelend.broker import authorization, streams
 from kubelend.broker.service import StreamStart
 from kubelend.core.errors import InvalidInput, KubelendError, LimitExceeded
-from kubelend.core.models import Reservation
+from kubelend.core.models import Reservation, ReservationId
 from kubelend.wire import bodies, conversion
 from kubelend.wire.route import LAST_EVENT_ID
 
@@ -48,6 +48,15 @@ async def refuse(call: RequestContext) -> web.StreamResponse:
     return JsonResponse(conversion.from_reservation(found))
 
 
+async def exchange_handshake(call: RequestContext) -> web.StreamResponse:
+    body, cluster = await call.body(bodies.Handshake), call.caller.cluster
+    call.broker.check_leader()
+    found = await authorization.visible_to(call.broker, call.reservation, cluster)
+    peer = call.broker.handshakes.exchange(found, cluster, body)
+    grant = await call.app.grant_signer.grant(found, cluster)
+    return JsonResponse(bodies.HandshakeResult(peer, grant or ""))
+
+
 async def stream_instructions(call: RequestContext) -> web.StreamResponse:
     """Serves server-sent events: first the current state, then each change as it becomes durable."""
     after, cluster = _last_event_id(call), call.caller.cluster
@@ -77,7 +86,10 @@ async def _serve_stream(
             call.reauthenticate()
         except KubelendError:
             return  # the client gets the error when it reconnects
-        await _write_events(response, news, call, b": alive\n\n")
+        handshakes = _encode_handshakes(start.subscription.take_handshakes())
+        await _write_events(response, news, call, handshakes or b": alive\n\n")
+        if news and handshakes:
+            await response.write(handshakes)
 
 
 def _seconds_until_keep_alive(call: RequestContext) -> float:
@@ -119,6 +131,12 @@ async def _encode_event(instruction: streams.Instruction, call: RequestContext) 
     grant = await call.app.grant_signer.grant(found, call.caller.cluster)
     text = msgspec.json.encode(authorization.instruction_body(instruction, grant or ""))
     return b"id: %d\nevent: instruction\ndata: %s\n\n" % (found.revision, text)
+
+
+def _encode_handshakes(reservations: Iterable[ReservationId]) -> bytes:
+    """Without an id: they are not resumed, because agents send theirs again after a reconnect."""
+    bodies_ = (msgspec.json.encode({"reservation": each}) for each in reservations)
+    return b"".join(b"event: handshake\ndata: %s\n\n" % each for each in bodies_)
 
 
 def _last_event_id(call: RequestContext) -> int | None:

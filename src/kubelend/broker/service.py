@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubelend.broker import change_log
+from kubelend.broker.handshakes import HandshakeRelay
 from kubelend.broker.metrics import Metrics, PlacementOutcome
 from kubelend.broker.ports import NO_REPLICA, SINGLE_REPLICA, Clock, Leadership, OpenStore, Replica
 from kubelend.broker.streams import Subscription
@@ -85,6 +86,7 @@ class Broker(LedgerWriter):
             open_store, clock, metrics, rules.retention, rules.lost_after, leadership, replica
         )
         self._rules = rules
+        self.handshakes = HandshakeRelay(self.streams, clock)
 
     # -- providers
 

@@ -29,12 +29,23 @@ class Subscription:
         """The revision that the initial state of the stream includes."""
         self.closed = False
         self._unread: dict[ReservationId, Reservation] = {}
+        self._handshakes: dict[ReservationId, None] = {}
         self._changed = asyncio.Event()
 
     def publish(self, reservation: Reservation) -> None:
         if reservation.revision > self.since:
             self._unread[reservation.id] = reservation
             self._changed.set()
+
+    def notify_handshake(self, reservation: ReservationId) -> None:
+        """The other side of the reservation has sent a handshake."""
+        self._handshakes[reservation] = None
+        self._changed.set()
+
+    def take_handshakes(self) -> list[ReservationId]:
+        """Returns the reservations with a new handshake since the last call."""
+        taken, self._handshakes = list(self._handshakes), {}
+        return taken
 
     def wake(self) -> None:
         """Wakes the reader without a change, so that it checks whether it may go on."""
@@ -101,6 +112,10 @@ class StreamHub:
                         feed.publish(change)
             elif isinstance(change, Member) and change.standing is MembershipStatus.REVOKED:
                 self._close_revoked(change)
+
+    def notify_handshake(self, cluster: ClusterId, reservation: ReservationId) -> None:
+        for feed in self._by_cluster.get(cluster, ()):
+            feed.notify_handshake(reservation)
 
     def _close_revoked(self, revoked: Member) -> None:
         if revoked.role is Role.CLUSTER:

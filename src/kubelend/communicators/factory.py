@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from kubelend.agent.ports import BrokerCommunicator
+from kubelend.agent.ports import BrokerConnection
 from kubelend.core.errors import BrokerUnreachable, InvalidSettings
 
 ReloadErrorHandler = Callable[[InvalidSettings], None]
@@ -42,9 +42,11 @@ class CommunicatorOptions(msgspec.Struct, frozen=True):
     """This cluster's namespace there; empty for the kubeconfig's own."""
     on_reload_error: ReloadErrorHandler = lambda _: None
     """Called with the error when changed certificates cannot be loaded."""
+    on_handshake: Callable[[str], None] = lambda _: None
+    """Called with a reservation whose other side has sent a handshake, by transports that can tell."""
 
 
-Connect = Callable[[CommunicatorOptions], Awaitable[BrokerCommunicator]]
+Connect = Callable[[CommunicatorOptions], Awaitable[BrokerConnection]]
 
 TRANSPORTS = {
     "http": "kubelend.communicators.http",
@@ -52,7 +54,7 @@ TRANSPORTS = {
 }
 
 
-async def open_communicator(name: str, options: CommunicatorOptions) -> BrokerCommunicator | None:
+async def open_communicator(name: str, options: CommunicatorOptions) -> BrokerConnection | None:
     """A communicator, to be closed by the caller; None for an empty name: an agent without a broker."""
     if not name:
         return None

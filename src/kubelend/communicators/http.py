@@ -39,14 +39,23 @@ async def connect(options: CommunicatorOptions) -> HttpCommunicator:
         report=options.on_reload_error,
         instance=options.instance,
     )
-    return await HttpCommunicator(client, idle_timeout=options.idle_timeout).open()
+    return await HttpCommunicator(
+        client, idle_timeout=options.idle_timeout, on_handshake=options.on_handshake
+    ).open()
 
 
 class HttpCommunicator:
     """One cluster's connection, identified by its certificate. Call `open` before use."""
 
-    def __init__(self, client: BrokerClient, *, idle_timeout: timedelta = IDLE_TIMEOUT) -> None:
+    def __init__(
+        self,
+        client: BrokerClient,
+        *,
+        idle_timeout: timedelta = IDLE_TIMEOUT,
+        on_handshake: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._client = client
+        self._on_handshake = on_handshake
         self._idle_timeout = idle_timeout
         self._last_event_id = ""
         self._is_closed = False
@@ -76,12 +85,18 @@ class HttpCommunicator:
     async def instructions(self) -> list[bodies.Reservation]:
         return await self._open_client().all_reservations(phase=UNFINISHED_PHASES_QUERY)
 
+    async def exchange_handshake(
+        self, reservation: str, handshake: bodies.Handshake
+    ) -> bodies.HandshakeResult:
+        return await self._open_client().exchange_handshake(reservation, handshake)
+
     async def stream(
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:
         events = self._open_client().stream(
             after=self._last_event_id,
             on_reset=lambda: self._on_reset(on_reset),
+            on_handshake=self._on_handshake,
             backoff=backoff.NO_RETRIES,
             read_timeout=self._idle_timeout,
         )

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from kubelend.communicators import factory, kubernetes_calls
@@ -130,6 +131,16 @@ class KubernetesCommunicator:
     async def release(self, reservation: str) -> bodies.Reservation:
         return await self._call_reservation(reservation, "release")
 
+    # -- both
+
+    async def exchange_handshake(
+        self, reservation: str, handshake: bodies.Handshake
+    ) -> bodies.HandshakeResult:
+        text = msgspec.json.encode(handshake).decode()
+        async with self._call():
+            session = await self._call_session("handshake", reservation, text)
+            return cluster_namespaces.handshake_from_response(session.status.response)
+
     # -- reading
 
     async def find(self, reservation: str) -> bodies.Reservation:
@@ -197,14 +208,14 @@ class KubernetesCommunicator:
                 raise factory.closed_error() from None
             raise
 
-    async def _call_session(self, call: str, text: str = "") -> ClusterSession:
+    async def _call_session(self, call: str, text: str = "", handshake: str = "") -> ClusterSession:
         """After the response the namespace contains everything that the broker knew when it was called."""
         async with self._session_lock:
             try:
                 found = await self._caller.call(
                     SESSION_SLOT,
                     cluster_namespaces.SESSION_NAME,
-                    self._caller.new_request(call, text),
+                    self._caller.new_request(call, text, handshake),
                     {},
                 )
             except NotFound as error:

@@ -103,8 +103,8 @@ class ObjectCaller:
         self.namespace = namespace
         self._agent = agent[:64]
 
-    def new_request(self, verb: str, arguments: str = "") -> AgentRequest:
-        return AgentRequest(uuid.uuid4().hex, verb, arguments, self._agent)
+    def new_request(self, verb: str, arguments: str = "", handshake: str = "") -> AgentRequest:
+        return AgentRequest(uuid.uuid4().hex, verb, arguments, self._agent, handshake)
 
     async def call(
         self,

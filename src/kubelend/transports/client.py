@@ -17,6 +17,8 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from kubelend.core.errors import KubelendError, NotReady
 from kubelend.kits.backoff import Backoff
 from kubelend.transports import session
@@ -273,18 +275,28 @@ class BrokerClient(Session):
         body = bodies.RefuseRequest(reason)
         return await self.call(bodies.Reservation, "refuse", reservation, body=body)
 
+    async def exchange_handshake(
+        self, reservation: str, handshake: bodies.Handshake
+    ) -> bodies.HandshakeResult:
+        """Sends this cluster's part of the peering handshake; returns the other side's."""
+        return await self.call(
+            bodies.HandshakeResult, "exchange_handshake", reservation, body=handshake
+        )
+
     async def stream(
         self,
         *,
         after: str = "",
         on_reset: Callable[[], None] = lambda: None,
+        on_handshake: Callable[[str], None] = lambda _: None,
         backoff: Backoff | None = None,
         read_timeout: timedelta = STREAM_TIMEOUT,
     ) -> AsyncGenerator[bodies.Instruction, None]:
         """Yields instructions after an event ID; reconnects when the connection breaks.
 
         `on_reset` is called when the broker starts over: the following instructions are the complete state,
-        and every other reservation is finished. `backoff` limits consecutive reconnects without an event or a
+        and every other reservation is finished. `on_handshake` is called with a reservation whose other side
+        has sent a new handshake. `backoff` limits consecutive reconnects without an event or a
         long-lived connection in between; then the error is raised. Leave the loop early only within
         `contextlib.aclosing`, which closes the connection. When the certificate is rotated, it reconnects; no
         event is lost or duplicated.
@@ -303,6 +315,8 @@ class BrokerClient(Session):
                             # Earlier event IDs are invalid: the broker may have reset its revisions.
                             after = event.id
                             on_reset()
+                        elif event.name == "handshake":
+                            on_handshake(msgspec.json.decode(event.data)["reservation"])
             except KubelendError as error:
                 if clock() - began > backoff.longest.total_seconds():
                     delays = backoff.delays()

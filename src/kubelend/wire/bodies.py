@@ -368,6 +368,47 @@ class Instruction(Body, frozen=True):
     ] = ""
 
 
+Base64 = Annotated[str, Meta(max_length=16 * 1024, pattern="^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class Handshake(Body, frozen=True):
+    """What one side of a reservation tells the other one to establish a peering with Liqo.
+
+    It contains no private key and no kubeconfig. The broker passes it on while the reservation is live, and
+    neither stores nor logs it.
+    """
+
+    cluster_id: Name
+    """Liqo's ID of the sender's cluster."""
+    nonce: Base64 = ""
+    """Provider: what the requester has to sign."""
+    signed_nonce: Base64 = ""
+    """Requester: the signature."""
+    public_key: Base64 = ""
+    """Requester: the key that verifies it."""
+    csr: Base64 = ""
+    """Requester: certificate signing request for its identity in the provider's cluster."""
+    certificate: Base64 = ""
+    """Provider: the certificate."""
+    ca: Base64 = ""
+    """Provider: CA certificate of its API server."""
+    api_server: Url = ""
+    """Provider: address of its API server."""
+    proxy_url: Url = ""
+    """Provider: proxy through which its API server is reached, if any."""
+    tenant_namespace: Name = ""
+    """Provider: the namespace in its cluster that the requester may use."""
+    error: Reason = ""
+    """Why the sender cannot continue."""
+
+
+class HandshakeResult(Body, frozen=True):
+    """What the other side has sent last, if anything, and the caller's grant of the reservation."""
+
+    peer: Handshake | None = None
+    grant: str = ""
+
+
 class Suggestion(Body, frozen=True):
     """Change of the request that would make it fit."""
 

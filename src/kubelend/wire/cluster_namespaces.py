@@ -33,6 +33,7 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?
 
 _INSTRUCTION_DECODER: Final = msgspec.json.Decoder(bodies.Instruction)
 _RESERVATION_DECODER: Final = msgspec.json.Decoder(bodies.Reservation)
+_HANDSHAKE_DECODER: Final = msgspec.json.Decoder(bodies.HandshakeResult)
 _ADVERTISEMENT_DECODER: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
@@ -87,6 +88,7 @@ def request_fields(request: AgentRequest) -> dict[str, object]:
         "verb": request.verb,
         "arguments": request.arguments,
         "agent": request.agent,
+        "handshake": request.handshake or None,
     }
 
 
@@ -106,6 +108,11 @@ def advertisement_from_response(response: BrokerResponse) -> bodies.Advertisemen
 def reservation_from_response(response: BrokerResponse | None) -> bodies.Reservation | None:
     """The reservation that was requested by ID; None if the broker does not support this verb."""
     return _decode_response(response, _RESERVATION_DECODER)
+
+
+def handshake_from_response(response: BrokerResponse | None) -> bodies.HandshakeResult:
+    """The result of a handshake; empty if the broker does not support this verb."""
+    return _decode_response(response, _HANDSHAKE_DECODER) or bodies.HandshakeResult()
 
 
 def error_from_response(response: BrokerResponse | None) -> KubelendError | None:

@@ -345,15 +345,17 @@ class AgentRequest(ObjectStruct, frozen=True):
         Meta(
             extra_json_schema=json_types.enum_of(
                 *("publish", "reserve", "activate", "renew", "release"),
-                *("acknowledge", "refuse", "ping", "read", "listen", "leave"),
+                *("acknowledge", "refuse", "ping", "read", "listen", "leave", "handshake"),
             )
         ),
     ]
     """The operation."""
     arguments: Reason = ""
-    """Duration to renew for, reason of a refusal, or ID of the reservation to read."""
+    """Duration to renew for, reason of a refusal, or ID of the reservation to read or to peer for."""
     agent: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
     """Name of the agent. The broker serves one agent of a cluster at a time."""
+    handshake: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**17))] = ""
+    """Body of a peering handshake, as JSON text."""
 
 
 class BrokerResponse(ObjectStruct, frozen=True):

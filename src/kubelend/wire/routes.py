@@ -269,6 +269,15 @@ INSTRUCTION_ROUTES: tuple[Route, ...] = (
         errors=_TRANSITION_ERRORS,
         idempotent=True,
     ),
+    _put(
+        "exchange_handshake",
+        "/reservations/{reservation}/handshake",
+        "Send the caller's part of the peering handshake, and get the other side's",
+        Access.PARTY,
+        bodies.HandshakeResult,
+        bodies.Handshake,
+        errors=(errors.InvalidInput, *_TRANSITION_ERRORS),
+    ),
     _post(
         "refuse",
         "/instructions/{reservation}/refuse",

@@ -45,6 +45,10 @@ FIELDS = {
     bodies.KeySet: "keys",
     bodies.Suggestion: "clusterID text less maxPricePerHour currency dropLabels",
     bodies.Candidate: "clusterID fits refusals score pricePerHour currency remedy",
+    bodies.Handshake: (
+        "clusterID nonce signedNonce publicKey csr certificate ca apiServer proxyURL tenantNamespace error"
+    ),
+    bodies.HandshakeResult: "peer grant",
     bodies.Explanation: "summary total fitting refusals candidates remedy quota",
     bodies.Problem: "type title status detail code error hint retryable explanation",
     bodies.Version: "version api",

@@ -360,6 +360,7 @@ def test_patch_replaces_all_fields_of_the_previous_request():
         "verb": "activate",
         "arguments": "",
         "agent": "",
+        "handshake": None,
     }
 
 

@@ -60,6 +60,7 @@ class RequestHandlers:
         self._broker = dependencies.broker
         self._terms = dependencies.terms
         self._sessions = dependencies.sessions
+        self._sign_grant = dependencies.sign_grant
         self._cluster = cluster
         self._namespace = namespace
 
@@ -121,14 +122,27 @@ class RequestHandlers:
                     )
         raise InvalidInput(f"unknown verb for a provider instruction: {request.verb[:20]!r}")
 
-    async def handle_read(self, request: AgentRequest) -> str:
-        """The named reservation as the REST interface returns it, also from the archive."""
-        if request.verb != "read" or not request.arguments:
+    async def handle_session(self, request: AgentRequest) -> str:
+        """The response body for the named reservation as the REST interface returns it; else empty."""
+        if request.verb not in ("read", "handshake") or not request.arguments:
             return ""
         found = await authorization.visible_to(
             self._broker, ReservationId(request.arguments), self._cluster
         )
-        return cluster_namespaces.body_text(conversion.from_reservation(found))
+        if request.verb == "read":
+            return cluster_namespaces.body_text(conversion.from_reservation(found))
+        return cluster_namespaces.body_text(await self._exchange_handshake(found, request))
+
+    async def _exchange_handshake(
+        self, found: Record, request: AgentRequest
+    ) -> bodies.HandshakeResult:
+        try:
+            sent = msgspec.json.decode(request.handshake, type=bodies.Handshake)
+        except msgspec.MsgspecError as error:
+            raise InvalidInput(f"handshake: {error}") from None
+        peer = self._broker.handshakes.exchange(found, self._cluster, sent)
+        grant = None if self._sign_grant is None else await self._sign_grant(found, self._cluster)
+        return bodies.HandshakeResult(peer, grant or "")
 
     async def release_for_deleted(self, obj: Reservation, cache: NamespaceCache) -> None:
         """Release the reservation of an object, if it is not finished."""

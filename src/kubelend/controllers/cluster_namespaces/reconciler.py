@@ -262,7 +262,7 @@ class NamespaceReconciler:
             elif namespace_error is not None:
                 raise handlers.as_retryable(namespace_error)
             status |= await self._execute_session_request(request)
-            response = replace(response, body=await self._handlers.handle_read(request))
+            response = replace(response, body=await self._handlers.handle_session(request))
         except NotLeader:
             raise
         except KubelendError as error:
