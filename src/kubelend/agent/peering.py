@@ -89,6 +89,10 @@ class InstructionCache(ObjectCache[ReservationInstruction]):
         if key is not None:
             self._enqueue(key)
 
+    def keys_of_provider(self, cluster: str) -> list[str]:
+        found = self._objects.values()
+        return [one.key for one in found if one.spec.target_cluster_id == cluster]
+
     def on_update(self, found: ReservationInstruction) -> None:
         super().on_update(found)
         self._keys_by_reservation[found.spec.reservation_name] = found.key
@@ -110,6 +114,7 @@ ACKNOWLEDGE_TIMEOUT: Final = timedelta(seconds=30)
 
 COMPONENT: Final = "peering"
 MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = timedelta(milliseconds=500), timedelta(seconds=10)
+DISCONNECT_POLL_INTERVAL: Final = timedelta(seconds=1)
 READY_CHECK_INTERVAL: Final = timedelta(minutes=1)
 """How often a ready peering is checked again."""
 
@@ -164,10 +169,20 @@ class PeeringReconciler:
         await tasks.run_all(
             {
                 "watch": watching,
+                "changes": self._peering.watch(self.on_peering_change),
                 "connect": self._connect_queue.run(),
                 "disconnect": self._disconnect_queue.run(),
             }
         )
+
+    def on_peering_change(self, name: str) -> None:
+        """The peering of a reservation, or with a provider, may have changed."""
+        self._cache.on_reservation_change(name)
+        for key in self._cache.keys_of_provider(name):
+            self._connect_queue.add(key)
+        for disconnecting in self._disconnecting:
+            if disconnecting.cluster == name or disconnecting.key.endswith(f"/{name}"):
+                self._disconnect_queue.add(disconnecting)
 
     # -- connecting
 
@@ -198,9 +213,15 @@ class PeeringReconciler:
         """Create what is missing, and report the readiness."""
         peer = peer_for(found, wanted)
         if await self._record_provider(found, wanted):
-            await self._peering.connect(peer)
-            await self._peering.size(peer)
-            await self._record_readiness(found, wanted, await self._peering.ready(peer))
+            await self._record_readiness(found, wanted, await self._establish(peer))
+
+    async def _establish(self, peer: Peer) -> Readiness:
+        """Take all steps that are possible now; returns what is missing after them."""
+        for step in (self._peering.connect, self._peering.size):
+            readiness = await step(peer)
+            if not readiness.is_ready:
+                return readiness
+        return await self._peering.ready(peer)
 
     async def _record_provider(self, found: ReservationInstruction, wanted: str) -> bool:
         """Record the provider in the status; False if the object has changed since."""
@@ -299,7 +320,10 @@ class PeeringReconciler:
             return
         # It needs the names only, so that an invalid spec can be disconnected too.
         peer = Peer(found.spec.reservation_name, key.cluster, resources.NOTHING)
-        await self._peering.disconnect(peer)
+        removed = await self._peering.disconnect(peer)
+        if not removed.is_ready:
+            self._disconnect_queue.add_after(key, DISCONNECT_POLL_INTERVAL)
+            return
         await self._update_status(found, "", disconnected=key.cluster)
         self._connected[key.uid].discard(key.cluster)
         if not self._connected[key.uid]:

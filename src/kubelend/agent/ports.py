@@ -185,18 +185,27 @@ class Readiness(NamedTuple):
     """Human-readable: why not, or what is offered."""
 
 
+DONE = Readiness(is_ready=True, reason="")
+
+
 class Peering(Protocol):
     """Connects this cluster with a provider. All calls are idempotent and have a timeout."""
 
-    async def connect(self, peer: Peer) -> None:
-        """Establish the peering; does nothing if it exists."""
+    async def watch(self, on_change: Callable[[str], None]) -> None:
+        """Call `on_change` with the ID of each reservation or provider whose peering may have changed.
 
-    async def size(self, peer: Peer) -> None:
-        """Make a virtual node offer exactly the peer's resources; call after `connect`."""
+        Runs until cancelled. Without it, changes are found by polling.
+        """
+
+    async def connect(self, peer: Peer) -> Readiness:
+        """Establish the peering; does nothing if it exists. Call again until it is ready."""
+
+    async def size(self, peer: Peer) -> Readiness:
+        """Make a virtual node offer exactly the peer's resources; call when `connect` is ready."""
 
     async def ready(self, peer: Peer) -> Readiness: ...
 
-    async def disconnect(self, peer: Peer) -> None:
+    async def disconnect(self, peer: Peer) -> Readiness:
         """Remove what `connect` and `size` created for this reservation; other reservations of the
-        provider stay.
+        provider stay. Call again until it is ready: nothing is left.
         """

@@ -23,13 +23,13 @@ from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
 from kubelend.agent.peering import PeeringReconciler
-from kubelend.agent.ports import BrokerCommunicator
+from kubelend.agent.ports import BrokerCommunicator, HandshakeExchange
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
 from kubelend.agent.publisher import LocalPublisher, Publisher
 from kubelend.agent.requester import ResourceRequestReconciler
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.agent.stream import InstructionListener
-from kubelend.apps import agent_environment, agent_launcher
+from kubelend.apps import agent_environment, agent_launcher, agent_peering
 from kubelend.apps.agent_environment import AgentEnvironment
 from kubelend.apps.agent_launcher import AgentCertificateRenewer, AgentLaunch
 from kubelend.apps.agent_settings import AgentSettings
@@ -115,6 +115,9 @@ class AgentApp:
             )
         )
         self.communicator: BrokerCommunicator | None = None
+        self.exchange: HandshakeExchange | None = None
+        self.peering_mode = "none"
+        self._on_handshake: list[Callable[[str], None]] = []
         # Before the probe listener opens, so that /readyz is never ok too early.
         for part in (
             ("collector", "publisher", "stream") if settings.broker_transport else ("collector",)
@@ -148,7 +151,8 @@ class AgentApp:
         collector = Collector(
             self._environment.source, self._inventory, self.health, publisher.notify_changed
         )
-        provider = self._make_provider(broker, publisher)
+        holds = self._make_hold_table(publisher)
+        provider = self._make_provider(broker, holds)
         self._listener = InstructionListener(
             broker,
             self._reservation_cache,
@@ -162,9 +166,14 @@ class AgentApp:
             "place": self._active_gate.run(),
             "requester": self._run_when_active(self._make_requester(broker).run),
             "provider": self._run_when_active(provider.run),
-            "peering": self._run_when_active(self._make_peering(broker).run),
+            **self._peering_tasks(broker, holds),
             **self._renewal_task(),
         }
+
+    def on_handshake(self, reservation: str) -> None:
+        """The other cluster of a reservation has sent a handshake."""
+        for notify in self._on_handshake:
+            notify(reservation)
 
     async def _run_when_active(self, work: Callable[[], RootCoroutine]) -> None:
         await self._active_gate.wait()
@@ -193,16 +202,16 @@ class AgentApp:
             finished_ttl=self._settings.finished_for,
         )
 
-    def _make_provider(
-        self, broker: BrokerCommunicator, publisher: Publisher
-    ) -> ProviderReconciler:
-        settings, environment = self._settings, self._environment
-        holds = HoldTable(
+    def _make_hold_table(self, publisher: Publisher) -> HoldTable:
+        return HoldTable(
             self._inventory,
-            environment.policy,
-            enforce=settings.enforce,
+            self._environment.policy,
+            enforce=self._settings.enforce,
             on_change=publisher.notify_changed,
         )
+
+    def _make_provider(self, broker: BrokerCommunicator, holds: HoldTable) -> ProviderReconciler:
+        settings, environment = self._settings, self._environment
         config = ProviderConfig(
             self._cluster, environment.namespace or "default", settings.finished_for
         )
@@ -216,17 +225,36 @@ class AgentApp:
             environment.clock,
         )
 
-    def _make_peering(self, broker: BrokerCommunicator) -> PeeringReconciler:
-        environment = self._environment
-        peering = agent_environment.make_peering(self._settings, self._cluster)
-        return PeeringReconciler(
+    def _peering_tasks(
+        self, broker: BrokerCommunicator, holds: HoldTable
+    ) -> dict[str, RootCoroutine]:
+        """Both sides of the peering: with providers, and of requesters with this cluster."""
+        environment, cache = self._environment, self._reservation_cache
+        if self.exchange is None:
+            return {}
+        peering = agent_peering.make_peering(
+            self.peering_mode,
+            self._settings,
+            self._cluster,
+            environment,
+            self.exchange,
+            lambda name: agent_peering.lent_reservation(name, self._cluster, holds, cache),
+        )
+        reconciler = PeeringReconciler(
             environment.objects,
             broker,
-            self._reservation_cache,
-            peering,
+            cache,
+            peering.requester,
             self.health,
             environment.clock,
         )
+        self._on_handshake.append(reconciler.on_peering_change)
+        found = {"peering": self._run_when_active(reconciler.run)}
+        if peering.provider is not None:
+            self._on_handshake.append(peering.provider.on_change)
+            cache.subscribe(peering.provider.on_change)
+            found["lending"] = self._run_when_active(peering.provider.run)
+        return found
 
     def _renewal_task(self) -> dict[str, RootCoroutine]:
         if not self._settings.auto_renew or self._settings.broker_transport != "http":
@@ -260,20 +288,20 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
         environment = await stack.enter_async_context(agent_environment.open_environment(settings))
         cluster = settings.cluster_id or await environment.source.identity()
         process = AgentApp(settings, environment, cluster, launched.renew_at)
-        process.communicator = await _connect(settings, process.metrics, stack)
+        await _connect(settings, process, stack)
         process.ports = await _listen(settings, process, stack)
+        process.peering_mode = await agent_peering.select_peering(settings, environment)
         broker = (
             f"namespace {settings.broker_namespace}"
             if settings.broker_transport == "kubernetes"
             else settings.broker_url
         )
-        log.info("Agent started", cluster=cluster, source=settings.source, broker=broker)
+        keys = {"cluster": cluster, "source": settings.source, "peering": process.peering_mode}
+        log.info("Agent started", **keys, broker=broker)
         yield process
 
 
-async def _connect(
-    settings: AgentSettings, metrics: AgentMetrics, stack: AsyncExitStack
-) -> BrokerCommunicator | None:
+async def _connect(settings: AgentSettings, process: AgentApp, stack: AsyncExitStack) -> None:
     options = CommunicatorOptions(
         url=settings.broker_url,
         certificates=Path(settings.broker_cert_path),
@@ -284,12 +312,13 @@ async def _connect(
         on_reload_error=lambda problem: log.warning(
             "Certificate reload failed", error=str(problem)
         ),
+        on_handshake=process.on_handshake,
     )
     communicator = await factory.open_communicator(settings.broker_transport, options)
-    if communicator is None:
-        return None
-    stack.push_async_callback(communicator.close)
-    return MetricsMiddleware(communicator, metrics.observe_call)
+    if communicator is not None:
+        stack.push_async_callback(communicator.close)
+        process.communicator = MetricsMiddleware(communicator, process.metrics.observe_call)
+        process.exchange = communicator
 
 
 async def _listen(

@@ -1,4 +1,4 @@
-"""The environment of an agent, built from its settings: cluster source, objects, clock and peering.
+"""The environment of an agent, built from its settings: cluster source, objects and clock.
 
 The cluster is a real or a simulated one. Each needs libraries that the other does not, which are therefore
 imported where they are used.
@@ -10,16 +10,14 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kubelend.agent.advertisement import AdvertisementConfig
-from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
+from kubelend.agent.ports import Clock, ClusterSource, LocalObjects
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.lending import LendingPolicy
 from kubelend.kits import clock
-from kubelend.peerings.liqoctl import LiqoctlPeering
-from kubelend.peerings.none import NoPeering
 from kubelend.sources import object_semantics
 from kubelend.wire import admin_conversion, bodies
 from kubelend.wire.objects import (
@@ -29,6 +27,9 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
+
+if TYPE_CHECKING:
+    from kubelend.kube.client import Client
 
 
 class AgentEnvironment(NamedTuple):
@@ -46,6 +47,8 @@ class AgentEnvironment(NamedTuple):
     watch_error: Callable[[], str] = lambda: ""
     """Returns why objects cannot be watched at all, which makes the agent unready."""
     close: Callable[[], None] = lambda: None
+    client: Client | None = None
+    """Client of a real cluster's API server."""
 
 
 class OfferSettings(NamedTuple):
@@ -91,19 +94,6 @@ def advertising_settings(
         valid_for=settings.advertisement_validity,
         name=settings.advertisement_name,
         namespace=settings.advertisement_namespace,
-    )
-
-
-def make_peering(settings: AgentSettings, cluster: str) -> Peering:
-    """Returns the peering implementation; `auto` selects liqoctl if there are kubeconfigs."""
-    if settings.peering == "none" or not settings.kubeconfigs_dir:
-        return NoPeering()
-    return LiqoctlPeering(
-        Path(settings.kubeconfigs_dir),
-        cluster,
-        liqoctl=settings.liqoctl,
-        kubectl=settings.kubectl,
-        timeout=settings.peering_timeout,
     )
 
 
@@ -178,6 +168,7 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
             offer=offered,
             object_error=lambda: objects.problem,
             watch_error=lambda: objects.watch_problem,
+            client=client,
         )
 
 

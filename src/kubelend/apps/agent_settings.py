@@ -121,8 +121,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     finished_for: timedelta = timedelta(minutes=10)
     """Time that instruction objects are retained after their reservation has ended."""
 
-    peering: Literal["auto", "none", "liqoctl"] = "auto"
-    """How to peer with a provider's cluster: liqoctl, none, or auto (liqoctl if --kubeconfigs-dir is set)."""
+    peering: Literal["auto", "none", "liqo", "liqoctl"] = "auto"
+    """How to peer with a provider's cluster: by Liqo's objects (liqo), by liqoctl, or not at all (none). auto
+    selects liqoctl if --kubeconfigs-dir is set, liqo if it is installed in this cluster, else none."""
 
     kubeconfigs_dir: str = ""
     """Directory with one kubeconfig per provider, named by cluster ID, for peering with liqoctl."""

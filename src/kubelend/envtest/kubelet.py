@@ -64,6 +64,9 @@ class Pod(msgspec.Struct, frozen=True):
 
 NODES: Final = Resource("", "v1", "nodes", "Node", Node, namespaced=False)
 PODS: Final = Resource("", "v1", "pods", "Pod", Pod)
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease", Node)
+"""Only their metadata is read."""
+LEASE_NAMESPACE: Final = "kube-node-lease"
 
 
 class Kubelet:
@@ -254,26 +257,30 @@ class Kubelet:
         """Without them the controller manager marks the nodes as Unknown after some time."""
         while True:
             for name in tuple(self._nodes):
-                with contextlib.suppress(KubelendError):
+                try:
                     await self._renew_lease(name)
+                except KubelendError as error:
+                    log.warning(
+                        "Failed to renew the lease, will retry", name=name, error=str(error)
+                    )
             await asyncio.sleep(LEASE_INTERVAL.total_seconds())
 
     async def _renew_lease(self, node: str) -> None:
-        collection = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        lease = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": node, "namespace": "kube-node-lease"},
-            "spec": {
-                "holderIdentity": node,
-                "leaseDurationSeconds": int(LEASE_DURATION.total_seconds()),
-                "renewTime": f"{clock.utc_now():%Y-%m-%dT%H:%M:%S.%fZ}",
-            },
+        spec = {
+            "holderIdentity": node,
+            "leaseDurationSeconds": int(LEASE_DURATION.total_seconds()),
+            "renewTime": f"{clock.utc_now():%Y-%m-%dT%H:%M:%S.%fZ}",
         }
         try:
-            await self._client.raw("PUT", f"{collection}/{node}", lease)
+            await self._client.patch(LEASES, node, LEASE_NAMESPACE, {"spec": spec})
         except NotFound:
-            await self._client.raw("POST", collection, lease)
+            lease = {
+                "apiVersion": LEASES.api_version,
+                "kind": "Lease",
+                "metadata": {"name": node, "namespace": LEASE_NAMESPACE},
+                "spec": spec,
+            }
+            await self._client.raw("POST", LEASES.path(LEASE_NAMESPACE), lease)
 
 
 def _is_served(node: Node) -> bool:

@@ -54,7 +54,6 @@ class KubeletProcess(SupervisedProcess):
 
 def install_liqo(cluster: LocalCluster, assets: LiqoAssets) -> None:
     """Installs definitions and manifests. Liqo's cluster ID is the name of the cluster."""
-    cluster.kubectl("create", "namespace", NAMESPACE)
     # Some are too large for the annotation of a client-side apply.
     cluster.kubectl("apply", "--server-side", f"--filename={assets.crds}")
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")

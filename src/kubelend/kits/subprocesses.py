@@ -36,6 +36,7 @@ async def run_program(
     timeout: timedelta,
     name: str = "",
     environment: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
     timeout_hint: str = "",
     missing_hint: str = "install it, or give the path of the program",
 ) -> bytes:
@@ -43,12 +44,15 @@ async def run_program(
     succeed.
 
     A program that cannot be started is `InvalidSettings`. `timeout_hint` and `missing_hint` are for a
-    timeout and for a program that cannot be started. `name` replaces its name in messages.
+    timeout and for a program that cannot be started. `name` replaces its name in messages. `stdin` is for
+    input that others must not see, as they see arguments.
     """
     what = name or " ".join((Path(program).name, *_subcommands(arguments)))
-    child = await _start_child(program, arguments, environment, missing_hint)
+    child = await _start_child(program, arguments, environment, missing_hint, has_input=bool(stdin))
     try:
         async with asyncio.timeout(timeout.total_seconds()):
+            if child.stdin is not None:
+                await _write_all(child.stdin, stdin)
             output, errors, status = await _communicate(child)
     except TimeoutError:
         await _kill_group(child)
@@ -101,6 +105,8 @@ async def _start_child(
     arguments: tuple[str, ...],
     environment: Mapping[str, str] | None,
     missing_hint: str,
+    *,
+    has_input: bool,
 ) -> Process:
     known = os.environ if environment is None else environment
     # Our own settings may be secrets, so other programs do not inherit them.
@@ -109,7 +115,7 @@ async def _start_child(
         return await asyncio.create_subprocess_exec(
             program,
             *arguments,
-            stdin=DEVNULL,
+            stdin=PIPE if has_input else DEVNULL,
             stdout=PIPE,
             stderr=PIPE,
             env=passed,
@@ -119,6 +125,13 @@ async def _start_child(
         raise InvalidSettings(
             f"{program} cannot be run: {error.strerror}", hint=missing_hint
         ) from None
+
+
+async def _write_all(stream: asyncio.StreamWriter, content: bytes) -> None:
+    with contextlib.suppress(OSError):  # it ended without reading: its exit status says why
+        stream.write(content)
+        await stream.drain()
+    stream.close()
 
 
 async def _communicate(child: Process) -> tuple[bytes, bytes, int]:

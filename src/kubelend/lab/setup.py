@@ -114,6 +114,21 @@ def _rule(group: str, resources: str, *verbs: str, names: tuple[str, ...] = ()) 
     return {"apiGroups": [group], "resources": resources.split(), **named, "verbs": list(verbs)}
 
 
+_LIQO_AUTHENTICATION: Final = "authentication.liqo.io"
+_HANDSHAKE_SECRETS: Final = ("authentication-keys", "liqo-nonce", "liqo-signed-nonce")
+
+LIQO_RULES: Final = [
+    _rule("", "nodes", "get", "list", "watch"),
+    _rule("", "namespaces", "get", *_WRITE_VERBS),
+    _rule("", "secrets", "get", "patch", names=_HANDSHAKE_SECRETS),
+    _rule("", "secrets", "create", "delete"),
+    _rule(_LIQO_AUTHENTICATION, "tenants identities", "get", "list", "watch", *_WRITE_VERBS),
+    _rule(_LIQO_AUTHENTICATION, "resourceslices", "get", "list", "watch", *_WRITE_VERBS),
+    _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
+    _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "delete"),
+]
+"""For peering by Liqo's objects, on both sides."""
+
 AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
     (AGENT_ACCOUNT, ""): [
         _rule("", "nodes pods", "list", "watch"),
@@ -129,6 +144,8 @@ AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         ),
         _rule(objects.GROUP, "reservationinstructions/status providerinstructions/status", "patch"),
     ],
+    (f"{AGENT_ACCOUNT}-liqo", ""): LIQO_RULES,
+    (f"{AGENT_ACCOUNT}-liqo-config", "liqo"): [_rule("", "configmaps", "get", "list")],
     (f"{AGENT_ACCOUNT}-advertisement", OBJECT_NAMESPACE): [
         _rule(objects.GROUP, "advertisements", "get", "create", "patch"),
         _rule(objects.GROUP, "advertisements/status", "patch"),
@@ -166,6 +183,10 @@ def rbac_manifests(account: str, roles: dict[tuple[str, str], list[Rule]]) -> li
             "kind": "ServiceAccount",
             "metadata": {"name": account, "namespace": ACCOUNT_NAMESPACE},
         },
+    ]
+    found += [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        for namespace in sorted({namespace for _, namespace in roles} - {"", OBJECT_NAMESPACE})
     ]
     for (name, namespace), rules in roles.items():
         found.append(_rbac_object("Role", name, namespace) | {"rules": rules})

@@ -19,25 +19,30 @@ import contextlib
 import re
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
-from kubelend.agent.ports import Peer, Readiness
-from kubelend.core import durations, resources
+from kubelend.agent.ports import DONE, Peer, Readiness
+from kubelend.core import durations
 from kubelend.core.errors import (
     InvalidInput,
     InvalidSettings,
     KubelendError,
     Unavailable,
-    UnexpectedAnswer,
 )
 from kubelend.core.resources import Resources
 from kubelend.kits import subprocesses
+from kubelend.peerings.liqo_objects import (
+    FOREIGN_CLUSTER_RESOURCE,
+    SLICE_RESOURCE,
+    existing_names,
+    liqo_quantities,
+    parse_objects,
+    slice_readiness,
+)
 
 COMMAND_TIMEOUT: Final = timedelta(minutes=5)
 GET_TIMEOUT: Final = timedelta(seconds=30)
@@ -89,20 +94,24 @@ class LiqoctlPeering:
         """The reservations that use a provider, possibly without a slice yet."""
         self._sized: dict[str, tuple[str, Resources]] = {}
 
-    async def connect(self, peer: Peer) -> None:
+    async def watch(self, on_change: Callable[[str], None]) -> None:  # noqa: ARG002
+        await asyncio.Event().wait()
+
+    async def connect(self, peer: Peer) -> Readiness:
         _check_names(peer)
         async with self._locks.acquire(peer.cluster) as session:
             self._reservations[peer.cluster].add(peer.reservation)
             if peer.cluster not in self._peered:
                 await self._peer(peer.cluster, session)
                 self._peered.add(peer.cluster)
+        return DONE
 
-    async def size(self, peer: Peer) -> None:
+    async def size(self, peer: Peer) -> Readiness:
         _check_names(peer)
         wanted = (peer.cluster, peer.resources)
         async with self._locks.acquire(peer.cluster) as session:
             if self._sized.get(peer.reservation) == wanted:
-                return
+                return DONE
             arguments = self._slice_arguments(peer)
             try:
                 await self._liqoctl(session, "create", "resourceslice", *arguments)
@@ -110,6 +119,7 @@ class LiqoctlPeering:
                 self._invalidate(peer)
                 raise
             self._sized[peer.reservation] = wanted
+        return DONE
 
     async def ready(self, peer: Peer) -> Readiness:
         _check_names(peer)
@@ -120,18 +130,19 @@ class LiqoctlPeering:
             self._invalidate(peer)
         return slice_readiness(found, peer)
 
-    async def disconnect(self, peer: Peer) -> None:
+    async def disconnect(self, peer: Peer) -> Readiness:
         _check_names(peer)
         async with self._locks.acquire(peer.cluster, is_urgent=True) as session:
             self._reservations[peer.cluster].discard(peer.reservation)
             self._sized.pop(peer.reservation, None)
             others = await self._delete_slice(peer, session)
             if others or self._reservations[peer.cluster]:
-                return
+                return DONE
             self._peered.discard(peer.cluster)
             if await self._is_peered(peer.cluster, session):
                 flags = (*self._kubeconfig_flags(peer.cluster), *self._timeout_flag(session))
                 await self._liqoctl(session, "unpeer", *flags)
+        return DONE
 
     # -- commands
 
@@ -330,126 +341,3 @@ class _Waiters(NamedTuple):
 
     urgent: deque[asyncio.Future[None]]
     others: deque[asyncio.Future[None]]
-
-
-SLICE_RESOURCE = "resourceslices.authentication.liqo.io"
-FOREIGN_CLUSTER_RESOURCE = "foreignclusters.core.liqo.io"
-
-LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
-"""Kubernetes' names of the resources that Kubelend names differently."""
-
-
-class LiqoCondition(msgspec.Struct, frozen=True):
-    """Of a slice or a node."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-
-class LiqoMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields that are read here."""
-
-    name: str = ""
-    deletion_timestamp: str | None = None
-
-
-class LiqoStatus(msgspec.Struct, frozen=True):
-    """Of a slice or a node."""
-
-    conditions: list[LiqoCondition] = []
-    resources: dict[str, str] = {}
-    """Of a slice: what was granted."""
-    allocatable: dict[str, str] = {}
-    """Of a node."""
-
-
-class LiqoObject(msgspec.Struct, frozen=True):
-    """A slice, a node, or a list of them."""
-
-    kind: str = ""
-    metadata: LiqoMetadata = LiqoMetadata()
-    status: LiqoStatus = LiqoStatus()
-    items: Sequence[LiqoObject] = ()
-
-
-def parse_objects(output: bytes) -> Sequence[LiqoObject]:
-    """The output of `kubectl get -o json`: nothing, one object or a list."""
-    if not output.strip():
-        return ()
-    try:
-        found = msgspec.json.decode(output, type=LiqoObject)
-    except msgspec.MsgspecError as error:
-        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {error}") from None
-    return found.items if found.kind.endswith("List") else (found,)
-
-
-def existing_names(found: Iterable[LiqoObject]) -> set[str]:
-    """The names of objects that are not being deleted."""
-    return {one.metadata.name for one in found if one.metadata.deletion_timestamp is None}
-
-
-def liqo_quantities(wanted: Resources) -> dict[str, str]:
-    """Quantities by Kubernetes' resource names."""
-    return {LIQO_NAMES.get(name, name): text for name, text in wanted.quantities().items()}
-
-
-def slice_readiness(found: Iterable[LiqoObject], peer: Peer) -> Readiness:
-    """Whether all of the reserved resources can be used."""
-    known = {one.kind: one for one in found}
-    granted, node = known.get("ResourceSlice"), known.get("Node")
-    problem = _not_granted(granted, peer) or _not_usable(node, peer)
-    if problem:
-        return Readiness(is_ready=False, reason=problem)
-    what = peer.resources.describe()
-    return Readiness(is_ready=True, reason=f"node {peer.reservation} offers {what}")
-
-
-def _not_granted(found: LiqoObject | None, peer: Peer) -> str:
-    if found is None:
-        return f"ResourceSlice {peer.reservation} not found yet"
-    if found.metadata.deletion_timestamp is not None:
-        return f"ResourceSlice {peer.reservation} is being deleted"
-    for kind in ("Authentication", "Resources"):
-        condition = _find_condition(found, kind)
-        if condition is None:
-            who = f"ResourceSlice {peer.reservation}: {peer.cluster}"
-            return f"{who} has not set condition {kind} yet"
-        if condition.status != "Accepted":
-            return f"ResourceSlice {peer.reservation}: {kind} not accepted: {_condition_text(condition)}"
-    return _shortfall_message("granted", found.status.resources, peer)
-
-
-def _not_usable(node: LiqoObject | None, peer: Peer) -> str:
-    if node is None:
-        return f"virtual node {peer.reservation} not found yet"
-    condition = _find_condition(node, "Ready")
-    if condition is None or condition.status != "True":
-        reason = "it has no condition Ready" if condition is None else _condition_text(condition)
-        return f"virtual node {peer.reservation} not ready: {reason}"
-    return _shortfall_message("offered by the virtual node", node.status.allocatable, peer)
-
-
-def _shortfall_message(how: str, texts: dict[str, str], peer: Peer) -> str:
-    """What is missing of the reserved resources; empty if nothing is."""
-    try:
-        there = resources.parse_offered(
-            {_KUBELEND_NAMES.get(name, name): text for name, text in texts.items()}
-        )
-    except InvalidInput as error:
-        return f"invalid quantity in what is {how}: {error.message}"
-    missing = peer.resources.shortfall(there)
-    return f"{missing.describe()} less is {how} than reserved" if missing else ""
-
-
-_KUBELEND_NAMES = {liqo: ours for ours, liqo in LIQO_NAMES.items()}
-
-
-def _find_condition(found: LiqoObject, kind: str) -> LiqoCondition | None:
-    # Liqo may list several conditions of one type; the last is the latest.
-    return next((one for one in reversed(found.status.conditions) if one.type == kind), None)
-
-
-def _condition_text(condition: LiqoCondition) -> str:
-    return condition.message or condition.reason or condition.status

@@ -1,0 +1,117 @@
+"""Access to Liqo's objects in the agent's own cluster: find, apply, wait and delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from kubelend.core.errors import AlreadyExists, Conflict, InvalidSettings, NotFound, Unavailable
+from kubelend.kube.client import Client
+from kubelend.peerings import liqo_objects
+from kubelend.peerings.liqo_objects import LiqoKind, LiqoResource, Manifest
+
+LIQO_NAMESPACE: Final = "liqo"
+CONTROLLER_TIMEOUT: Final = timedelta(seconds=10)
+"""How long Liqo's controllers may take to complete an object. Usually it is a fraction of a second."""
+_POLL_SECONDS: Final = 0.05
+
+Found = TypeVar("Found")
+
+
+class LiqoApi:
+    """Liqo's objects, and the Secrets and namespaces that belong to them."""
+
+    def __init__(self, client: Client, namespace: str = LIQO_NAMESPACE) -> None:
+        """`namespace` is the one in which Liqo is installed."""
+        self.client = client
+        self.namespace = namespace
+
+    async def cluster_id(self) -> str:
+        """Liqo's ID of this cluster."""
+        listing = await self.client.list(
+            _CONFIG_MAPS, self.namespace, labels="app.kubernetes.io/name=clusterid-configmap"
+        )
+        for found in listing.objects:
+            if name := found.data.get("CLUSTER_ID"):
+                return name
+        raise InvalidSettings(
+            f"Liqo's cluster ID not found in namespace {self.namespace}", hint="install Liqo"
+        )
+
+    async def find(self, kind: LiqoKind, name: str, namespace: str = "") -> LiqoResource | None:
+        return await self.client.find(kind, name, namespace)
+
+    async def list(
+        self, kind: LiqoKind, namespace: str = "", labels: str = ""
+    ) -> list[LiqoResource]:
+        return (await self.client.list(kind, namespace, labels=labels)).objects
+
+    async def apply(self, kind: LiqoKind, manifest: Manifest) -> LiqoResource:
+        """Creates the object, or changes the given fields of an existing one; others stay."""
+        metadata = manifest["metadata"]
+        name, namespace = metadata["name"], metadata.get("namespace", "")
+        found = await self.find(kind, name, namespace)
+        if found is None:
+            document = {"apiVersion": kind.api_version, "kind": kind.kind, **manifest}
+            try:
+                return await self._create(kind, namespace, document)
+            except AlreadyExists:
+                raise Conflict(f"{kind.kind} {name} was created by another client") from None
+        if found.is_being_deleted:
+            raise Unavailable(f"{kind.kind} {name} is still being deleted")
+        if not _differs(found, manifest):
+            return found
+        return await self.client.patch(kind, name, namespace, manifest)
+
+    async def complete(
+        self,
+        kind: LiqoKind,
+        name: str,
+        namespace: str,
+        read: Callable[[LiqoResource], Found | None],
+        timeout: timedelta = CONTROLLER_TIMEOUT,
+    ) -> Found | None:
+        """Waits until Liqo has completed an object; returns what `read` finds in it, None if nothing."""
+        deadline = asyncio.get_running_loop().time() + timeout.total_seconds()
+        while True:
+            found = await self.find(kind, name, namespace)
+            value = None if found is None else read(found)
+            if value or asyncio.get_running_loop().time() > deadline:
+                return value
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def delete(self, kind: LiqoKind, found: LiqoResource) -> None:
+        metadata = found.metadata
+        await self.client.delete(kind, metadata.name, metadata.namespace, uid=metadata.uid)
+
+    async def _create(self, kind: LiqoKind, namespace: str, document: Manifest) -> LiqoResource:
+        content = await self.client.raw("POST", kind.path(namespace), document)
+        return liqo_objects.decode(content)
+
+
+async def is_installed(client: Client) -> bool:
+    """Whether the cluster knows Liqo's kinds."""
+    try:
+        await client.list(liqo_objects.FOREIGN_CLUSTERS)
+    except NotFound:
+        return False
+    return True
+
+
+_CONFIG_MAPS: Final = liqo_objects.core_resource("ConfigMap", "configmaps")
+
+
+def _differs(found: LiqoResource, wanted: Manifest) -> bool:
+    """Whether a field of the manifest is missing in the object, or has another value."""
+    metadata = {"labels": found.metadata.labels, "annotations": found.metadata.annotations}
+    known: Manifest = {"metadata": metadata, "spec": found.spec, "data": found.data}
+    names = {"name": found.metadata.name, "namespace": found.metadata.namespace}
+    return not _contains(known | {"metadata": metadata | names}, wanted)
+
+
+def _contains(known: object, wanted: object) -> bool:
+    if isinstance(known, dict) and isinstance(wanted, dict):
+        return all(_contains(known.get(name), value) for name, value in wanted.items())
+    return known == wanted

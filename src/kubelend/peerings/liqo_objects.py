@@ -1,0 +1,364 @@
+"""Liqo's objects: kinds, names, and what their states mean for a reservation. Pure.
+
+A ResourceSlice is one reservation's share of a provider, and its virtual node has the same name: the ID of
+the reservation. Neither an exit code of liqoctl nor the condition of a slice alone says that something can
+be used; the granted amounts and the node do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kubelend.agent.ports import Peer, Readiness
+from kubelend.core import resources
+from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.core.resources import Resources
+from kubelend.kube.resources import Resource
+from kubelend.wire import bodies
+from kubelend.wire.objects import Metadata
+
+SLICE_RESOURCE = "resourceslices.authentication.liqo.io"
+FOREIGN_CLUSTER_RESOURCE = "foreignclusters.core.liqo.io"
+
+LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
+"""Kubernetes' names of the resources that Kubelend names differently."""
+
+
+class LiqoCondition(msgspec.Struct, frozen=True):
+    """Of a slice or a node."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class LiqoMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields that are read here."""
+
+    name: str = ""
+    deletion_timestamp: str | None = None
+
+
+class LiqoStatus(msgspec.Struct, frozen=True):
+    """Of a slice or a node."""
+
+    conditions: list[LiqoCondition] = []
+    resources: dict[str, str] = {}
+    """Of a slice: what was granted."""
+    allocatable: dict[str, str] = {}
+    """Of a node."""
+
+
+class LiqoObject(msgspec.Struct, frozen=True):
+    """A slice, a node, or a list of them."""
+
+    kind: str = ""
+    metadata: LiqoMetadata = LiqoMetadata()
+    status: LiqoStatus = LiqoStatus()
+    items: Sequence[LiqoObject] = ()
+
+
+def parse_objects(output: bytes) -> Sequence[LiqoObject]:
+    """The output of `kubectl get -o json`: nothing, one object or a list."""
+    if not output.strip():
+        return ()
+    try:
+        found = msgspec.json.decode(output, type=LiqoObject)
+    except msgspec.MsgspecError as error:
+        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {error}") from None
+    return found.items if found.kind.endswith("List") else (found,)
+
+
+def existing_names(found: Iterable[LiqoObject]) -> set[str]:
+    """The names of objects that are not being deleted."""
+    return {one.metadata.name for one in found if one.metadata.deletion_timestamp is None}
+
+
+def liqo_quantities(wanted: Resources) -> dict[str, str]:
+    """Quantities by Kubernetes' resource names."""
+    return {LIQO_NAMES.get(name, name): text for name, text in wanted.quantities().items()}
+
+
+def slice_readiness(found: Iterable[LiqoObject], peer: Peer) -> Readiness:
+    """Whether all of the reserved resources can be used."""
+    known = {one.kind: one for one in found}
+    granted, node = known.get("ResourceSlice"), known.get("Node")
+    problem = _not_granted(granted, peer) or _not_usable(node, peer)
+    if problem:
+        return Readiness(is_ready=False, reason=problem)
+    what = peer.resources.describe()
+    return Readiness(is_ready=True, reason=f"node {peer.reservation} offers {what}")
+
+
+def _not_granted(found: LiqoObject | None, peer: Peer) -> str:
+    if found is None:
+        return f"ResourceSlice {peer.reservation} not found yet"
+    if found.metadata.deletion_timestamp is not None:
+        return f"ResourceSlice {peer.reservation} is being deleted"
+    for kind in ("Authentication", "Resources"):
+        condition = _find_condition(found, kind)
+        if condition is None:
+            who = f"ResourceSlice {peer.reservation}: {peer.cluster}"
+            return f"{who} has not set condition {kind} yet"
+        if condition.status != "Accepted":
+            return f"ResourceSlice {peer.reservation}: {kind} not accepted: {_condition_text(condition)}"
+    return _shortfall_message("granted", found.status.resources, peer)
+
+
+def _not_usable(node: LiqoObject | None, peer: Peer) -> str:
+    if node is None:
+        return f"virtual node {peer.reservation} not found yet"
+    condition = _find_condition(node, "Ready")
+    if condition is None or condition.status != "True":
+        reason = "it has no condition Ready" if condition is None else _condition_text(condition)
+        return f"virtual node {peer.reservation} not ready: {reason}"
+    return _shortfall_message("offered by the virtual node", node.status.allocatable, peer)
+
+
+def _shortfall_message(how: str, texts: dict[str, str], peer: Peer) -> str:
+    """What is missing of the reserved resources; empty if nothing is."""
+    try:
+        there = resources.parse_offered(
+            {_KUBELEND_NAMES.get(name, name): text for name, text in texts.items()}
+        )
+    except InvalidInput as error:
+        return f"invalid quantity in what is {how}: {error.message}"
+    missing = peer.resources.shortfall(there)
+    return f"{missing.describe()} less is {how} than reserved" if missing else ""
+
+
+_KUBELEND_NAMES = {liqo: ours for ours, liqo in LIQO_NAMES.items()}
+
+
+def _find_condition(found: LiqoObject, kind: str) -> LiqoCondition | None:
+    # Liqo may list several conditions of one type; the last is the latest.
+    return next((one for one in reversed(found.status.conditions) if one.type == kind), None)
+
+
+def _condition_text(condition: LiqoCondition) -> str:
+    return condition.message or condition.reason or condition.status
+
+
+# -- custom resources, without liqoctl
+
+SLICE_CLASS: Final = "kubelend"
+"""Class of our slices. Liqo leaves classes that it does not know to other controllers: to the provider's
+agent."""
+PODS: Final = "110"
+"""Number of pods on a virtual node, which is not a reserved amount: the default of a kubelet."""
+
+MANAGED_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGER: Final = "kubelend-agent"
+CLUSTER_ANNOTATION: Final = "kubelend.io/cluster"
+"""The other cluster's ID at the broker, on Identities and Tenants."""
+RESERVATION_LABEL: Final = "kubelend.io/reservation"
+GRANT_ANNOTATION: Final = "kubelend.io/grant"
+REMOTE_LABEL: Final = "liqo.io/remote-cluster-id"
+CORDON_ANNOTATION: Final = "liqo.io/cordon"
+
+Manifest = dict[str, Any]
+
+
+class LiqoResource(msgspec.Struct, frozen=True):
+    """An object of Liqo, or a Secret, with the parts that are read here."""
+
+    metadata: Metadata
+    spec: dict[str, Any] = {}
+    status: dict[str, Any] = {}
+    data: dict[str, str] = {}
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether it was created by an agent, and not by a person or another tool."""
+        return self.metadata.labels.get(MANAGED_LABEL) == MANAGER
+
+    @property
+    def is_being_deleted(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+
+def _resource(group: str, kind: str, plural: str, *, is_namespaced: bool = True) -> LiqoKind:
+    version = "v1beta1" if group else "v1"
+    return Resource(group, version, plural, kind, LiqoResource, is_namespaced)
+
+
+LiqoKind = Resource[LiqoResource]
+
+
+def core_resource(kind: str, plural: str, *, is_namespaced: bool = True) -> LiqoKind:
+    """A kind of Kubernetes itself that Liqo uses."""
+    return _resource("", kind, plural, is_namespaced=is_namespaced)
+
+
+def decode(content: bytes) -> LiqoResource:
+    return msgspec.json.decode(content, type=LiqoResource)
+
+
+_AUTHENTICATION = "authentication.liqo.io"
+TENANTS: Final = _resource(_AUTHENTICATION, "Tenant", "tenants")
+IDENTITIES: Final = _resource(_AUTHENTICATION, "Identity", "identities")
+SLICES: Final = _resource(_AUTHENTICATION, "ResourceSlice", "resourceslices")
+FOREIGN_CLUSTERS: Final = _resource(
+    "core.liqo.io", "ForeignCluster", "foreignclusters", is_namespaced=False
+)
+SECRETS: Final = core_resource("Secret", "secrets")
+NAMESPACES: Final = core_resource("Namespace", "namespaces", is_namespaced=False)
+NODES: Final = core_resource("Node", "nodes", is_namespaced=False)
+
+
+def tenant_namespace(remote: str) -> str:
+    """Liqo's namespace for the objects that concern another cluster, by that cluster's Liqo ID."""
+    return f"liqo-tenant-{remote}"
+
+
+def _metadata(name: str, remote: str, namespace: str = "", **labels: str) -> Manifest:
+    both = {REMOTE_LABEL: remote, MANAGED_LABEL: MANAGER}
+    both |= {f"liqo.io/{key.replace('_', '-')}": value for key, value in labels.items()}
+    found: Manifest = {"name": name, "labels": both}
+    return found | ({"namespace": namespace} if namespace else {})
+
+
+def namespace_manifest(remote: str) -> Manifest:
+    return {"metadata": _metadata(tenant_namespace(remote), remote, tenant_namespace="true")}
+
+
+def nonce_manifest(remote: str) -> Manifest:
+    """Provider: Liqo fills in the nonce."""
+    namespace = tenant_namespace(remote)
+    return {"metadata": _metadata("liqo-nonce", remote, namespace, nonce="true")}
+
+
+def signed_nonce_manifest(remote: str, nonce: str) -> Manifest:
+    """Requester: Liqo adds the signature."""
+    metadata = _metadata("liqo-signed-nonce", remote, tenant_namespace(remote), signed_nonce="true")
+    return {"metadata": metadata, "data": {"nonce": nonce}}
+
+
+def tenant_manifest(cluster: str, requester: bodies.Handshake) -> Manifest:
+    """Provider: admits a requester. Liqo verifies the signed nonce and issues the certificate."""
+    remote = requester.cluster_id
+    metadata = _metadata(remote, remote, tenant_namespace(remote))
+    return {
+        "metadata": metadata | {"annotations": {CLUSTER_ANNOTATION: cluster}},
+        "spec": {
+            "clusterID": remote,
+            "publicKey": requester.public_key,
+            "csr": requester.csr,
+            "signature": requester.signed_nonce,
+        },
+    }
+
+
+def identity_manifest(cluster: str, provider: bodies.Handshake) -> Manifest:
+    """Requester: its identity in the provider's cluster."""
+    remote = provider.cluster_id
+    metadata = _metadata(f"controlplane-{remote}", remote, tenant_namespace(remote))
+    parameters = {
+        "ca": provider.ca,
+        "signedCRT": provider.certificate,
+        "apiServer": provider.api_server,
+    }
+    if provider.proxy_url:
+        parameters["proxyURL"] = provider.proxy_url
+    return {
+        "metadata": metadata | {"annotations": {CLUSTER_ANNOTATION: cluster}},
+        "spec": {
+            "clusterID": remote,
+            "type": "ControlPlane",
+            "authParams": parameters,
+            "namespace": provider.tenant_namespace,
+        },
+    }
+
+
+def slice_manifest(peer: Peer, remote: str, grant: str) -> Manifest:
+    """Requester: asks the provider for the reserved amounts, with the broker's grant as evidence."""
+    metadata = _metadata(
+        peer.reservation, remote, tenant_namespace(remote), replication="true", remoteID=remote
+    )
+    metadata["labels"][RESERVATION_LABEL] = peer.reservation
+    return {
+        "metadata": metadata
+        | {"annotations": {"liqo.io/create-virtual-node": "true", GRANT_ANNOTATION: grant}},
+        "spec": {
+            "class": SLICE_CLASS,
+            "providerClusterID": remote,
+            "resources": slice_amounts(peer.resources),
+        },
+    }
+
+
+def slice_amounts(wanted: Resources) -> dict[str, str]:
+    """The amounts of a slice. All of these keys are needed for a usable node."""
+    return {"ephemeral-storage": "0", "pods": PODS, **liqo_quantities(wanted)}
+
+
+def parse_amounts(texts: Mapping[str, Any]) -> Resources:
+    """The amounts of a slice or a node; `InvalidInput` if one is not a quantity. Pods do not count."""
+    named = {_KUBELEND_NAMES.get(name, name): str(text) for name, text in texts.items()}
+    named.pop("pods", None)
+    return resources.parse_offered(named)
+
+
+def handshake_parameters(tenant: LiqoResource) -> bodies.Handshake | None:
+    """Provider: what the requester needs for its identity; None until Liqo has issued it."""
+    parameters = tenant.status.get("authParams") or {}
+    if not parameters.get("signedCRT"):
+        return None
+    return bodies.Handshake(
+        "",
+        certificate=parameters["signedCRT"],
+        ca=parameters.get("ca", ""),
+        api_server=parameters["apiServer"],
+        proxy_url=parameters.get("proxyURL", ""),
+        tenant_namespace=tenant.status.get("tenantNamespace", tenant.metadata.namespace),
+    )
+
+
+def peering_problem(foreign: LiqoResource | None) -> str:
+    """Why the provider cannot be used, from its ForeignCluster; empty if it can.
+
+    It stays after a peering has been removed, so that its existence says nothing.
+    """
+    if foreign is None:
+        return "Liqo has not created a ForeignCluster yet"
+    if foreign.status.get("role") not in ("Provider", "ConsumerAndProvider"):
+        return "Liqo does not know the cluster as a provider yet"
+    authentication = foreign.status.get("modules", {}).get("authentication", {})
+    wanted = {
+        "AuthIdentityControlPlaneStatus": ("Ready", authentication.get("conditions") or []),
+        "APIServerStatus": ("Established", foreign.status.get("conditions") or []),
+    }
+    for kind, (expected, conditions) in wanted.items():
+        found: Manifest = next((one for one in conditions if one.get("type") == kind), {})
+        if found.get("status") != expected:
+            reason = found.get("message") or found.get("status") or "not reported yet"
+            return f"{kind}: {reason}"
+    return ""
+
+
+def kubelend_cluster(found: LiqoResource) -> str:
+    """The broker's ID of the cluster that an Identity or a Tenant is about; empty if it is not ours."""
+    return found.metadata.annotations.get(CLUSTER_ANNOTATION, "")
+
+
+def readiness(found: LiqoResource | None, node: LiqoResource | None, peer: Peer) -> Readiness:
+    """Whether all of the reserved resources can be used."""
+    return slice_readiness(
+        [
+            _as_object(kind, one)
+            for kind, one in (("ResourceSlice", found), ("Node", node))
+            if one is not None
+        ],
+        peer,
+    )
+
+
+def _as_object(kind: str, found: LiqoResource) -> LiqoObject:
+    stamp = "now" if found.is_being_deleted else None
+    status = msgspec.convert(found.status, LiqoStatus)
+    return LiqoObject(kind, LiqoMetadata(found.metadata.name, stamp), status)

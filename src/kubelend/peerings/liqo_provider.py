@@ -1,0 +1,301 @@
+"""The provider's side of a peering with Liqo: admits requesters, and grants their ResourceSlices.
+
+A root task of the agent, level-triggered by reservation. A requester is admitted by the handshake that its
+agent sends through the broker, and only for a reservation that this cluster holds for it. Liqo leaves slices
+of class `kubelend` to this controller, which grants exactly the reserved amounts, and checks them again at
+every change: a requester may write the status of its slices in this cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+import structlog
+from msgspec.structs import replace
+
+from kubelend.agent.ports import Clock, HandshakeExchange
+from kubelend.core.errors import InvalidInput, KubelendError, NotFound, WrongPhase
+from kubelend.core.resources import Resources
+from kubelend.kits import tasks
+from kubelend.kits.workqueue import ReconcileQueue
+from kubelend.kube import informer
+from kubelend.kube.informer import Deleted, Listed
+from kubelend.peerings import liqo_objects
+from kubelend.peerings.liqo_api import LiqoApi
+from kubelend.peerings.liqo_objects import (
+    CORDON_ANNOTATION,
+    FOREIGN_CLUSTERS,
+    NAMESPACES,
+    RESERVATION_LABEL,
+    SECRETS,
+    SLICE_CLASS,
+    SLICES,
+    TENANTS,
+    LiqoResource,
+    Manifest,
+)
+from kubelend.wire import bodies
+
+ACCEPTED, DENIED = "Accepted", "Denied"
+REPLICATED: Final = "liqo.io/replicated=true"
+"""Selects the slices of other clusters, and not those with which this cluster borrows."""
+HANDSHAKE_INTERVAL: Final = timedelta(seconds=2)
+HANDSHAKE_PERIOD: Final = timedelta(minutes=2)
+"""How long a new reservation is checked for a handshake, for transports that do not notify of one."""
+
+log = structlog.get_logger("kubelend.agent")
+
+
+class LentReservation(NamedTuple):
+    """A reservation that this cluster holds."""
+
+    requester: str
+    resources: Resources
+    reserved_at: datetime | None = None
+
+
+FindLent = Callable[[str], LentReservation | None]
+"""Returns the reservation of this ID if this cluster holds it now."""
+
+
+class SliceDecision(NamedTuple):
+    """What the provider answers to a slice."""
+
+    status: str
+    reason: str
+    message: str
+    amounts: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+
+def decide_slice(
+    found: LiqoResource, requester: str, lent: LentReservation | None
+) -> SliceDecision | None:
+    """Returns the answer to a slice; None if it is not for us, or not authenticated by Liqo yet."""
+    if found.spec.get("class") != SLICE_CLASS or not _is_accepted(found, "Authentication"):
+        return None
+    name = found.metadata.name
+    if lent is None:
+        return SliceDecision(DENIED, "NotReserved", f"this cluster holds no reservation {name}")
+    if requester != lent.requester:
+        return SliceDecision(DENIED, "OtherRequester", f"reservation {name} is not yours")
+    try:
+        wanted = liqo_objects.parse_amounts(found.spec.get("resources") or {})
+    except InvalidInput as error:
+        return SliceDecision(DENIED, "InvalidQuantity", error.message)
+    if not wanted.fits_in(lent.resources):
+        message = f"only {lent.resources.describe()} is reserved"
+        return SliceDecision(DENIED, "MoreThanReserved", message)
+    amounts = liqo_objects.slice_amounts(lent.resources)
+    return SliceDecision(ACCEPTED, "Reserved", f"reservation {name}", amounts)
+
+
+def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) -> Manifest:
+    """Returns the change of a slice's status; empty if it says that already.
+
+    The list of conditions is replaced as a whole, because Liqo's CRD gives it no keys: with another list the
+    condition of Liqo itself would be lost.
+    """
+    known = _condition(found, "Resources")
+    is_same = (known.get("status"), known.get("message")) == (decision.status, decision.message)
+    amounts = found.status.get("resources") or {}
+    if is_same and (decision.status == DENIED or amounts == decision.amounts):
+        return {}
+    others = [one for one in found.status["conditions"] if one.get("type") != "Resources"]
+    condition = {
+        "type": "Resources",
+        "status": decision.status,
+        "reason": decision.reason,
+        "message": decision.message,
+        "lastTransitionTime": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+    }
+    status: Manifest = {"conditions": [*others, condition]}
+    if decision.status == ACCEPTED:
+        stale = dict.fromkeys(amounts.keys() - decision.amounts.keys())
+        status["resources"] = {**stale, **decision.amounts}
+        status["nodeLabels"] = {RESERVATION_LABEL: found.metadata.name}
+    return {"metadata": {"resourceVersion": found.metadata.resource_version}, "status": status}
+
+
+class LiqoProvider:
+    """Use `run` as a root task; enqueue reservations that change with `on_change`."""
+
+    def __init__(
+        self, api: LiqoApi, exchange: HandshakeExchange, find_lent: FindLent, clock: Clock
+    ) -> None:
+        self._api = api
+        self._exchange = exchange
+        self._find_lent = find_lent
+        self._clock = clock
+        self._cluster_id = ""
+        self._slices: dict[str, LiqoResource] = {}
+        self._admitted: dict[str, str] = {}
+        """Reservations whose requester has what it needs, with the requester's Liqo ID."""
+        self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
+
+    def on_change(self, reservation: str) -> None:
+        """The reservation, or its handshake, has changed."""
+        if reservation in self._slices or self._find_lent(reservation) is not None:
+            self._queue.add(reservation)
+
+    async def run(self) -> None:
+        await tasks.run_all({"slices": self._watch_slices(), "reconcile": self._queue.run()})
+
+    async def _watch_slices(self) -> None:
+        async for change in informer.list_and_watch(self._api.client, SLICES, labels=REPLICATED):
+            match change:
+                case Listed(objects):
+                    gone = self._slices.keys() - {one.metadata.name for one in objects}
+                    self._slices = {one.metadata.name: one for one in objects}
+                    names = [*self._slices, *gone]
+                case Deleted(found):
+                    self._slices.pop(found.metadata.name, None)
+                    names = [found.metadata.name]
+                    await self._delete_certificate(found)
+                case LiqoResource():
+                    self._slices[change.metadata.name] = change
+                    names = [change.metadata.name]
+                case _:
+                    names = []
+            for name in names:
+                self._queue.add(name)
+
+    async def _reconcile(self, reservation: str) -> None:
+        lent = self._find_lent(reservation)
+        if lent is not None and reservation not in self._admitted:
+            await self._admit(reservation, lent)
+        found = self._slices.get(reservation)
+        if found is not None and not found.is_being_deleted:
+            await self._answer(found, lent)
+        if lent is None:
+            remote = self._admitted.pop(reservation, "")
+            await self._remove_unused_tenant(remote)
+
+    # -- the handshake
+
+    async def _admit(self, reservation: str, lent: LentReservation) -> None:
+        """Answers the requester's handshake as far as it has come."""
+        own = bodies.Handshake(await self._own_id())
+        try:
+            requester = (await self._exchange.exchange_handshake(reservation, own)).peer
+            while requester is not None and reservation not in self._admitted:
+                answer = await self._answer_handshake(reservation, own, requester, lent)
+                newest = (await self._exchange.exchange_handshake(reservation, answer)).peer
+                if newest == requester:
+                    return
+                requester = newest
+        except (NotFound, WrongPhase):
+            return  # it has ended
+        began = lent.reserved_at
+        if requester is None and began is not None and self._clock() - began < HANDSHAKE_PERIOD:
+            self._queue.add_after(reservation, HANDSHAKE_INTERVAL)
+
+    async def _answer_handshake(
+        self,
+        reservation: str,
+        own: bodies.Handshake,
+        requester: bodies.Handshake,
+        lent: LentReservation,
+    ) -> bodies.Handshake:
+        remote = requester.cluster_id
+        tenant = await self._api.find(TENANTS, remote, liqo_objects.tenant_namespace(remote))
+        if tenant is not None and liqo_objects.kubelend_cluster(tenant) != lent.requester:
+            return replace(own, error=f"Liqo cluster ID {remote} belongs to another cluster")
+        nonce = await self._nonce(remote)
+        if not requester.signed_nonce:
+            return replace(own, nonce=nonce)
+        await self._api.apply(TENANTS, liqo_objects.tenant_manifest(lent.requester, requester))
+        issued = await self._api.complete(
+            TENANTS,
+            remote,
+            liqo_objects.tenant_namespace(remote),
+            liqo_objects.handshake_parameters,
+        )
+        if issued is None:
+            return replace(own, nonce=nonce, error="Liqo has not issued a certificate yet")
+        self._admitted[reservation] = remote
+        log.info("Requester admitted", reservation=reservation, requester=lent.requester)
+        return replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+
+    async def _nonce(self, remote: str) -> str:
+        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote))
+        wanted = liqo_objects.nonce_manifest(remote)
+        await self._api.apply(SECRETS, wanted)
+        name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
+        found = await self._api.complete(
+            SECRETS, name, namespace, lambda secret: secret.data.get("nonce")
+        )
+        return found or ""
+
+    async def _own_id(self) -> str:
+        self._cluster_id = self._cluster_id or await self._api.cluster_id()
+        return self._cluster_id
+
+    # -- slices
+
+    async def _answer(self, found: LiqoResource, lent: LentReservation | None) -> None:
+        if lent is None and _is_accepted(found, "Resources"):
+            await self._cordon(found)
+            return
+        decision = decide_slice(found, await self._requester_of(found), lent)
+        if decision is None:
+            return
+        patch = status_patch(found, decision, self._clock())
+        if not patch:
+            return
+        name, namespace = found.metadata.name, found.metadata.namespace
+        await self._api.client.patch(SLICES, name, namespace, patch, subresource="status")
+        keys = {"reservation": name, "reason": decision.message}
+        log.info(f"ResourceSlice {decision.status.lower()}", **keys)
+
+    async def _requester_of(self, found: LiqoResource) -> str:
+        """The ID at the broker of the cluster that has sent a slice; empty if we have not admitted it."""
+        remote = found.metadata.labels.get("liqo.io/originID", "")
+        tenant = await self._api.find(TENANTS, remote, found.metadata.namespace) if remote else None
+        return "" if tenant is None else liqo_objects.kubelend_cluster(tenant)
+
+    async def _cordon(self, found: LiqoResource) -> None:
+        """Its reservation has ended: no new pods. Denying it would undo nothing."""
+        if found.metadata.annotations.get(CORDON_ANNOTATION) == "true":
+            return
+        change = {"metadata": {"annotations": {CORDON_ANNOTATION: "true"}}}
+        name, namespace = found.metadata.name, found.metadata.namespace
+        await self._api.client.patch(SLICES, name, namespace, change)
+        log.info("ResourceSlice cordoned", reservation=name)
+
+    async def _delete_certificate(self, gone: LiqoResource) -> None:
+        """Liqo leaves this Secret behind."""
+        name, namespace = gone.metadata.name, gone.metadata.namespace
+        try:
+            await self._api.client.delete(SECRETS, f"liqo-remote-certificate-{name}", namespace)
+        except KubelendError as error:
+            log.warning(
+                "Failed to delete Secret of ResourceSlice", reservation=name, error=str(error)
+            )
+
+    async def _remove_unused_tenant(self, remote: str) -> None:
+        """After the last reservation of a requester: what its handshake has created here."""
+        if not remote or remote in self._admitted.values():
+            return
+        namespace = liqo_objects.tenant_namespace(remote)
+        tenant = await self._api.find(TENANTS, remote, namespace)
+        if tenant is None or not tenant.is_managed or self._has_slices(namespace):
+            return
+        await self._api.delete(TENANTS, tenant)
+        for kind, name in ((NAMESPACES, namespace), (FOREIGN_CLUSTERS, remote)):
+            found = await self._api.find(kind, name)
+            if found is not None and (found.is_managed or kind is FOREIGN_CLUSTERS):
+                await self._api.delete(kind, found)
+
+    def _has_slices(self, namespace: str) -> bool:
+        return any(one.metadata.namespace == namespace for one in self._slices.values())
+
+
+def _condition(found: LiqoResource, kind: str) -> Manifest:
+    conditions = found.status.get("conditions") or []
+    return next((one for one in conditions if one.get("type") == kind), {})
+
+
+def _is_accepted(found: LiqoResource, kind: str) -> bool:
+    return _condition(found, kind).get("status") == ACCEPTED
