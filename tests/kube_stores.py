@@ -1,4 +1,4 @@
-"""Stores in Kubernetes for tests: in namespaces of their own, over clients that fail or wait when told to."""
+"""Stores in Kubernetes for tests: in namespaces of their own, over clients that fail or wait on demand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
             self.access, self.namespace, archive_for=ARCHIVE_FOR, connect=connect
         )
 
-    def look(self) -> KubernetesStore:
+    def open_readonly(self) -> KubernetesStore:
         return KubernetesStore.open_readonly(self.access, self.namespace)
 
     def run(self, work: Callable[[Client], Coroutine[Any, Any, Result]]) -> Result:
@@ -111,8 +111,8 @@ def connecting(around: Around) -> ClientFactory:
     return Wrapped.open
 
 
-def told(store: Store, reservations: list[str]) -> tuple[Any, ...]:
-    """All that a store tells, of those reservations also what the archive has."""
+def stored_state(store: Store, reservations: list[str]) -> tuple[Any, ...]:
+    """All that a store has, of those reservations also from the archive."""
     with closing(store):
         loaded = store.load()
         records = [

@@ -359,45 +359,45 @@ def test_ledger_restored_from_kubernetes_equals_the_live_one(kube, orders):
 
 
 def check_restored(opened, orders):
-    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,example.com/fpga=1")
+    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,example.com/fpga=1")
     for order, *details in orders:
         if order == "commit":
-            commit_all(opened, desk)
+            commit_all(opened, runner)
         else:
             with suppress(KubelendError):
-                give(desk, order, *details)
-    commit_all(opened, desk)
+                give(runner, order, *details)
+    commit_all(opened, runner)
     restored = Ledger.restore(opened.reopened().load())
     opened.store.close()
-    assert make.state(restored) == make.state(desk.ledger)
+    assert make.state(restored) == make.state(runner.ledger)
 
 
-def commit_all(opened, desk):
-    opened.commit(*desk.changes, revision=desk.ledger.revision)
-    desk.changes.clear()
+def commit_all(opened, runner):
+    opened.commit(*runner.changes, revision=runner.ledger.revision)
+    runner.changes.clear()
 
 
-def give(desk, order, *details):
+def give(runner, order, *details):
     match order, *details:
         case "advertise", name, size:
-            desk.advertise(name, size)
+            runner.advertise(name, size)
         case "reserve", name, size, waits, key:
             wait = make.HOUR if waits else timedelta()
             asked = make.request(size, name, wait=wait, priority=key)
-            desk.ask(replace(asked, key=RequestKey(str(key)) if key else None))
+            runner.ask(replace(asked, key=RequestKey(str(key)) if key else None))
         case "expire", duration:
-            desk.pass_time(duration)
-            desk.expire()
+            runner.pass_time(duration)
+            runner.expire()
         case "apply", name, size:
-            if name not in desk.ledger.reservations:
-                desk.ask_as(ReservationId(name), make.request(size))
+            if name not in runner.ledger.reservations:
+                runner.ask_as(ReservationId(name), make.request(size))
         case (("cordon" | "uncordon" | "drain" | "remove" | "withdraw" | "retire"), name):
-            getattr(desk, order)(name)
+            getattr(runner, order)(name)
         case (("acknowledge" | "refuse"), number):
             found = ReservationId(f"rsv-{number}")
-            getattr(desk, order)(found, desk[found].target)
+            getattr(runner, order)(found, runner[found].target)
         case (("activate" | "release"), number):
-            getattr(desk, order)(ReservationId(f"rsv-{number}"))
+            getattr(runner, order)(ReservationId(f"rsv-{number}"))
 
 
 # -- documents and the audit log

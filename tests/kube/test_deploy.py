@@ -11,7 +11,6 @@ import charts
 import foreign_kinds
 from charts import KUSTOMIZE
 from kubelend.cli import app, options
-from kubelend.envtest import servers
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.kube]
 
@@ -140,14 +139,8 @@ patches:
 
 @pytest.fixture(scope="module")
 def cluster(lab):
-    """One that knows no kind of ours until a manifest brings it."""
-    [cluster] = lab.start(f"deploy-{secrets.token_hex(4)}")
-    path = cluster.directory / "foreign.json"
-    items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
-    path.write_text(json.dumps(items))
-    servers.apply_manifests(cluster, [path])
-    yield cluster
-    cluster.kill()
+    with foreign_kinds.cluster(lab, "deploy") as cluster:
+        yield cluster
 
 
 def make_namespace(cluster, name):

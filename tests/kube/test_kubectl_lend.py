@@ -183,12 +183,6 @@ def test_operator_borrows_in_the_brokers_cluster_by_reservations(site):
     assert site.operator.lend("release", name).code == 3
 
 
-def test_context_may_stand_before_the_command_and_behind_it(site):
-    before = site.operator.lend("--context", AGENT, "-n", "team", "get", "reservations")
-    behind = site.operator.lend("get", "reservations", f"--context={AGENT}", "--namespace=team")
-    assert before == behind == (0, "", "No reservations found in namespace team.\n")
-
-
 def test_provider_sees_the_requesters(site, developer):
     name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     lends = ("get", "reservations", "--role=provider", "--phase=Reserved", "-owide")
@@ -214,14 +208,6 @@ def test_request_without_a_response_is_deleted(site):
     assert site.requests(hosts.BROKER_CLUSTER) == []
 
 
-def test_interrupted_request_is_deleted(site):
-    started = site.operator.start("kubectl", "lend", *BORROW, "-nteam")
-    wait_until(lambda: site.requests(hosts.BROKER_CLUSTER))
-    started.send_signal(signal.SIGINT)
-    assert processes.finished(started) == (130, "", "")
-    assert site.requests(hosts.BROKER_CLUSTER) == []
-
-
 def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
     name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     watch = developer.start("kubectl", "lend", "get", "reservations", "--watch")
@@ -236,60 +222,6 @@ def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
     assert phases[0] in {"Reserved", "Active"}
     watch.send_signal(signal.SIGINT)
     assert processes.finished(watch)[::2] == (130, "")
-
-
-def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
-    broker = {
-        "KUBELEND_BROKER_URL": site.record["broker"],
-        "KUBELEND_CERT_PATH": str(site.directory / "certs" / "admin"),
-    }
-    # Only the broker has certificates to tell of.
-    assert "Certificate:" in site.operator.lend("describe", "cluster", PROVIDER, **broker).out
-    named = site.operator.lend(
-        "describe", "cluster", PROVIDER, "--context", hosts.BROKER_CLUSTER, **broker
-    )
-    assert named.code == 0
-    assert "Certificate:" not in named.out
-    plain = site.operator.run(
-        "kubelend", "get", "clusters", "-oname", "--kube-context", hosts.BROKER_CLUSTER
-    )
-    assert plain == (0, f"cluster/{AGENT}\ncluster/{PROVIDER}\n", "")
-    assert site.operator.run("kubelend", "get", "clusters").code == 2
-
-
-def test_unknown_context_is_reported_with_the_known_ones(site):
-    said = site.operator.lend("get", "reservations", "--context", "nowhere")
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert (
-        f"has no context 'nowhere'; use one of: {AGENT}, {PROVIDER}, {hosts.BROKER_CLUSTER}"
-        in said.err
-    )
-
-
-def test_unreachable_cluster_is_exit_code_7(site, tmp_path):
-    path = tmp_path / "away"
-    text = site.administrator(AGENT).read_text()
-    path.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", text))
-    said = site.operator.lend("get", "reservations", "--kubeconfig", str(path))
-    assert (said.code, said.out, said.err.count("\n")) == (7, "", 1)
-    assert "cannot connect to the API server at https://127.0.0.1:1" in said.err
-
-
-def test_output_into_a_file_is_plain_text(site, tmp_path):
-    path = tmp_path / "clusters"
-    assert site.operator.run("sh", "-c", f"kubectl lend get clusters > {path}").code == 0
-    text = path.read_text()
-    assert text.startswith("NAME ")
-    assert "\x1b" not in text
-
-
-def test_help_names_the_plugin_and_its_flags(site):
-    assert "in the cluster of kubectl's context, with your rights there" in " ".join(
-        site.operator.lend("--help").out.split()
-    )
-    said = site.operator.lend("borrow", "--help").out
-    assert said.startswith("Usage: kubectl lend borrow")
-    assert max(map(len, said.splitlines())) <= 80
 
 
 # -- where it looks

@@ -1,4 +1,4 @@
-"""Which pod leads, told by a label on a real API server."""
+"""The label of the pod that leads, on a real API server."""
 
 import asyncio
 import socket

@@ -18,7 +18,7 @@ import kube_stores
 import make
 import tcp_cuts
 import waiting
-from kube_stores import Fate, Gate, Place, told
+from kube_stores import Fate, Gate, Place, stored_state
 from kubelend.core import audit_log
 from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import StoreFailed
@@ -194,7 +194,7 @@ def expected(*commits):
     store = MemoryStore(archive_for=ARCHIVE_FOR)
     for revision, changes in enumerate(commits, start=1):
         store.commit(changes, revision)
-    return told(store, NAMES)
+    return stored_state(store, NAMES)
 
 
 def interrupted(place, fate, after, changes):
@@ -210,10 +210,10 @@ def interrupted(place, fate, after, changes):
 
 
 def gone_on(place):
-    """What is told behind one commit more: by then all of the one before has to be in the objects."""
+    """The state after one commit more: by then all of the one before has to be in the objects."""
     with closing(place.open()) as store:
         store.commit([], store.load().revision)
-    return told(place.open(), NAMES)
+    return stored_state(place.open(), NAMES)
 
 
 def check_gaps(kube, new_fate, base, changes):
@@ -225,9 +225,9 @@ def check_gaps(kube, new_fate, base, changes):
         with closing(place.open()) as store:
             store.commit(base, 1)
         was_kept = interrupted(place, fate, writes, changes)
-        found = told(place.open(), NAMES)
+        found = stored_state(place.open(), NAMES)
         assert found in (before, after), f"stopped at write {writes}"
-        assert found == told(place.look(), NAMES) == gone_on(place)
+        assert found == stored_state(place.open_readonly(), NAMES) == gone_on(place)
         if was_kept:
             assert found == after
             return writes
@@ -273,7 +273,7 @@ def test_repeatedly_interrupted_commit_is_finished(kube):
             except StoreFailed:
                 continue
             break
-    assert told(place.open(), NAMES) == expected(BASE, changes)
+    assert stored_state(place.open(), NAMES) == expected(BASE, changes)
 
 
 def test_reader_sees_a_commit_that_is_not_in_the_objects_yet(kube):
@@ -281,7 +281,7 @@ def test_reader_sees_a_commit_that_is_not_in_the_objects_yet(kube):
     with closing(place.open()) as store:
         store.commit(BASE, 1)
     assert not interrupted(place, Fate(is_sent=True), 1, COMMITS["archives"])
-    assert told(place.look(), NAMES) == expected(BASE, COMMITS["archives"])
+    assert stored_state(place.open_readonly(), NAMES) == expected(BASE, COMMITS["archives"])
 
 
 # -- lost responses
@@ -368,7 +368,7 @@ async def test_broker_that_was_fenced_while_it_waited_for_a_response_fails(place
             await asyncio.to_thread(store.commit, [make.cluster("a")], 1)
         with pytest.raises(StoreFailed, match="another broker has written"):
             await asyncio.to_thread(store.commit, [make.cluster("b")], 1)
-    records, *_ = await asyncio.to_thread(lambda: told(place.open(), []))
+    records, *_ = await asyncio.to_thread(lambda: stored_state(place.open(), []))
     assert [*records[0]] == ["a"]
 
 

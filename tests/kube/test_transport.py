@@ -7,17 +7,14 @@ from pathlib import Path
 import pytest
 
 import agent_process
-import broker_process
-import brokers
 import make
 from kube_stores import Place
 from kubelend.core import audit
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.core.models import ClusterId
-from kubelend.stores.memory import MemoryStore
 from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
-from tenants import BROKER, Tenants
+from tenants import Tenants
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
@@ -137,7 +134,7 @@ async def test_stream_goes_on_behind_a_restart_of_the_api_server(cluster, broker
             stack.push_async_callback(each.close)
         await bonn.publish(offer("bonn"))
         first = await rome.request(REQUEST, "1")
-        resets, told = [], []
+        resets, received = [], []
         stream = bonn.stream(lambda: resets.append(1))
         assert (await anext(stream)).reservation == first
         await asyncio.to_thread(cluster.restart)
@@ -147,11 +144,11 @@ async def test_stream_goes_on_behind_a_restart_of_the_api_server(cluster, broker
 
         async def listen():
             instruction = await anext(bonn.stream(lambda: resets.append(1)))
-            told.append(instruction.reservation.id)
+            received.append(instruction.reservation.id)
             return True
 
         await patient(listen)
-        assert (resets, told) == ([1], [second.id])
+        assert (resets, received) == ([1], [second.id])
         assert is_clean(broker)
 
 
@@ -167,31 +164,6 @@ async def patient(call):
 
     await until(attempt, 30)
     return answer
-
-
-async def test_what_was_asked_while_no_broker_was_there_is_done_once(start, kube):
-    """Also if the one before had done it, and could not say so any more."""
-    tenants, store = Tenants(kube), MemoryStore()
-    first = await start(open_store=lambda: store)
-    rome, bonn = tenants.create("rome"), tenants.create("bonn")
-    async with tenants.served_by(first.service):
-        provider = await tenants.open(bonn)
-        await provider.publish(offer("bonn"))
-    requester = await tenants.open(rome)
-    asking = asyncio.ensure_future(requester.request(REQUEST, "k"))
-    await first.cluster("rome").post(
-        "reservations",
-        {"requestedResources": {"cpu": "1", "memory": "1Gi"}, "duration": "1h"},
-        key="k",
-    )
-    async with tenants.served_by(first.service):
-        found = await asking
-        ledger, _ = first.service.current()
-        assert list(ledger.reservations) == [found.id]
-        assert [one.id for one in await provider.instructions()] == [found.id]
-        await requester.close()
-        await provider.close()
-    tenants.close()
 
 
 async def test_questions_and_state_live_side_by_side_in_one_cluster(start, kube):
@@ -224,26 +196,3 @@ async def test_questions_and_state_live_side_by_side_in_one_cluster(start, kube)
 async def is_empty(kube, namespace):
     names = ("get", "reservations,pins", "--output=name", f"--namespace={namespace}")
     return await asyncio.to_thread(kube.kubectl, *names) == ""
-
-
-def test_broker_process_serves_cluster_namespaces(cluster, certificates, tmp_path):
-    """Its ledger in a file, REST beside it, and an agent with nothing but its namespace."""
-    tenants = Tenants(cluster)
-    flags = ("--cluster-namespaces", f"--kubeconfig={cluster.kubeconfig_for(BROKER)}")
-    with (
-        broker_process.running(certificates.server(), tmp_path, *flags) as broker,
-        agent(tenants, "bonn", tmp_path, GPUS) as bonn,
-        agent_process.running(
-            broker.url, certificates.cluster("rome"), tmp_path / "rome", cluster=SMALL
-        ) as rome,
-    ):
-        for each in (bonn, rome):
-            each.wait_until_ready()
-        rome.put("training", requestedGPU='"2"')
-        found = rome.sees(ResourceRequest, "training", has("Active"))
-        name = f"{found.status.reservation_name}-provider"
-        held = bonn.sees(ProviderInstruction, name, has("Held"))
-        assert held.spec.requested_gpu == "2"
-        rome.remove("training")
-        bonn.sees(ProviderInstruction, name, has("Withdrawn"))
-    brokers.audited(broker.store)

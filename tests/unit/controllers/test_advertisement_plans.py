@@ -173,10 +173,10 @@ def test_deleted_object_withdraws_its_own_advertisement(deleted, processed, know
 
 
 def view(*held, **cluster):
-    desk = make.desk(lender=make.advertisement("lender", "cpu=4,memory=8Gi", **cluster))
+    runner = make.runner(lender=make.advertisement("lender", "cpu=4,memory=8Gi", **cluster))
     for amounts in held:
-        desk.reserve(amounts)
-    return service.cluster_view(desk.ledger, desk.ledger.cluster(ClusterId("lender")))
+        runner.reserve(amounts)
+    return service.cluster_view(runner.ledger, runner.ledger.cluster(ClusterId("lender")))
 
 
 def status(found, seen, error="", now=NOW):
