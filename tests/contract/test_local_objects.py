@@ -1,4 +1,4 @@
-"""What an agent relies on, whatever keeps its objects. A new kind is one more of `keepers.KINDS`."""
+"""What an agent relies on, whatever stores its objects. A new kind is added to `local_object_kinds`."""
 
 import asyncio
 from contextlib import aclosing
@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-import keepers
+import local_object_kinds
 import make
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, InvalidInput
@@ -22,20 +22,21 @@ from kubelend.wire.objects import (
 from waiting import PATIENCE
 
 
-@pytest.fixture(params=keepers.KINDS)
-async def keeping(request, tmp_path):
-    async with keepers.keeping(request.param, tmp_path, request.getfixturevalue) as keeping:
-        yield keeping
+@pytest.fixture(params=local_object_kinds.KINDS)
+async def opened(request, tmp_path):
+    fixture = request.getfixturevalue
+    async with local_object_kinds.opened(request.param, tmp_path, fixture) as opened:
+        yield opened
 
 
 @pytest.fixture
-def objects(keeping):
-    return keeping.objects
+def objects(opened):
+    return opened.objects
 
 
 @pytest.fixture
-def hands(keeping):
-    return keeping.clock
+def hands(opened):
+    return opened.clock
 
 
 def resource_request(name="sample", cpu="1", namespace="default", **metadata):

@@ -160,7 +160,6 @@ async def test_pending_change_is_never_visible_when_the_store_fails(broker, stor
 
 # -- store failures
 
-
 with_capacity = pytest.mark.broker(fails=True, offers={"a": ("40", "80Gi")})
 
 
@@ -375,9 +374,7 @@ def cannot(broker):
 
 # -- kills of the process
 
-
 ROUNDS = 4
-
 
 CLIENTS = 16
 

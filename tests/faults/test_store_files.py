@@ -199,7 +199,6 @@ def test_file_at_its_size_limit_loses_no_acknowledged_commit(tmp_path):
 
 # -- damage
 
-
 OLD = [
     make.reservation(f"old-{number}", phase=Phase.RELEASED, finished_at=make.T0)
     for number in range(50)

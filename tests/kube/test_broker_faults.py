@@ -24,7 +24,6 @@ from store_kinds import new_namespace
 
 pytestmark = pytest.mark.timeout(240)
 
-
 RESERVATIONS = resources.resource_for(Reservation)
 
 
@@ -59,6 +58,16 @@ async def distant(own, certificates, line, tmp_path):
     namespace = new_namespace(own)
     async with kube_faults.loaded(own, namespace, certificates, kubeconfig) as loaded:
         yield loaded
+
+
+async def test_missing_permissions_are_reported_by_the_probe(kube, namespace, certificates):
+    nobody = kube.kubeconfig_for("nobody")
+    async with kube_faults.starting(kube, namespace, certificates, nobody) as started:
+
+        async def reports_why():
+            return "forbidden" in await started.readiness()
+
+        await eventually(reports_why)
 
 
 def cut_power(cluster):
@@ -168,7 +177,6 @@ async def test_changes_during_a_network_partition_are_caught_up(lab, own, distan
 
 
 # -- killed brokers
-
 
 KILLS = 6
 REQUESTS = 24

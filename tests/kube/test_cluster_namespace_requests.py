@@ -22,7 +22,6 @@ from waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
-
 KEY = "resourcerequest-1"
 SOME, MORE = bodies.Quantities("1", "1Gi"), bodies.Quantities("2", "1Gi")
 RESERVATIONS = resources.resource_for(Reservation)
@@ -169,7 +168,6 @@ async def test_deleted_request_stays_while_another_broker_may_have_its_reservati
 
 
 # -- labels and single objects
-
 
 REQUEST = bodies.ReservationRequest(SOME, duration="1h")
 

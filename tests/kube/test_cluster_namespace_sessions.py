@@ -31,7 +31,6 @@ from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
 
-
 SOME = bodies.Quantities("1", "1Gi")
 RESERVATIONS, SESSIONS = (
     resources.resource_for(Reservation),
@@ -220,7 +219,6 @@ async def test_broker_that_cannot_watch_cluster_namespaces_is_unready(
 
 # -- leaders
 
-
 FLAGS = (
     "--cluster-namespaces",
     "--leader-elect-lease-duration=3s",
@@ -282,7 +280,7 @@ def offer(cluster):
 
 
 def stored(place):
-    with contextlib.closing(place.look()) as store:
+    with contextlib.closing(place.open_readonly()) as store:
         return Ledger.restore(store.load())
 
 

@@ -19,11 +19,10 @@ from kubelend.core.models import ClusterId
 from kubelend.kube import resources
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import Reservation, ReservationSpec
-from kubelend.wire.objects import Metadata
+from kubelend.wire.objects import Metadata, ProviderInstruction
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
-
 
 SOME = bodies.Quantities("1", "1Gi")
 REQUEST = bodies.ReservationRequest(SOME, duration="1h")
@@ -257,6 +256,13 @@ async def test_unchanged_namespace_is_not_written(tenants, broker, kube):
 # -- roles
 
 
+async def test_account_cannot_write_the_spec_of_its_instructions(tenants):
+    namespace, kind = tenants.create("rome"), resources.resource_for(ProviderInstruction)
+    async with tenants.account(namespace) as client:
+        with pytest.raises(Forbidden):
+            await client.patch(kind, "any", namespace, {"spec": {"message": "less"}})
+
+
 def test_account_reads_and_writes_its_own_namespace_only(tenants, kube):
     rome, bonn = tenants.create("rome"), tenants.create("bonn")
     mine = tenants.kubeconfig(rome)
@@ -282,7 +288,6 @@ def test_account_reads_and_writes_its_own_namespace_only(tenants, kube):
             ("patch", kind, "any", "--namespace={}", "--subresource=status", "-p={{}}")
             for kind in ("reservation", "clusteradvertisement", "clustersession")
         ),
-        ("patch", "providerinstruction", "any", "--namespace={}", "-p={{}}"),
         ("delete", "providerinstruction", "any", "--namespace={}"),
     ],
     ids=lambda words: " ".join(words[:2]),

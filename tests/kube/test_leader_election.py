@@ -29,7 +29,6 @@ from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(240)
 
-
 TIMES = LeaseTimings(timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2))
 
 
@@ -158,7 +157,6 @@ async def test_nobody_leads_without_the_permission(candidate, kube, namespace):
 
 
 # -- deleted leases
-
 
 NAMES = ("first", "second")
 LEASE, RENEWAL = 4 * PATIENCE, 3 * PATIENCE

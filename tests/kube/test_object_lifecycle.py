@@ -17,7 +17,6 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
-
 AMOUNTS = {"requestedResources": {"cpu": "1", "memory": "1Gi"}}
 OWN = {"broker.fluidos.eu/managed-by": "broker"}
 

@@ -44,7 +44,6 @@ from store_kinds import ARCHIVE_FOR
 
 pytestmark = pytest.mark.timeout(120)
 
-
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 OVER = replace(HELD, phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
 
@@ -274,14 +273,6 @@ def test_repeatedly_interrupted_commit_is_finished(kube):
                 continue
             break
     assert stored_state(place.open(), NAMES) == expected(BASE, changes)
-
-
-def test_reader_sees_a_commit_that_is_not_in_the_objects_yet(kube):
-    place = Place(kube)
-    with closing(place.open()) as store:
-        store.commit(BASE, 1)
-    assert not interrupted(place, Fate(is_sent=True), 1, COMMITS["archives"])
-    assert stored_state(place.open_readonly(), NAMES) == expected(BASE, COMMITS["archives"])
 
 
 # -- lost responses

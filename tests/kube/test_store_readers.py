@@ -26,7 +26,6 @@ from kubelend.core.events import (
     RecordDeleted,
     WorkingSet,
 )
-from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, Limits
 from kubelend.kube.client import Client
@@ -323,22 +322,6 @@ async def test_oversized_commit_causes_a_snapshot(place, store):
         found = await next_change()
         clusters = found.clusters if isinstance(found, WorkingSet) else found.changes
         assert len(clusters) == 300
-
-
-async def test_follower_converges_to_the_leader(place, store):
-    """Restored at the start, and updated commit by commit."""
-    ledger = Ledger()
-    async with following(place) as next_change:
-        follower = Ledger.restore(await next_change())
-        runner = make.CommandRunner(make.Recorder(), make.T0)
-        for step in range(6):
-            runner.advertise(f"c{step % 3}", "cpu=4,memory=8Gi")
-            runner.reserve("cpu=1,memory=1Gi")
-            changes = [ledger.apply(event) for event in runner.ledger.events[ledger.revision :]]
-            await commit(store, *changes, revision=ledger.revision)
-            news = await next_change()
-            follower.apply_changes(news.changes, news.revision)
-            assert make.state(follower) == make.state(ledger)
 
 
 async def test_unreachable_server_ends_the_replication(clusters):

@@ -30,7 +30,6 @@ from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertise
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
-
 WHOLE = resources.resource_for(broker_objects.Reservation)
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 ACTIVE = replace(HELD, phase=Phase.ACTIVE, activated_at=make.T0)

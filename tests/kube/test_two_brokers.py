@@ -74,7 +74,7 @@ async def requests_during(load, fault):
 
 def check(place, answered):
     """Nothing is reserved twice, no acknowledged reservation is lost, and all that fits is used."""
-    with contextlib.closing(place.look()) as store:
+    with contextlib.closing(place.open_readonly()) as store:
         ledger = Ledger.restore(store.load())
     assert audit.invariant_violations(ledger) == []
     live = {found.id for found in ledger.reservations.values() if found.is_live}

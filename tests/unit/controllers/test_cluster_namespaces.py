@@ -191,7 +191,6 @@ def advertised(request=None, generation=1, **status):
 
 ACTIVATION = AgentRequest("q-2", "activate")
 
-
 PING = AgentRequest("q", "ping")
 PLACEHOLDER = Metadata("rsv-1", labels=objects.ledger_record_labels(""))
 REJECTED = requester_object(request=ACTIVATION, response=BrokerResponse("q-2", error="{}"))
@@ -265,7 +264,6 @@ def test_only_a_final_error_ends_the_request(error, phase):
 
 
 # -- cache
-
 
 PENDING = make.reservation(
     "rsv-1", make.request(requester="rome", key="k"), phase=Phase.PENDING, revision=1

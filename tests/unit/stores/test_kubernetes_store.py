@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.core.audit_log import CHAIN_START, AuditLine, ChainHead
+from kubelend.core.audit_log import AuditLine, ChainHead
 from kubelend.core.errors import InvalidSettings
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
@@ -29,7 +29,6 @@ from kubelend.wire.broker_objects import StoredRecord
 from kubelend.wire.objects import Metadata
 
 # -- URL
-
 
 ACCESS = KubeConfig(server="https://127.0.0.1:1", namespace="of-the-context")
 
@@ -127,10 +126,6 @@ def test_texts_of_records_and_lines_are_preserved_byte_by_byte():
     assert read.lines[0].line == chained(1).line
 
 
-def test_new_audit_log_begins_at_the_start():
-    assert (HeadState().start.head, HeadState().end.head) == (CHAIN_START, CHAIN_START)
-
-
 @pytest.mark.parametrize(
     "edit", [{"data": "{}"}, {"checksum": "1"}, {"data": "no JSON", "checksum": "1"}]
 )
@@ -173,7 +168,6 @@ def test_lines_stay_in_the_head_up_to_a_size():
 
 
 # -- projection
-
 
 CLUSTER = make.cluster(
     "berlin",
@@ -289,7 +283,6 @@ def test_fields_of_the_controllers_are_not_compared():
 
 
 # -- signatures
-
 
 SIGNATURE_KEY = objects.new_signature_key()
 SIGNED = StoredRecord(7, objects.sign(SIGNATURE_KEY, "reservation", "rsv-1", 7, "{}"), "{}")

@@ -79,12 +79,6 @@ def test_expired_rows_are_found_by_index(path, store):
     assert "archive_by_finish" in plan[0][3]
 
 
-def test_record_that_cannot_be_encoded_fails_the_whole_commit(store):
-    with pytest.raises(StoreFailed, match="cannot be stored"):
-        store.commit([make.cluster("a"), make.reservation("\ud800")], 1)
-    assert store.load()[:3] == ([], [], 0)
-
-
 def is_being_written(path):
     with closing(sqlite3.connect(path, timeout=0)) as shell:
         try:
@@ -161,12 +155,6 @@ def test_reader_loads_what_the_writer_has_committed_and_cannot_commit(path, stor
         assert reader.load().revision == 3
         with pytest.raises(StoreFailed, match="read-only"):
             reader.commit([make.cluster("c")], 4)
-
-
-def test_store_works_on_any_open_database(path):
-    with closing(SqliteStore(sqlite_file.open_writer(path))) as store:
-        store.commit([make.cluster("a")], 1)
-        assert store.load().revision == 1
 
 
 def test_loading_leaves_the_garbage_collector_as_it_was(store):

@@ -1,10 +1,4 @@
-"""Everything that can keep an agent's objects, for tests that run on each.
-
-@pytest.fixture(params=keepers.KINDS)
-async def keeping(request, tmp_path):
-    async with keepers.keeping(request.param, tmp_path, request.getfixturevalue) as keeping:
-        yield keeping
-"""
+"""Every store of an agent's objects, for the contract tests."""
 
 from __future__ import annotations
 
@@ -27,13 +21,13 @@ from kubelend.sources.memory_objects import MemoryObjects
 KINDS = ("memory", "files", pytest.param("kubernetes", marks=pytest.mark.kube))
 
 NAMESPACES = ("default", "one", "two", "a", "b")
-"""Elsewhere one need not make them first."""
+"""The other kinds do not require them."""
 
 LATE = timedelta(seconds=30)
 
 
 class HandClock(Clock):
-    """The time of keepers that are told it."""
+    """The time of stores that take it from a test."""
 
     def says(self, stamp: datetime | None) -> bool:
         return stamp == self.now
@@ -46,29 +40,29 @@ class ServerClock(HandClock):
         return stamp is not None and abs(stamp - clock.utc_now()) < LATE
 
 
-class Keeping(NamedTuple):
-    """What keeps objects, and the time by which it does."""
+class Opened(NamedTuple):
+    """A store of objects and its clock."""
 
     objects: LocalObjects
     clock: HandClock
 
 
 @asynccontextmanager
-async def keeping(
+async def opened(
     kind: str, directory: Path, fixture: Callable[[str], Any]
-) -> AsyncIterator[Keeping]:
+) -> AsyncIterator[Opened]:
     """An empty one. `fixture` gives the cluster, if one is needed."""
     hands = HandClock()
     match kind:
         case "memory":
-            yield Keeping(MemoryObjects(hands), hands)
+            yield Opened(MemoryObjects(hands), hands)
         case "files":
             files = FileObjects(directory, hands, poll=timedelta(hours=1))
-            yield Keeping(files, hands)
+            yield Opened(files, hands)
             files.close()
         case "kubernetes":
             async with kube_objects.opened(fixture("kube")) as client:
                 await kube_objects.make_namespaces(client, *NAMESPACES)
                 await kube_objects.clear(client)
-                yield Keeping(KubernetesObjects(client, {}), ServerClock())
+                yield Opened(KubernetesObjects(client, {}), ServerClock())
                 await kube_objects.clear(client)
