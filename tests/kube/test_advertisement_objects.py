@@ -39,7 +39,7 @@ async def test_example_with_prices_is_active_with_its_score(broker):
 
 
 async def test_example_without_allocatable_and_time_offers_its_capacity(broker):
-    """Its name is not the cluster's; and what it says of reserved and available is put right."""
+    """Its name is not the cluster's; and what it says of reserved and available is repaired."""
     await broker.apply_text((EXAMPLES / "cluster-advertisement.yaml").read_text())
     shown = await shows(broker, "local-cluster-adv", lambda one: one.status.score != "")
     left = shown.spec.resources
@@ -54,7 +54,7 @@ async def test_example_without_allocatable_and_time_offers_its_capacity(broker):
     )
 
 
-async def test_ten_minutes_of_silence_are_shown_and_so_is_the_next_word(broker):
+async def test_stale_cluster_is_shown_until_its_next_advertisement(broker):
     await broker.advertise("lender")
     await shows(broker, "lender-adv", lambda one: one.status.active)
     broker.clock.pass_time(make.STALE_AFTER)
@@ -73,7 +73,7 @@ async def test_ten_minutes_of_silence_are_shown_and_so_is_the_next_word(broker):
     assert [reason for reason, _ in await events_of(broker, "lender-adv", 2)] == ["Stale", "Active"]
 
 
-async def test_recreated_advertisement_keeps_the_locks(broker):
+async def test_recreated_advertisement_keeps_its_reservations(broker):
     await broker.advertise("lender", "4")
     await broker.reserve("mine", "3")
     await broker.reserved("mine")
@@ -88,7 +88,7 @@ async def test_recreated_advertisement_keeps_the_locks(broker):
     assert (await broker.reserved("mine")).status.target_cluster_id == "lender"
 
 
-async def test_edited_reserved_is_put_right(broker):
+async def test_edited_reserved_is_repaired(broker):
     await broker.advertise("lender", "4")
     await broker.reserve("mine", "3")
     await broker.available("lender", "1")
@@ -100,7 +100,7 @@ async def test_edited_reserved_is_put_right(broker):
     await broker.failed("too-much")
 
 
-async def test_edited_status_is_put_right(broker):
+async def test_edited_status_is_repaired(broker):
     await broker.advertise("lender", "4")
     right = await shows(broker, "lender-adv", lambda one: one.status.score == "100.00")
     change = {"phase": "Stale", "active": False, "score": "1.00", "record": None}
@@ -113,7 +113,7 @@ async def test_edited_status_is_put_right(broker):
     assert (again.status.phase, again.status.active) == ("Active", True)
 
 
-async def test_object_of_a_cluster_that_speaks_over_rest_shows_its_offer(broker):
+async def test_object_of_a_cluster_that_uses_rest_shows_its_advertisement(broker):
     await broker.service.advertise(make.advertisement("lender", "cpu=4,memory=8Gi"))
     await shows(broker, "lender-adv", lambda one: one.status.score == "100.00")
     await broker.edit(
@@ -129,7 +129,7 @@ async def test_object_of_a_cluster_that_speaks_over_rest_shows_its_offer(broker)
     await shows(broker, "lender-adv", lambda one: one.spec.resources.allocatable.cpu == "5")
 
 
-async def test_word_of_an_object_and_of_the_rest_interface_do_not_fight(broker):
+async def test_latest_advertisement_counts_by_object_or_rest(broker):
     """The latest advertisement counts, until the other source sends a newer one."""
     await broker.advertise("lender", "4")
     await broker.available("lender", "4")
@@ -142,7 +142,7 @@ async def test_word_of_an_object_and_of_the_rest_interface_do_not_fight(broker):
     await broker.available("lender", "4")
 
 
-async def test_locks_are_shown_once_a_second_while_they_change(broker):
+async def test_reserved_amounts_are_written_once_a_second_while_they_change(broker):
     await broker.advertise("lender", "40", "40Gi")
     await quiet(broker)
     began, versions = time.monotonic(), set()

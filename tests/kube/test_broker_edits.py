@@ -45,17 +45,17 @@ async def edit_each(load, kind, change, subresource=""):
         await edit(load, kind, found.metadata.name, change, subresource)
 
 
-async def test_constant_edits_of_all_objects_stop_nothing(loaded):
+async def test_constant_edits_of_all_objects_block_nothing(loaded):
     load = loaded.load
 
-    async def meddle(number):
+    async def edit_all(number):
         noise = {"labels": {"turn": str(number)}, "annotations": {"turn": str(number)}}
         amounts = {"cpu": str(number), "memory": "1Gi"}
         await edit_each(load, Reservation, {"metadata": noise, "spec": {"priority": number % 9}})
         forged = {"resources": {"reserved": amounts, "available": amounts}}
         await edit_each(load, ClusterAdvertisement, {"metadata": noise, "spec": forged})
 
-    promised = await load.under(lambda: for_a_while(meddle))
+    promised = await load.under(lambda: for_a_while(edit_all))
     await load.check(promised)
 
 
@@ -105,17 +105,17 @@ async def test_objects_cleared_while_no_broker_runs_are_not_lent_again(
     emptied = min(name for name in promised if name.startswith(kind))
     async with kube_broker.opened(kube, namespace) as objects:
         await objects.edit(Reservation, emptied, change, "status")
-        await objects.reserve("thief")
+        await objects.reserve("other")
         async with kube_faults.starting(kube, namespace, certificates) as loaded:
             await eventually(lambda: says(loaded, f"Reservation {emptied}: its "))
-            thief = await objects.find(Reservation, "thief")
-            assert thief is not None
-            assert thief.status.phase == ""
+            other = await objects.find(Reservation, "other")
+            assert other is not None
+            assert other.status.phase == ""
             await objects.edit(Reservation, emptied, {"metadata": {"finalizers": None}})
             await objects.delete(Reservation, emptied)
             await eventually(loaded.is_ready)
-            assert await loaded.load.apply_request("thief")
-            await loaded.load.check(promised - {emptied} | {"thief"})
+            assert await loaded.load.apply_request("other")
+            await loaded.load.check(promised - {emptied} | {"other"})
 
 
 async def says(loaded, what):

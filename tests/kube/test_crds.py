@@ -100,7 +100,7 @@ def test_all_examples_apply_as_they_are(kube, namespace):
     assert {one["metadata"]["generation"] for one in items} == {1}
 
 
-def test_a_status_that_a_user_applies_is_not_taken(kube, namespace, apply):
+def test_status_that_a_user_applies_is_ignored(kube, namespace, apply):
     apply(RESERVATION)
     made = kube.kubectl("get", "rsv", "my-workload", f"--namespace={namespace}", "--output=json")
     assert "status" not in json.loads(made)
@@ -156,7 +156,7 @@ BAD = {
 
 @pytest.mark.parametrize("example, place, value, words", BAD.values(), ids=BAD)
 @pytest.mark.usefixtures("rules")
-def test_what_is_wrong_is_refused_in_words(apply, example, place, value, words):
+def test_invalid_fields_are_rejected_with_a_message(apply, example, place, value, words):
     with pytest.raises(UnexpectedAnswer) as refused:
         apply(example, place, value)
     assert words in str(refused.value)
@@ -171,7 +171,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("example, place, value, words", CHANGES.values(), ids=CHANGES)
 @pytest.mark.usefixtures("rules")
-def test_what_cannot_be_changed_is_not(apply, example, place, value, words):
+def test_immutable_fields_cannot_be_changed(apply, example, place, value, words):
     apply(example)
     with pytest.raises(UnexpectedAnswer) as refused:
         apply(example, place, value)
@@ -255,7 +255,7 @@ async def test_no_field_is_lost_and_columns_show_them(kube, kube_client, namespa
     await kube_client.patch(resource, name, namespace, {"metadata": {"finalizers": None}})
 
 
-def test_numbers_show_like_texts(kube, namespace, apply):
+def test_numbers_are_shown_as_texts(kube, namespace, apply):
     apply("cluster-advertisement-gpu.yaml")
     wide = ("get", "cadv", "gpu-farm-adv", f"--namespace={namespace}", "--output=wide")
     headers, row = lines(kube.kubectl(*wide))
@@ -264,7 +264,7 @@ def test_numbers_show_like_texts(kube, namespace, apply):
     assert "eu-south-1" in row
 
 
-def test_explain_says_what_the_source_says(kube):
+def test_explain_shows_the_descriptions(kube):
     said = kube.kubectl("explain", "reservation.spec.targetClusterID")
     assert "If set by the user, only this provider is considered" in " ".join(said.split())
     said = kube.kubectl("explain", "cadv.spec.resources")

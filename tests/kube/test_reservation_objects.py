@@ -14,7 +14,7 @@ from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertise
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
 
-async def test_locks_are_shown_until_nothing_is_left(broker):
+async def test_reserved_amounts_are_shown_until_nothing_fits(broker):
     """The example of the documents: 8950m, less 3, less 5, and 2 more do not fit."""
     await broker.advertise("lender", "8950m")
     await broker.reserve("first", "3")
@@ -40,7 +40,7 @@ async def test_locks_are_shown_until_nothing_is_left(broker):
     assert shown.spec.resources.reserved.cpu == "8"
 
 
-async def test_duration_ends_it_and_gives_back(broker):
+async def test_reservation_expires_after_its_duration(broker):
     await broker.advertise("lender", "4")
     await broker.reserve("short", "3", duration="5m")
     held = await broker.reserved("short")
@@ -55,7 +55,7 @@ async def test_duration_ends_it_and_gives_back(broker):
     await broker.available("lender", "4")
 
 
-async def test_waiting_is_pending_until_there_is_room(broker):
+async def test_waiting_request_is_pending_until_it_fits(broker):
     await broker.advertise("lender", "4")
     await broker.reserve("first", "3")
     await broker.reserved("first")
@@ -65,7 +65,7 @@ async def test_waiting_is_pending_until_there_is_room(broker):
     await broker.reserved("patient")
 
 
-async def test_deletion_gives_back_exactly_once(broker):
+async def test_deletion_releases_exactly_once(broker):
     await broker.advertise("lender", "4")
     await broker.reserve("kept", "1")
     await broker.reserve("mine", "2")
@@ -84,7 +84,7 @@ async def test_deletion_gives_back_exactly_once(broker):
     await broker.available("lender", "0")
 
 
-async def test_name_that_is_taken_up_at_once_after_a_forced_deletion(broker):
+async def test_name_reused_at_once_after_a_forced_deletion_is_another_reservation(broker):
     """Nobody has seen the first one go: the second one's is another UID."""
     await broker.advertise("lender", "4")
     await broker.reserve("mine", "3")
@@ -98,7 +98,7 @@ async def test_name_that_is_taken_up_at_once_after_a_forced_deletion(broker):
     await broker.available("lender", "0")
 
 
-async def test_conditions_of_the_requester_are_honoured(broker):
+async def test_conditions_of_the_requester_activate_and_release(broker):
     await broker.advertise("lender", "4")
     for name in ("used", "unused"):
         await broker.reserve(name, "1")
@@ -126,7 +126,7 @@ async def test_deletion_by_force_is_a_release(broker):
     assert not broker.ledger.reservations
 
 
-async def test_edited_object_is_put_right(broker):
+async def test_edited_object_is_repaired(broker):
     await broker.advertise("lender", "4")
     await broker.reserve("mine", "1")
     held = await broker.reserved("mine")
@@ -174,7 +174,7 @@ async def test_objects_of_the_rest_interface_have_no_events_and_few_writes(broke
     assert kube_broker.json(found)["items"] == []
 
 
-async def test_restart_goes_on_where_it_was(kube, namespace):
+async def test_restarted_broker_processes_what_it_missed(kube, namespace):
     async with kube_broker.running(kube, namespace) as first:
         await first.advertise("lender", "4")
         await first.reserve("stays", "1")
@@ -191,7 +191,7 @@ async def test_restart_goes_on_where_it_was(kube, namespace):
         assert sorted(second.ledger.reservations) == ["comes", "stays"]
 
 
-async def test_record_whose_object_has_gone_unseen_is_given_back(kube, namespace):
+async def test_record_whose_object_was_deleted_unseen_is_released(kube, namespace):
     """The broker was stopped before it wrote into the object, and somebody has deleted that since."""
     async with kube_broker.running(kube, namespace) as first:
         await first.advertise("lender", "4")

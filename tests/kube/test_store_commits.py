@@ -18,7 +18,7 @@ import kube_stores
 import make
 import tcp_cuts
 import waiting
-from kube_stores import Fate, Gate, Place, stored_state
+from kube_stores import Gate, Interruption, Place, stored_state
 from kubelend.core import audit_log
 from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import StoreFailed
@@ -183,9 +183,9 @@ COMMITS = {
 
 
 @pytest.fixture(params=[False, True], ids=["before it was sent", "when it was done"])
-def fate(request):
+def interruption(request):
     """Which happens again and again, each time one write later."""
-    return lambda: Fate(is_sent=request.param)
+    return lambda: Interruption(is_sent=request.param)
 
 
 def expected(*commits):
@@ -196,11 +196,11 @@ def expected(*commits):
     return stored_state(store, NAMES)
 
 
-def interrupted(place, fate, after, changes):
+def interrupted(place, interruption, after, changes):
     """Commit, and be cut off so many writes later; whether the store has said that it was kept."""
-    with closing(place.open(kube_stores.connecting(fate.around))) as store:
+    with closing(place.open(kube_stores.connecting(interruption.around))) as store:
         store.load()
-        fate.left = after
+        interruption.left = after
         try:
             store.commit(changes, 2)
         except StoreFailed:
@@ -215,15 +215,15 @@ def gone_on(place):
     return stored_state(place.open(), NAMES)
 
 
-def check_gaps(kube, new_fate, base, changes):
+def check_gaps(kube, new_interruption, base, changes):
     """Gives after how many writes the commit was through."""
     before, after = expected(base), expected(base, changes)
     assert before != after
     for writes in itertools.count(1):
-        place, fate = Place(kube), new_fate()
+        place, interruption = Place(kube), new_interruption()
         with closing(place.open()) as store:
             store.commit(base, 1)
-        was_kept = interrupted(place, fate, writes, changes)
+        was_kept = interrupted(place, interruption, writes, changes)
         found = stored_state(place.open(), NAMES)
         assert found in (before, after), f"stopped at write {writes}"
         assert found == stored_state(place.open_readonly(), NAMES) == gone_on(place)
@@ -235,15 +235,15 @@ def check_gaps(kube, new_fate, base, changes):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", COMMITS)
-def test_interrupted_commit_is_atomic(kube, fate, name):
-    assert check_gaps(kube, fate, BASE, COMMITS[name]) > 2
+def test_interrupted_commit_is_atomic(kube, interruption, name):
+    assert check_gaps(kube, interruption, BASE, COMMITS[name]) > 2
 
 
 @pytest.mark.timeout(120)
-def test_interrupted_commit_of_several_objects_is_atomic(kube, fate, monkeypatch):
+def test_interrupted_commit_of_several_objects_is_atomic(kube, interruption, monkeypatch):
     monkeypatch.setattr(head, "MAX_OBJECT_BYTES", 2000)
     changes = [*COMMITS["creates"], *COMMITS["moves"], finished("rsv-2")]
-    assert check_gaps(kube, fate, BASE, changes) > 8
+    assert check_gaps(kube, interruption, BASE, changes) > 8
 
 
 @pytest.mark.timeout(120)
@@ -254,19 +254,19 @@ def test_interrupted_commit_of_several_objects_is_atomic(kube, fate, monkeypatch
         pytest.param(entries(1200), cutting(1100), id="cuts two blocks off"),
     ],
 )
-def test_interrupted_commit_of_the_audit_log_is_atomic(kube, fate, base, changes):
-    assert check_gaps(kube, fate, base, changes) > 2
+def test_interrupted_commit_of_the_audit_log_is_atomic(kube, interruption, base, changes):
+    assert check_gaps(kube, interruption, base, changes) > 2
 
 
 def test_repeatedly_interrupted_commit_is_finished(kube):
     place, changes = Place(kube), [*COMMITS["creates"], *COMMITS["releases"]]
     with closing(place.open()) as store:
         store.commit(BASE, 1)
-    assert not interrupted(place, Fate(is_sent=True), 1, changes)
+    assert not interrupted(place, Interruption(is_sent=True), 1, changes)
     for _ in range(20):
-        fate = Fate(is_sent=True)
-        with closing(place.open(kube_stores.connecting(fate.around))) as store:
-            fate.left = 1
+        interruption = Interruption(is_sent=True)
+        with closing(place.open(kube_stores.connecting(interruption.around))) as store:
+            interruption.left = 1
             try:
                 store.load()
             except StoreFailed:

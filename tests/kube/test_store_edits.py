@@ -41,30 +41,8 @@ def store(place):
         yield store
 
 
-def edit(place, resource, name, change, subresource=""):
-    return place.run(
-        lambda client: client.patch(
-            resource, name, place.namespace, change, subresource=subresource
-        )
-    )
-
-
-def find(place, resource, name):
-    return place.run(lambda client: client.find(resource, name, place.namespace))
-
-
-def remove(place, resource, name):
-    """As with `kubectl delete`, and the finalizers too."""
-
-    async def both(client):
-        await client.patch(resource, name, place.namespace, {"metadata": {"finalizers": None}})
-        await client.delete(resource, name, place.namespace)
-
-    place.run(both)
-
-
 def test_objects_show_the_records(place, store):
-    reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
+    reservation, offer = place.find(WHOLE, "rsv-1"), place.find(OFFERS, "a-adv")
     assert reservation.metadata.finalizers == (RESERVATION_FINALIZER,)
     assert reservation.metadata.labels == {"broker.fluidos.eu/managed-by": "broker"}
     assert (reservation.spec.target_cluster_id, reservation.spec.requester_id) == (
@@ -78,12 +56,12 @@ def test_objects_show_the_records(place, store):
 
 def test_edits_are_overwritten_by_the_next_write_of_the_record(place, store):
     spec = {"targetClusterID": "elsewhere", "priority": 7, "duration": None}
-    edit(place, WHOLE, "rsv-1", {"metadata": {"finalizers": None}, "spec": spec})
-    edit(place, WHOLE, "rsv-1", {"status": {"phase": "Failed", "message": "hm"}}, "status")
-    edit(place, OFFERS, "a-adv", {"spec": {"labels": {"tier": "lead", "x": "y"}}})
+    place.edit(WHOLE, "rsv-1", {"metadata": {"finalizers": None}, "spec": spec})
+    place.edit(WHOLE, "rsv-1", {"status": {"phase": "Failed", "message": "hm"}}, "status")
+    place.edit(OFFERS, "a-adv", {"spec": {"labels": {"tier": "lead", "x": "y"}}})
     before = make.cluster("a", labels={"tier": "gold"}, cordon="why")
     store.commit([ACTIVE, before], 2)
-    reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
+    reservation, offer = place.find(WHOLE, "rsv-1"), place.find(OFFERS, "a-adv")
     assert reservation.metadata.finalizers == (RESERVATION_FINALIZER,)
     assert (reservation.spec.target_cluster_id, reservation.spec.priority) == ("a", 0)
     assert reservation.spec.duration != ""
@@ -94,14 +72,14 @@ def test_edits_are_overwritten_by_the_next_write_of_the_record(place, store):
 
 def test_fields_of_others_stay(place, store):
     condition = {"type": "RequesterActive", "status": "True"}
-    edit(place, WHOLE, "rsv-1", {"status": {"conditions": [condition]}}, "status")
+    place.edit(WHOLE, "rsv-1", {"status": {"conditions": [condition]}}, "status")
     mine = {"finalizers": [RESERVATION_FINALIZER, "example.com/mine"], "labels": {"team": "x"}}
-    edit(place, WHOLE, "rsv-1", {"metadata": mine})
-    edit(
-        place, OFFERS, "a-adv", {"spec": {"resources": {"reserved": {"cpu": "1", "memory": "1Gi"}}}}
+    place.edit(WHOLE, "rsv-1", {"metadata": mine})
+    place.edit(
+        OFFERS, "a-adv", {"spec": {"resources": {"reserved": {"cpu": "1", "memory": "1Gi"}}}}
     )
     store.commit([ACTIVE, make.cluster("a", "cpu=8,memory=1Gi")], 2)
-    reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
+    reservation, offer = place.find(WHOLE, "rsv-1"), place.find(OFFERS, "a-adv")
     assert [found.type for found in reservation.status.conditions] == ["RequesterActive"]
     assert reservation.metadata.finalizers == (RESERVATION_FINALIZER, "example.com/mine")
     assert reservation.metadata.labels["team"] == "x"
@@ -122,7 +100,7 @@ def apply_mine(place):
 
 
 def commit_mine(place, store):
-    key = objects.request_key_for_uid(find(place, WHOLE, "mine").metadata.uid)
+    key = objects.request_key_for_uid(place.find(WHOLE, "mine").metadata.uid)
     store.commit([replace(HELD, id="mine", request=replace(HELD.request, key=key))], 2)
 
 
@@ -130,7 +108,7 @@ def test_users_object_keeps_its_spec(place, store):
     apply_mine(place)
     assert [found.id for found in store.load().reservations] == ["rsv-1"]
     commit_mine(place, store)
-    found = find(place, WHOLE, "mine")
+    found = place.find(WHOLE, "mine")
     assert (found.spec.requested_resources.cpu, found.spec.priority) == ("0.5", 3)
     assert found.spec.target_cluster_id == "a"
     assert found.metadata.finalizers == (RESERVATION_FINALIZER,)
@@ -141,16 +119,16 @@ def test_object_is_evaluated_as_it_is_now_and_not_as_the_earlier_request_of_its_
     """Its owner has deleted it since and made another: what is remembered of the first decides nothing."""
     apply_mine(place)
     store.load()
-    place.run(lambda client: client.delete(WHOLE, "mine", place.namespace))
+    place.delete(WHOLE, "mine")
     apply_mine(place)
     commit_mine(place, store)
-    assert find(place, WHOLE, "mine").status.phase == "Reserved"
+    assert place.find(WHOLE, "mine").status.phase == "Reserved"
 
 
 def test_deleted_object_is_created_again_by_the_next_write(place, store):
-    remove(place, STORED_RESERVATIONS, "rsv-1")
+    place.delete(STORED_RESERVATIONS, "rsv-1", force=True)
     store.commit([ACTIVE], 2)
-    assert find(place, WHOLE, "rsv-1").status.phase == "Active"
+    assert place.find(WHOLE, "rsv-1").status.phase == "Active"
 
 
 def test_deleted_objects_are_no_records_after_a_restart(place, store):
@@ -158,8 +136,8 @@ def test_deleted_objects_are_no_records_after_a_restart(place, store):
     second = make.reservation("rsv-2", phase=Phase.RESERVED, target=ClusterId("a"))
     store.commit([second], 2)
     store.commit([make.cluster("b")], 3)
-    remove(place, STORED_RESERVATIONS, "rsv-1")
-    remove(place, STORED_ADVERTISEMENTS, "a-adv")
+    place.delete(STORED_RESERVATIONS, "rsv-1", force=True)
+    place.delete(STORED_ADVERTISEMENTS, "a-adv", force=True)
     with closing(place.open()) as again:
         loaded = again.load()
     assert [found.id for found in loaded.clusters] == ["b"]
@@ -169,30 +147,30 @@ def test_deleted_objects_are_no_records_after_a_restart(place, store):
 
 
 def test_reservation_that_its_user_deletes_stays_until_it_is_finished(place, store):
-    place.run(lambda client: client.delete(STORED_RESERVATIONS, "rsv-1", place.namespace))
+    place.delete(STORED_RESERVATIONS, "rsv-1")
     store.commit([ACTIVE], 2)
-    assert find(place, WHOLE, "rsv-1").metadata.deletion_timestamp is not None
+    assert place.find(WHOLE, "rsv-1").metadata.deletion_timestamp is not None
     store.commit([OVER], 3)
-    assert find(place, WHOLE, "rsv-1") is None
+    assert place.find(WHOLE, "rsv-1") is None
     with closing(place.open()) as again:
         assert again.load().reservations == []
-    assert find(place, WHOLE, "rsv-1") is None
+    assert place.find(WHOLE, "rsv-1") is None
 
 
 def test_reservation_without_its_object_can_be_archived(place, store):
     store.commit([OVER], 2)
-    remove(place, STORED_RESERVATIONS, "rsv-1")
+    place.delete(STORED_RESERVATIONS, "rsv-1", force=True)
     store.commit([Archived(OVER.id)], 3)
     assert stored_state(place.open(), ["rsv-1"])[2] == {"rsv-1": None}
 
 
 def test_expired_archived_reservations_are_deleted(place, store):
     store.commit([OVER, Archived(OVER.id)], 2)
-    assert find(place, WHOLE, "rsv-1").metadata.finalizers == ()
+    assert place.find(WHOLE, "rsv-1").metadata.finalizers == ()
     late = replace(OVER, id="rsv-2", finished_at=make.T0 + 31 * 24 * make.HOUR)
     store.commit([late, Archived(late.id)], 3)
-    assert find(place, WHOLE, "rsv-1") is None
-    assert find(place, WHOLE, "rsv-2").metadata.labels["broker.fluidos.eu/archived"] == "true"
+    assert place.find(WHOLE, "rsv-1") is None
+    assert place.find(WHOLE, "rsv-2").metadata.labels["broker.fluidos.eu/archived"] == "true"
 
 
 DAMAGE = [
@@ -206,7 +184,7 @@ DAMAGE = [
 def test_corruption_is_reported_with_the_name_of_the_object(
     place, store, resource, name, change, subresource
 ):
-    edit(place, resource, name, change, subresource)
+    place.edit(resource, name, change, subresource)
     with (
         pytest.raises(StoreFailed, match=f"is damaged.*{name}.*backup"),
         closing(place.open()) as again,
@@ -226,7 +204,7 @@ def test_corruption_is_reported_with_the_name_of_the_object(
 def test_advertisement_without_its_status_does_not_block_the_start(place, store, wipe):
     """As by a restore without statuses. The cluster advertises again, and every reservation stays."""
     store.commit([make.cluster("b")], 2)
-    edit(place, OFFERS, "a-adv", {"status": wipe}, "status")
+    place.edit(OFFERS, "a-adv", {"status": wipe}, "status")
     with closing(place.open_readonly()) as reader:
         assert [found.id for found in reader.load().clusters] == ["b"]
     with closing(place.open()) as again, capture_logs() as logged:
@@ -236,7 +214,7 @@ def test_advertisement_without_its_status_does_not_block_the_start(place, store,
         assert [(one["log_level"], one["name"]) for one in logged] == [("warning", "a-adv")]
         again.commit([make.cluster("a")], 3)
         assert {found.id for found in again.load().clusters} == {"a", "b"}
-    assert find(place, OFFERS, "a-adv").status.record is not None
+    assert place.find(OFFERS, "a-adv").status.record is not None
 
 
 @pytest.mark.parametrize(
@@ -249,29 +227,29 @@ def test_advertisement_without_its_status_does_not_block_the_start(place, store,
 def test_advertisement_that_lost_its_status_is_logged(place, store, amounts, warnings):
     """One that a broker made before it was stopped has lost nothing."""
     labels = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
-    spec = find(place, STORED_ADVERTISEMENTS, "a-adv").spec
+    spec = place.find(STORED_ADVERTISEMENTS, "a-adv").spec
     spec = {**spec, "clusterID": "b", "resources": {**spec["resources"], **amounts}}
     blank = objects.StoredObject(Metadata("b-adv", place.namespace, labels=labels), spec)
     place.run(lambda client: client.create(STORED_ADVERTISEMENTS, blank))
     with closing(place.open()) as again, capture_logs() as logged:
         assert [found.id for found in again.load().clusters] == ["a"]
     assert [one["log_level"] for one in logged] == ["warning"] * warnings
-    assert find(place, STORED_ADVERTISEMENTS, "b-adv") is None
+    assert place.find(STORED_ADVERTISEMENTS, "b-adv") is None
 
 
 def test_advertisement_of_the_last_commit_is_restored_from_the_head(place, store):
-    edit(place, OFFERS, "a-adv", {"status": {"record": None}}, "status")
+    place.edit(OFFERS, "a-adv", {"status": {"record": None}}, "status")
     with closing(place.open()) as again, capture_logs() as logged:
         assert [found.id for found in again.load().clusters] == ["a"]
         assert logged == []
-    assert find(place, OFFERS, "a-adv").status.record is not None
+    assert place.find(OFFERS, "a-adv").status.record is not None
 
 
 def test_record_under_another_name_is_corrupt(place, store):
     store.commit([make.cluster("b")], 2)
-    kept = find(place, OFFERS, "a-adv").status.record
+    kept = place.find(OFFERS, "a-adv").status.record
     fields = {"revision": kept.revision, "checksum": kept.checksum, "data": kept.data}
-    edit(place, OFFERS, "b-adv", {"status": {"record": fields}}, "status")
+    place.edit(OFFERS, "b-adv", {"status": {"record": fields}}, "status")
     store.commit([make.cluster("c")], 3)
     reported = pytest.raises(StoreFailed, match="b-adv: it has the record of another object, 'a'")
     with closing(place.open_readonly()) as reader, reported:
@@ -279,7 +257,7 @@ def test_record_under_another_name_is_corrupt(place, store):
 
 
 def test_store_without_its_head_is_not_created_again(place, store):
-    place.run(lambda client: client.delete(LEDGER_RECORDS, "head", place.namespace))
+    place.delete(LEDGER_RECORDS, "head")
     with pytest.raises(StoreFailed, match="head was deleted"):
         store.commit([ACTIVE], 2)
     with pytest.raises(StoreFailed, match=r"LedgerRecord head is missing.*backup"):
@@ -344,7 +322,7 @@ def test_audit_reports_a_force_deleted_reservation_without_a_violation(place, au
     code, out = audit("--json")
     assert (code, json.loads(out)["gone"]) == (0, [])
     assert json.loads(audit("--json", command="verify")[1])["breaks"] == 0
-    remove(place, STORED_RESERVATIONS, "rsv-1")
+    place.delete(STORED_RESERVATIONS, "rsv-1", force=True)
     code, out = audit("--json")
     report = json.loads(out)
     assert (code, report["violations"], report["gone"]) == (0, 0, ["rsv-1"])

@@ -31,7 +31,7 @@ from kubelend.core.models import ClusterId, Limits
 from kubelend.kube.client import Client
 from kubelend.stores.kubernetes import head
 from kubelend.stores.kubernetes.head import MAX_OBJECT_BYTES
-from kubelend.stores.kubernetes.objects import LEDGER_RECORDS
+from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS
 from kubelend.stores.kubernetes.store import KubernetesReplica, KubernetesStore
 from waiting import PATIENCE
 
@@ -209,7 +209,7 @@ def test_audit_log_that_is_truncated_during_a_read_is_read_completely(place, aud
 
 
 def test_deleted_segment_of_the_audit_log_is_corruption_for_readers_too(place, audited):
-    place.run(lambda client: client.delete(LEDGER_RECORDS, "audit-log-513", place.namespace))
+    place.delete(LEDGER_RECORDS, "audit-log-513")
     reported = pytest.raises(StoreFailed, match="audit-log-513 is missing")
     with closing(place.open_readonly()) as reader, reported:
         reader.audit_lines(0, LINES)
@@ -337,8 +337,6 @@ async def test_unreachable_server_ends_the_replication(clusters):
 
 
 async def test_deleted_head_ends_the_replication(place, store, kube_client):
-    from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS
-
     async with following(place) as next_change:
         await next_change()
         await kube_client.delete(LEDGER_RECORDS, HEAD_NAME, place.namespace)

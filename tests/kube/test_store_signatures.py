@@ -49,27 +49,17 @@ def place(kube):
     return place
 
 
-def edit(place, name, change, subresource=""):
-    return place.run(
-        lambda client: client.patch(WHOLE, name, place.namespace, change, subresource=subresource)
-    )
-
-
-def find(place, name):
-    return place.run(lambda client: client.find(WHOLE, name, place.namespace))
-
-
 def held(store):
     with closing(store):
         return [found for found in store.load().reservations if found.is_live]
 
 
 def test_archive_label_does_not_hide_a_live_reservation(place):
-    edit(place, "rsv-1", {"metadata": {**HIDDEN, "finalizers": None}})
+    place.edit(WHOLE, "rsv-1", {"metadata": {**HIDDEN, "finalizers": None}})
     assert held(place.open_readonly()) == [HELD]
-    assert find(place, "rsv-1").metadata.labels[ARCHIVED] == "true"
+    assert place.find(WHOLE, "rsv-1").metadata.labels[ARCHIVED] == "true"
     assert held(place.open()) == [HELD]
-    found = find(place, "rsv-1").metadata
+    found = place.find(WHOLE, "rsv-1").metadata
     assert found.labels.keys() == {"broker.fluidos.eu/managed-by"}
     assert found.finalizers == (RESERVATION_FINALIZER,)
 
@@ -77,7 +67,7 @@ def test_archive_label_does_not_hide_a_live_reservation(place):
 def test_archive_label_does_not_hide_a_reservation_from_a_store_that_was_never_loaded(place):
     with closing(place.open()) as store:
         store.commit([make.cluster("b")], 3)
-    edit(place, "rsv-1", {"metadata": HIDDEN})
+    place.edit(WHOLE, "rsv-1", {"metadata": HIDDEN})
     assert held(place.open()) == [HELD]
 
 
@@ -85,13 +75,13 @@ def test_archive_label_does_not_hide_the_last_commit(place):
     with closing(place.open()) as store:
         store.load()
         store.commit([ACTIVE], 3)
-    edit(place, "rsv-1", {"metadata": HIDDEN})
+    place.edit(WHOLE, "rsv-1", {"metadata": HIDDEN})
     assert held(place.open()) == [ACTIVE]
-    assert ARCHIVED not in find(place, "rsv-1").metadata.labels
+    assert ARCHIVED not in place.find(WHOLE, "rsv-1").metadata.labels
 
 
 def test_hidden_reservation_can_be_released_and_archived(place):
-    edit(place, "rsv-1", {"metadata": HIDDEN})
+    place.edit(WHOLE, "rsv-1", {"metadata": HIDDEN})
     over = replace(OVER, id=HELD.id)
     with closing(place.open()) as store:
         store.load()
@@ -102,8 +92,7 @@ def test_hidden_reservation_can_be_released_and_archived(place):
 
 
 def test_deleted_reservation_restores_nothing_from_the_archive(place):
-    edit(place, "rsv-1", {"metadata": {"finalizers": None}})
-    place.run(lambda client: client.delete(WHOLE, "rsv-1", place.namespace))
+    place.delete(WHOLE, "rsv-1", force=True)
     records, _, archived, *_ = stored_state(place.open(), ["rsv-2"])
     assert [*records[1]] == ["rsv-4"]
     assert archived == {"rsv-2": OVER}
@@ -112,12 +101,12 @@ def test_deleted_reservation_restores_nothing_from_the_archive(place):
 def test_archive_is_swept_by_records_and_not_by_labels(place):
     with closing(place.open()) as store:
         store.load()
-        edit(place, "rsv-1", {"metadata": HIDDEN | {"finalizers": None}})
+        place.edit(WHOLE, "rsv-1", {"metadata": HIDDEN | {"finalizers": None}})
         hour = {"labels": {ARCHIVED: "true", FINISHED: f"{make.T0:%Y-%m-%dT%H}"}}
-        edit(place, "rsv-1", {"metadata": hour})
+        place.edit(WHOLE, "rsv-1", {"metadata": hour})
         store.commit([LATE, Archived(LATE.id)], 3)
-        assert find(place, "rsv-2") is None
-        assert find(place, "rsv-1").status.phase == "Reserved"
+        assert place.find(WHOLE, "rsv-2") is None
+        assert place.find(WHOLE, "rsv-1").status.phase == "Reserved"
     assert held(place.open()) == [HELD]
 
 
@@ -130,8 +119,8 @@ def forged(stored):
 
 
 def test_forged_record_is_rejected_at_the_start(place):
-    record = forged(find(place, "rsv-1").status.record)
-    edit(place, "rsv-1", {"status": {"record": record}}, "status")
+    record = forged(place.find(WHOLE, "rsv-1").status.record)
+    place.edit(WHOLE, "rsv-1", {"status": {"record": record}}, "status")
     for opener in (place.open_readonly, place.open):
         refused = pytest.raises(StoreFailed, match=r"Reservation rsv-1: .*not written by .*backup")
         with closing(opener()) as store, refused:
@@ -141,18 +130,18 @@ def test_forged_record_is_rejected_at_the_start(place):
 def test_forged_record_is_overwritten_while_a_broker_runs(place):
     with closing(place.open()) as store:
         store.load()
-        record = forged(find(place, "rsv-1").status.record)
-        edit(place, "rsv-1", {"status": {"record": record}}, "status")
+        record = forged(place.find(WHOLE, "rsv-1").status.record)
+        place.edit(WHOLE, "rsv-1", {"status": {"record": record}}, "status")
         store.commit([ACTIVE], 3)
-        assert find(place, "rsv-1").status.phase == "Active"
+        assert place.find(WHOLE, "rsv-1").status.phase == "Active"
     assert held(place.open()) == [ACTIVE]
 
 
 def test_forged_and_hidden_record_is_rejected(place):
-    stored = find(place, "rsv-1").status.record
+    stored = place.find(WHOLE, "rsv-1").status.record
     over = stored.data.replace('"phase":"Reserved"', '"phase":"Released"')
-    edit(place, "rsv-1", {"status": {"record": forged(stored) | {"data": over}}}, "status")
-    edit(place, "rsv-1", {"metadata": HIDDEN})
+    place.edit(WHOLE, "rsv-1", {"status": {"record": forged(stored) | {"data": over}}}, "status")
+    place.edit(WHOLE, "rsv-1", {"metadata": HIDDEN})
     with closing(place.open()) as store, pytest.raises(StoreFailed, match="Reservation rsv-1"):
         store.load()
 
@@ -161,7 +150,7 @@ def test_stores_have_keys_of_their_own(kube, place):
     other = Place(kube)
     with closing(other.open()) as store:
         store.commit([HELD], 1)
-    one, two = (find(each, "rsv-1").status.record for each in (place, other))
+    one, two = (each.find(WHOLE, "rsv-1").status.record for each in (place, other))
     assert one.data == two.data
     assert one.checksum != two.checksum
 

@@ -36,30 +36,21 @@ def repair(*fields):
     return Action(ActionKind.REPAIR, fields=fields)
 
 
-@pytest.mark.parametrize(
-    "found, kind",
-    [
-        pytest.param(NEW, ActionKind.RESERVE, id="new"),
-        pytest.param(
-            samples.with_status(NEW, phase="Reserved"), ActionKind.RESERVE, id="claimed phase"
-        ),
-        pytest.param(samples.with_status(NEW, phase="Failed"), None, id="failed"),
-        pytest.param(samples.with_status(NEW, phase="Released"), None, id="released"),
-        pytest.param(
-            samples.request_object(labels=samples.MANAGED), ActionKind.DELETE_ORPHAN, id="orphan"
-        ),
-        pytest.param(samples.reservation_object(RESERVED), ActionKind.RESET, id="claims a record"),
-        pytest.param(samples.reservation_object(RELEASED), None, id="claims an end"),
-        pytest.param(samples.being_deleted(NEW), None, id="deleted before it was processed"),
-        pytest.param(
-            samples.being_deleted(
-                samples.with_metadata(NEW, finalizers=(RESERVATION_FINALIZER, "x"))
-            ),
-            ActionKind.REMOVE_FINALIZER,
-            id="deleted, with finalizer",
-        ),
-    ],
-)
+HELD = samples.with_metadata(NEW, finalizers=(RESERVATION_FINALIZER, "x"))
+UNKNOWN = {
+    "new": (NEW, ActionKind.RESERVE),
+    "claimed phase": (samples.with_status(NEW, phase="Reserved"), ActionKind.RESERVE),
+    "failed": (samples.with_status(NEW, phase="Failed"), None),
+    "released": (samples.with_status(NEW, phase="Released"), None),
+    "orphan": (samples.request_object(labels=samples.MANAGED), ActionKind.DELETE_ORPHAN),
+    "claims a record": (samples.reservation_object(RESERVED), ActionKind.RESET),
+    "claims an end": (samples.reservation_object(RELEASED), None),
+    "deleted before it was processed": (samples.being_deleted(NEW), None),
+    "deleted, with finalizer": (samples.being_deleted(HELD), ActionKind.REMOVE_FINALIZER),
+}
+
+
+@pytest.mark.parametrize("found, kind", UNKNOWN.values(), ids=UNKNOWN)
 def test_object_without_a_record(found, kind):
     assert plan(found) == (kind and Action(kind))
 
@@ -217,6 +208,9 @@ ANSWERED = samples.with_status(
 )
 
 
+SHOWN = samples.with_status(ANSWERED, response=BrokerResponse("q", "{}", "{}"))
+
+
 def requested(id):
     return samples.with_spec(ANSWERED, request=AgentRequest(id, "reserve"))
 
@@ -245,11 +239,7 @@ def test_rejected_object_may_be_deleted_after_the_retention(found, since):
         pytest.param(requested("other"), None, id="repeated"),
         pytest.param(samples.being_deleted(ANSWERED), None, id="being deleted"),
         pytest.param(samples.with_status(ANSWERED, response=None), None, id="not answered"),
-        pytest.param(
-            samples.with_status(ANSWERED, response=BrokerResponse("q", "{}", "{}")),
-            None,
-            id="shows a reservation",
-        ),
+        pytest.param(SHOWN, None, id="shows a reservation"),
     ],
 )
 def test_rejected_request_in_a_cluster_namespace_may_be_deleted_after_the_retention(found, since):
