@@ -108,11 +108,14 @@ async def test_rewritten_kubeconfig_is_read_again_and_stays_with_its_context(tmp
     assert await authorization(credentials) == "Bearer second"
 
 
-async def test_token_of_a_plugin_and_certificate_of_the_kubeconfig(certificates, tmp_path):
+async def test_token_of_a_plugin_with_and_without_a_certificate_of_the_kubeconfig(
+    certificates, tmp_path
+):
     plugin = ExecPlugin(sys.executable, V1, ("-c", credential(token="t")))
     own = copied(certificates.cluster("a"), tmp_path / "mine")
-    credentials = CredentialSource(replace(own, plugin=plugin))
-    assert await authorization(credentials) == "Bearer t"
+    for known in (own, KubeConfig(server=SERVER)):
+        credentials = CredentialSource(replace(known, plugin=plugin))
+        assert await authorization(credentials) == "Bearer t"
 
 
 # -- exec plugins
