@@ -12,14 +12,15 @@ from kubelend.core.errors import (
     BrokerUnreachable,
     Forbidden,
     IdentityInUse,
+    NotFound,
     Unavailable,
     UnexpectedAnswer,
 )
 from kubelend.core.models import ClusterId
 from kubelend.kube import resources
-from kubelend.wire import bodies
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import Reservation, ReservationSpec
-from kubelend.wire.objects import Metadata, ProviderInstruction
+from kubelend.wire.objects import AgentRequest, Metadata, ProviderInstruction
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
@@ -89,6 +90,19 @@ async def test_reservation_for_another_cluster_is_rejected(tenants, served, lent
         "requesterID 'bonn' is not the namespace's cluster 'rome'; write rome, whose namespace this is"
     )
     assert ledger(served).reservations == {}
+
+
+async def test_request_about_another_clusters_reservation_is_not_found(tenants, served, lent):
+    """Whatever an account writes where it may: a name alone gives no access."""
+    _, _, requester, _ = lent
+    found = await requester.request(REQUEST, "k")
+    paris = tenants.create("paris")
+    forged = ReservationSpec(SOME, request=AgentRequest("q", "release"), target_cluster_id="bonn")
+    async with tenants.account(paris) as client:
+        await client.create(RESERVATIONS, Reservation(Metadata(found.id, paris), forged))
+        shown = await seen(client, RESERVATIONS, found.id, paris, lambda one: one.status.response)
+    assert type(cluster_namespaces.error_from_response(shown.status.response)) is NotFound
+    assert (await requester.find(found.id)).status.phase == "Reserved"
 
 
 async def test_revoked_cluster_is_rejected(tenants, served, lent):
