@@ -103,12 +103,7 @@ class Caller:
     ) -> Answer:
         """The last argument is the body unless it is a text; `content` is sent as it is."""
         *path, body = (
-            path_and_body
-            if not isinstance(path_and_body[-1], str)
-            else (
-                *path_and_body,
-                None,
-            )
+            path_and_body if not isinstance(path_and_body[-1], str) else (*path_and_body, None)
         )
         headers = {IDEMPOTENCY_KEY: key} if key else {}
         if body is not None:

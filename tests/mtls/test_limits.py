@@ -200,11 +200,7 @@ async def test_what_an_administrator_sets_is_shown_and_holds(admin, team):
     shown = await set_policy(admin, POLICY)
     assert shown["admin"] == POLICY
     assert "advertised" not in shown
-    assert shown["effective"] == {
-        **POLICY,
-        "allow": [POLICY["allow"]],
-        "hours": [POLICY["hours"]],
-    }
+    assert shown["effective"] == {**POLICY, "allow": [POLICY["allow"]], "hours": [POLICY["hours"]]}
     assert await admin.read("clusters", "a", "policy") == shown
     assert await refusal(team, "3") == {"RequesterCapReached": 1}
     await team.reserve("2")

@@ -328,11 +328,7 @@ OFFER: Json = {
     },
 }
 
-ASK = {
-    "requestedResources": {"cpu": "500m", "memory": "256Mi"},
-    "priority": 10,
-    "duration": "1h",
-}
+ASK = {"requestedResources": {"cpu": "500m", "memory": "256Mi"}, "priority": 10, "duration": "1h"}
 
 
 @pytest.fixture

@@ -8,13 +8,7 @@ from kubelend.core import audit, errors
 from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import Archived, ClusterDeleted, Event, Nominated, WorkingSet
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import (
-    Advertisement,
-    Cluster,
-    ClusterId,
-    RequestKey,
-    Reservation,
-)
+from kubelend.core.models import Advertisement, Cluster, ClusterId, RequestKey, Reservation
 
 
 def cpu(runner, cluster="a"):
