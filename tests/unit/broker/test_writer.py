@@ -80,14 +80,6 @@ async def test_changes_are_rejected_before_the_load():
     await fresh.commits.close()
 
 
-async def test_load_returns_the_working_set():
-    made = Scene()
-    made.store.kept.commit([make.cluster("a")], 5)
-    records = await made.commits.load()
-    assert (records.clusters, records.revision) == ([make.cluster("a")], 5)
-    await made.commits.close()
-
-
 async def test_wait_durable_returns_at_once_without_pending_changes(scene):
     await asyncio.wait_for(scene.commits.wait_durable(), 1)
     assert scene.store.commits == 0
@@ -127,11 +119,6 @@ async def test_next_group_accumulates_during_a_commit(scene):
     scene.store.let_go()
     await asyncio.gather(first, second)
     assert scene.landed == [["a"], ["b", "c", "d"]]
-
-
-async def test_changes_without_waiters_are_committed(scene):
-    scene.submit("a")
-    await until(lambda: scene.kept() == ["a"])
 
 
 async def test_cancelled_waiter_does_not_affect_the_commit(scene):
@@ -197,20 +184,6 @@ async def test_commit_in_flight_completes_when_the_pending_group_is_dropped(scen
     assert scene.kept() == ["a", "d"]
 
 
-async def test_changes_are_accepted_again_after_a_reload(scene):
-    scene.store.broken = StoreFailed("full")
-    scene.submit("a")
-    with pytest.raises(StoreFailed):
-        await scene.commits.wait_durable()
-    with pytest.raises(StoreFailed, match="full"):
-        await scene.commits.load()
-    scene.store.broken = None
-    assert (await scene.commits.load()).revision == 0
-    scene.submit("b")
-    await scene.commits.wait_durable()
-    assert scene.kept() == ["b"]
-
-
 @pytest.mark.parametrize("problem", [StoreFailed("unfit"), ValueError("unfit")], ids=repr)
 async def test_failed_preparation_is_a_failed_commit(scene, problem):
     scene.store.unfit = problem
@@ -258,21 +231,21 @@ async def test_store_that_lost_committed_data_is_rejected(scene):
         await scene.commits.load()
 
 
-async def test_archive_is_queried_after_pending_commits(scene):
-    assert await scene.commits.query(lambda store: store.archived(ReservationId("rsv-1"))) is None
-
-
-async def test_failed_store_is_not_queried(scene):
+async def test_failed_store_is_neither_written_nor_queried_until_it_is_reloaded(scene):
     """It may answer: what it says is not trusted until it was opened anew."""
     scene.store.broken = StoreFailed("full")
     scene.submit("a")
-    with contextlib.suppress(StoreFailed):
+    with pytest.raises(StoreFailed):
         await scene.commits.wait_durable()
+    with pytest.raises(StoreFailed, match="full"):
+        await scene.commits.load()
     scene.store.broken = None
     with pytest.raises(StoreFailed, match="full"):
         await scene.commits.query(lambda store: store.audit_log_bounds())
-    await scene.commits.load()
+    assert (await scene.commits.load()).revision == 0
     await scene.commits.query(lambda store: store.audit_log_bounds())
+    await scene.keep("b")
+    assert scene.kept() == ["b"]
 
 
 async def test_close_commits_pending_changes_and_rejects_new_ones():
@@ -370,6 +343,15 @@ def replica(store):
     return FakeReplica(store)
 
 
+@contextlib.asynccontextmanager
+async def following(store, replica):
+    """A follower that shows the state of the store."""
+    async with running(FakeLeadership(), lambda: store, replica) as broker:
+        await replica.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        yield broker
+
+
 async def test_follower_shows_the_committed_state_of_the_leader(store, replica):
     async with running(FakeLeadership(), lambda: store, replica) as broker:
         assert broker.unready is not None
@@ -385,9 +367,7 @@ async def test_follower_shows_the_committed_state_of_the_leader(store, replica):
 
 
 async def test_follower_logs_no_changes(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         held = make.reservation("rsv-1", phase="Reserved", target=A, revision=8)
         entry = AuditEntry(make.T0, BROKER_ACTOR, "Requested", "reservation/rsv-1", None, held)
         with capture_logs() as logs:
@@ -400,21 +380,10 @@ async def test_follower_reads_the_archive(store, replica):
     over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
     store.commit([over], 1)
     store.commit([Archived(over.id)], 2)
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         assert await broker.reservation(over.id) == over
         with pytest.raises(NotFound):
             await broker.reservation(ReservationId("rsv-2"))
-
-
-async def test_deletion_of_an_unknown_record_is_ignored(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await replica.news.put(
-            CommittedChanges([Archived(ReservationId("rsv-1")), ClusterDeleted(A)], 2)
-        )
-        await until(lambda: broker.unready is None and broker.current()[0].revision == 2)
 
 
 async def test_unexpected_replication_error_ends_the_process(store, replica):
@@ -426,9 +395,7 @@ async def test_unexpected_replication_error_ends_the_process(store, replica):
 
 
 async def test_follower_rejects_changes_and_names_the_leader(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         with pytest.raises(NotLeader, match="send the request to broker-1, the current leader"):
             await broker.advertise(make.advertisement("a"))
     assert store.load().clusters == []
@@ -444,39 +411,29 @@ async def test_follower_rejects_changes_and_names_the_leader(store, replica):
 )
 async def test_lagging_follower_does_not_answer_not_found(store, replica, change):
     """Whoever hears that asks nobody else."""
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         with pytest.raises(NotLeader):
             await change(broker, ReservationId("rsv-new"), cluster=A)
 
 
-async def test_follower_expires_nothing(store, replica):
+async def test_follower_expires_and_truncates_nothing(store, replica):
     over = make.reservation("rsv-1", phase="Reserved", target=A, expires_at=make.T0)
-    store.commit([make.cluster("a"), over], 1)
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
-        broker.clock.pass_time(make.HOUR)
-        assert (await broker.reservation(over.id)).phase == "Reserved"
-    assert store.load().revision == 1
-
-
-async def test_follower_does_not_truncate_the_audit_log(store, replica):
-    store.commit([AuditEntry(make.T0, BROKER_ACTOR, "Advertised", "cluster/a")], 1)
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    line = AuditEntry(make.T0, BROKER_ACTOR, "Advertised", "cluster/a")
+    store.commit([make.cluster("a"), over, line], 1)
+    async with following(store, replica) as broker:
         broker.clock.pass_time(2 * make.HOUR)
+        assert (await broker.reservation(over.id)).phase == "Reserved"
         await AuditLog(broker, retention=make.HOUR).truncate()
         assert replica.queries == 0
+        unknown = [Archived(ReservationId("rsv-2")), ClusterDeleted(ClusterId("b"))]
+        await replica.news.put(CommittedChanges(unknown, 2))
+        await until(lambda: broker.current()[0].revision == 2)
+    assert store.load().revision == 1
     assert store.audit_log_bounds()[0].number == 0
 
 
 async def test_follower_is_unready_while_replication_fails(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         await replica.news.put(StoreFailed("the server is away"))
         await until(lambda: broker.unready == "without its store: the server is away")
         await replica.news.put(store.load())

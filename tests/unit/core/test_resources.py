@@ -208,6 +208,23 @@ def test_describes_itself_to_people(vector, words):
 
 
 @pytest.mark.parametrize(
+    "free, score, band",
+    [
+        ("cpu=10,memory=20Gi", "66.67", "Moderate"),
+        ("cpu=15,memory=30Gi", "100.00", "Excellent"),
+        ("cpu=13500m,memory=27Gi", "90.00", "Excellent"),
+        ("cpu=10500m,memory=21Gi", "70.00", "Good"),
+        ("cpu=7500m,memory=15Gi", "50.00", "Moderate"),
+        ("", "0.00", "Limited"),
+    ],
+)
+def test_display_score_is_half_cpu_and_half_memory(free, score, band):
+    found = resources.display_score(make.resources(free), make.resources("cpu=15,memory=30Gi"))
+    assert (resources.display_score_text(found), resources.display_band(found)) == (score, band)
+    assert resources.display_score(make.resources("cpu=4"), make.resources("cpu=4")) == 0
+
+
+@pytest.mark.parametrize(
     "texts, problem",
     [
         ({"cpu": "abc"}, "cpu: 'abc' is not a quantity"),
