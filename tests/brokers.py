@@ -112,7 +112,7 @@ async def running(
     clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A broker that is ready, in memory unless told otherwise; `settings` are BrokerSettings."""
+    """A broker that is ready, in memory by default; `settings` are BrokerSettings."""
     async with listening(certificates, open_store=open_store, clock=clock, **settings) as broker:
         await until(lambda: broker.service.unready is None)
         yield broker
@@ -272,7 +272,7 @@ async def loaded(
     rules: BrokerRules | None = None,
     leadership: Leadership = SINGLE_REPLICA,
 ) -> AsyncIterator[Broker]:
-    """The use cases alone, in memory unless told otherwise; no task of theirs runs."""
+    """The use cases alone, in memory by default; no task of theirs runs."""
     open_store = reopening(store or MemoryStore())
     broker = Broker(open_store, clock or Clock(), rules or BrokerRules(), Metrics(), leadership)
     await broker.load()

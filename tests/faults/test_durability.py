@@ -105,7 +105,7 @@ async def test_open_stream_gets_a_change_when_it_is_durable(store, held, a, r):
         await held.none_is_answered()
         store.let_go()
         made, event = await held.answers()
-        assert event.told == ("provider", "Hold", made.json["id"])
+        assert event.instruction == ("provider", "Hold", made.json["id"])
 
 
 async def test_stream_that_opens_during_a_commit_starts_when_it_is_durable(store, held, a, r):
@@ -123,7 +123,7 @@ async def test_stream_that_opens_during_a_commit_starts_when_it_is_durable(store
         assert reset.name == "reset"
         assert [hold.data["reservation"] for hold in holds] == [renewed.json, second.json]
         third = await r.reserve("1")
-        assert (await stream.event()).told == ("provider", "Hold", third["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", third["id"])
 
 
 @pytest.mark.parametrize("how", ["key reused", "full", "given back", "in use", "removed"])
@@ -271,7 +271,7 @@ async def test_streams_end_and_can_be_resumed_after_the_failure(broker, store):
     await is_ready_again(broker)
     async with a.stream(after=seen.id) as stream:
         made = await r.reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", made["id"])
     assert {found["id"] for found in await a.read("instructions")} == {kept["id"], made["id"]}
 
 
@@ -551,7 +551,7 @@ async def test_stream_of_a_new_process_has_all_unfinished_reservations(certifica
     ):
         reset, hold = await stream.events(2)
         assert reset.name == "reset"
-        assert hold.told == ("provider", "Hold", kept["id"])
+        assert hold.instruction == ("provider", "Hold", kept["id"])
 
 
 async def test_kill_during_the_start_leaves_a_store_that_starts(certificates, tmp_path):

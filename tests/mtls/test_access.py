@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 import newcomers
 import roles
-from callers import offer, wish
+from callers import offer, request_body
 from kubelend.cli import generate
 from kubelend.core.lifecycle import Role
 from kubelend.pki import identity
@@ -30,7 +30,6 @@ MAY = "may"
 NO_CONNECTION = "no connection"
 
 CLUSTERS = ("requester", "provider", "stranger")
-
 """The provider is the cluster in every path, and lends the reservation there; a stranger has its own."""
 
 OUTCOMES = {
@@ -41,7 +40,6 @@ OUTCOMES = {
     ("requester", "{reservation}"): (MAY, 403, 404),
     ("provider", "{reservation}"): (403, MAY, 404),
 }
-
 """What each of CLUSTERS gets, by the table's word and what is in the path."""
 
 PEOPLE = {"yes": MAY, "no": 403}
@@ -50,17 +48,15 @@ PLENTY = ("100", "100Gi")
 
 BODIES = {
     "publish": lambda caller: offer(caller.name, *PLENTY),
-    "reserve": lambda _: wish(),
-    "explain": lambda _: wish(),
+    "reserve": lambda _: request_body(),
+    "explain": lambda _: request_body(),
     "set_policy": lambda _: {"deny": ["somebody"]},
     "set_quota": lambda _: {"reservations": 1_000_000},
     "renew_certificate": lambda caller: {"request": Newcomer(*who(caller)).request},
 }
-
 """What to send where a body has to be; anywhere else none is sent."""
 
 NO_STATE = {"version", "openapi", "grant_keys", "audit_log"}
-
 """Lists that no change shows in, or refusals as well."""
 
 
@@ -117,7 +113,6 @@ KEPT_OUT = {
     expired: NO_CONNECTION,
     early: NO_CONNECTION,
 }
-
 """Who may nothing at all, and how that shows."""
 
 
@@ -320,7 +315,7 @@ async def test_only_the_certificate_says_for_which_cluster_somebody_speaks(broke
         answer = await impostor.post("advertisements", offer("a", "1"))
         assert answer.refusal == (403, "Forbidden")
     assert (await a.read("advertisements", "a"))["resources"]["capacity"]["cpu"] == "4"
-    body = wish(requesterID="c", clusterID="c")
+    body = request_body(requesterID="c", clusterID="c")
     assert (await broker.cluster("b").post("reservations", body)).json["requesterID"] == "b"
 
 
@@ -380,7 +375,7 @@ async def test_name_that_is_no_dns_label_works_through_the_whole_life(broker, na
     assert (await odd.delete("reservations", borrowed["id"])).status == 200
     async with odd.stream() as stream:
         _, hold = await stream.events(2)
-        assert hold.told == ("provider", "Hold", lent["id"])
+        assert hold.instruction == ("provider", "Hold", lent["id"])
 
     listed = await admin.read("reservations", cluster=name, role="provider")
     assert [found["id"] for found in listed["reservations"]] == [lent["id"]]
@@ -394,44 +389,33 @@ def rejected(broker, route, code):
     return broker.metric("kubelend_http_requests_rejected_total", route=route, code=code)
 
 
-def own_name(broker):
-    return certificate(broker.certificates, BROKER_NAME, "LiqoResourceBroker")
+OTHERS_NAME = "clusterID 'a' is not the certificate's 'b'"
+LARGE = request_body(policy=" " * 300_000)
 
 
 @pytest.mark.parametrize(
-    "directory, call, logged",
+    "kind, name, call, logged",
     [
-        (
-            lambda broker: broker.certificates.cluster("b"),
-            ("advertisements", offer("a")),
-            {
-                "route": "publish",
-                "caller": "b",
-                "code": "Forbidden",
-                "error": "clusterID 'a' is not the certificate's 'b'",
-            },
-        ),
-        (
-            lambda broker: broker.certificates.viewer("victor"),
-            ("clusters", "a", "drain"),
-            {"route": "drain", "caller": "victor", "code": "Forbidden"},
-        ),
-        (own_name, ("explain", wish()), {"route": "explain", "code": "InvalidIdentity"}),
-        (
-            lambda broker: broker.certificates.cluster("r"),
-            ("reservations", wish(policy=" " * 300_000)),
-            {"route": "reserve", "caller": "r", "code": "BodyTooLarge"},
-        ),
+        ("cluster", "b", ("advertisements", offer("a")), "publish Forbidden"),
+        ("viewer", "victor", ("clusters", "a", "drain"), "drain Forbidden"),
+        ("own_name", "", ("explain", request_body()), "explain InvalidIdentity"),
+        ("cluster", "r", ("reservations", LARGE), "reserve BodyTooLarge"),
     ],
     ids=["other cluster", "role", "name of the broker", "body too large"],
 )
 async def test_rejected_call_is_logged_with_who_and_what_and_counted(
-    broker, log, directory, call, logged
+    broker, certificates, log, kind, name, call, logged
 ):
-    await broker.holder(directory(broker)).post(*call)
+    own_name = certificate(certificates, BROKER_NAME, "LiqoResourceBroker")
+    directory = getattr(certificates, kind)(name) if name else own_name
+    await broker.holder(directory).post(*call)
+    route, code = logged.split()
     (line,) = log.lines("Request rejected")
-    assert line.items() >= {**logged, "level": "warning", "remote": "127.0.0.1"}.items()
-    assert rejected(broker, logged["route"], logged["code"]) == 1
+    expected = {"route": route, "code": code, "level": "warning", "remote": "127.0.0.1"}
+    assert line.items() >= expected.items()
+    assert (line["caller"] or "") == name
+    assert (line["error"] == OTHERS_NAME) == (route == "publish")
+    assert rejected(broker, route, code) == 1
 
 
 async def test_too_many_calls_are_counted_and_logged_once_for_each_caller(start, log):
@@ -446,8 +430,8 @@ async def test_too_many_calls_are_counted_and_logged_once_for_each_caller(start,
 
 async def test_ordinary_refusals_are_counted_and_not_logged(broker, log):
     r = broker.cluster("r")
-    await r.post("reservations", wish())
-    await r.post("reservations", wish("no"))
+    await r.post("reservations", request_body())
+    await r.post("reservations", request_body("no"))
     await r.get("/api/v1/%1b%5b31mred")
     assert log.lines("Request rejected") == []
     assert rejected(broker, "reserve", "NoCapacity") == 1

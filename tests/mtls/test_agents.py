@@ -12,7 +12,7 @@ import pytest
 import brokers
 import make
 import waiting
-from callers import Caller, offer, wish
+from callers import Caller, offer, request_body
 from clocks import Clock
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.requester import ResourceRequestReconciler
@@ -117,7 +117,7 @@ async def test_all_that_changes_something_is_refused_and_nothing_else(agent, bro
     }
     assert {*calls, "publish"} == request.SESSION_ROUTES
     for route, call in calls.items():
-        content = json.dumps(wish()).encode() if route == "reserve" else None
+        content = json.dumps(request_body()).encode() if route == "reserve" else None
         answer = await two.call(*call, content=content)
         assert answer.refusal == (409, "IdentityInUse"), route
     for path in (["instructions"], ["reservations"], ["reservations", held], ["version"]):

@@ -3,7 +3,7 @@
 import pytest
 
 import make
-from callers import wish
+from callers import request_body
 from kubelend.transports import tls
 
 
@@ -93,12 +93,12 @@ async def test_stale_cluster_gets_nothing_new_keeps_what_it_lends_and_comes_back
     broker.clock.pass_time(10 * make.MINUTE)
     (listed,) = (await broker.viewer().read("clusters"))["clusters"]
     assert (listed["status"]["phase"], listed["status"]["active"]) == ("Stale", False)
-    refused = await b.post("reservations", wish())
+    refused = await b.post("reservations", request_body())
     assert refused.problem.error.startswith("no suitable cluster: 0/1 cluster fits: 1 Stale")
     assert await b.phase_of(made["id"]) == "Reserved"
     await a.advertise()
     assert ((await status_of(a))["phase"], (await status_of(a))["active"]) == ("Active", True)
-    assert (await b.post("reservations", wish())).status == 201
+    assert (await b.post("reservations", request_body())).status == 201
 
 
 @pytest.fixture
@@ -157,9 +157,9 @@ async def test_drain_is_answered_with_what_moved_and_pushed_to_all_it_concerns(b
         await new.event()
         await requester.events(3)
         answer = await admin.post("clusters", "a", "drain", {"reason": "retired"})
-        assert (await old.event()).told == ("provider", "Withdraw", small["id"])
-        assert (await new.event()).told == ("provider", "Hold", small["id"])
-        assert (await requester.event()).told == ("requester", "Use", small["id"])
+        assert (await old.event()).instruction == ("provider", "Withdraw", small["id"])
+        assert (await new.event()).instruction == ("provider", "Hold", small["id"])
+        assert (await requester.event()).instruction == ("requester", "Use", small["id"])
     assert answer.status == 200
     moved, released = answer.json["reservations"]
     assert (moved["id"], moved["targetClusterID"]) == (small["id"], "b")
@@ -186,7 +186,7 @@ async def test_removed_cluster_is_forgotten(broker, admin, r):
     assert (await admin.get("clusters", "a")).refusal == (404, "NotFound")
     assert (await admin.delete("clusters", "a")).refusal == (404, "NotFound")
     assert (await broker.cluster("a").get("advertisements", "a")).refusal == (404, "NotFound")
-    assert (await r.post("reservations", wish("8"))).status == 409
+    assert (await r.post("reservations", request_body("8"))).status == 409
     assert (await r.read("reservations", made["id"]))["targetClusterID"] == "a"
     await broker.cluster("a").advertise("8", "16Gi")
     assert (await resources_of(broker.cluster("a")))["available"]["cpu"] == "8"
@@ -220,11 +220,11 @@ async def test_failover_reaches_the_streams_of_both_sides_and_the_audit_log(brok
             await broker.cluster("oslo").advertise("4")
             await broker.expire()
         moved = await stream.event()
-    assert moved.told == ("requester", "Use", made["id"])
+    assert moved.instruction == ("requester", "Use", made["id"])
     assert moved.data["message"] == "Use oslo for 1 CPU / 1Gi Memory"
     line = (await broker.viewer().read("audit"))["lines"][0]
     assert (line["actor"]["name"], line["action"]) == ("broker", "Placed")
     assert line["before"] == {"reason": "Locked", "target": "paris"}
     assert line["after"] == {"reason": "Moved", "target": "oslo"}
     async with broker.cluster("paris").stream(after=use.id) as stream:
-        assert (await stream.event()).told == ("provider", "Withdraw", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Withdraw", made["id"])

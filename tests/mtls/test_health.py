@@ -11,7 +11,7 @@ import kubelend
 import make
 import waiting
 from bare import CLOSE, GET, connected, end_of
-from callers import offer, wish
+from callers import offer, request_body
 from certificates import DAY, Certificates
 from clocks import Clock
 
@@ -65,7 +65,7 @@ async def test_metrics_show_what_happened(broker):
     a, r = broker.cluster("a"), broker.cluster("r")
     await a.advertise("4", "8Gi")
     await r.reserve("1", "1Gi")
-    await r.post("reservations", wish("99"))
+    await r.post("reservations", request_body("99"))
     status, text = await plain(broker.process.ports["metrics"], "/metrics")
     assert status == 200
     route = {"route": "reserve"}
@@ -105,10 +105,13 @@ async def test_process_has_its_settings_metrics_and_probes_and_ends_well(certifi
         assert until - received == 2 * make.HOUR
         made = await r.reserve()
         assert made["duration"] == "5m0s"
-        assert (await r.post("reservations", wish(duration="11m"))).status == 400
-        assert (await r.post("reservations", wish(wait="61s"))).status == 400
+        assert (await r.post("reservations", request_body(duration="11m"))).status == 400
+        assert (await r.post("reservations", request_body(wait="61s"))).status == 400
         await r.queue("99", wait="60s")
-        assert (await r.post("reservations", wish("99", wait="60s"))).refusal == (429, "QueueFull")
+        assert (await r.post("reservations", request_body("99", wait="60s"))).refusal == (
+            429,
+            "QueueFull",
+        )
         last = [await r.get("version") for _ in range(20)][-1]
         assert last.refusal == (429, "RateLimited")
         assert await broker.probe("/healthz") == (200, "ok")
@@ -200,7 +203,7 @@ async def test_every_line_of_the_log_is_json_and_none_has_a_secret(broker, log):
     a, b = broker.cluster("a"), broker.cluster('line\\break"x')
     await a.advertise()
     made = await b.reserve(key="idempotency-secret-1")
-    await b.post("reservations", wish("3"), key="idempotency-secret-1")
+    await b.post("reservations", request_body("3"), key="idempotency-secret-1")
     await b.delete("reservations", made["id"])
     for text in (TOKEN, PEM, '\n{"level":"fake"}\x1b[31m'):
         assert (await b.post("advertisements", offer(text))).status in (400, 403)

@@ -24,13 +24,13 @@ async def test_stream_opens_with_a_reset_and_all_that_is_open(broker, a, r):
         assert stream.response.headers["Content-Type"] == "text/event-stream"
         assert stream.response.headers["Cache-Control"] == "no-store"
         assert (reset.name, reset.id, reset.data) == ("reset", "", {})
-        assert [found.told for found in holds] == [
+        assert [found.instruction for found in holds] == [
             ("provider", "Hold", kept["id"]),
             ("provider", "Hold", used["id"]),
         ]
     async with r.stream() as stream:
         reset, *received = await stream.events(4)
-        assert [found.told[1:] for found in received] == [
+        assert [found.instruction[1:] for found in received] == [
             ("Use", kept["id"]),
             ("Use", used["id"]),
             ("Wait", waiting["id"]),
@@ -46,9 +46,9 @@ async def test_reservation_is_pushed_to_provider_and_requester(a, r):
         hold, use = await provider.event(), await requester.event()
         await r.delete("reservations", made["id"])
         withdraw, stop = await provider.event(), await requester.event()
-    assert withdraw.told == ("provider", "Withdraw", made["id"])
+    assert withdraw.instruction == ("provider", "Withdraw", made["id"])
     assert withdraw.data["message"] == "Release 500m CPU / 256Mi Memory held for requester r"
-    assert stop.told == ("requester", "Stop", made["id"])
+    assert stop.instruction == ("requester", "Stop", made["id"])
     assert stop.data["message"] == "Released by requester r"
     assert hold.name == use.name == "instruction"
     assert hold.id == use.id == str(hold.data["revision"])
@@ -72,15 +72,15 @@ async def test_resumed_stream_has_exactly_what_was_missed(a, r):
     async with a.stream(after=last.id) as stream:
         assert (await stream.next()).comment == "open", "nothing was missed"
         await r.delete("reservations", first["id"])
-        assert (await stream.event()).told == ("provider", "Withdraw", first["id"])
+        assert (await stream.event()).instruction == ("provider", "Withdraw", first["id"])
     third = await r.reserve()
     async with a.stream(after=last.id) as stream:
-        missed = [event.told[1:] for event in await stream.events(2)]
+        missed = [event.instruction[1:] for event in await stream.events(2)]
         assert missed == [("Withdraw", first["id"]), ("Hold", third["id"])]
     async with a.stream(after="9" * 19) as stream:
         reset, *holds = await stream.events(3)
     assert reset.name == "reset", "an ID that was never given"
-    assert [hold.told[2] for hold in holds] == [second["id"], third["id"]]
+    assert [hold.instruction[2] for hold in holds] == [second["id"], third["id"]]
 
 
 async def test_invalid_id_is_refused(a):
@@ -108,13 +108,13 @@ async def test_slow_reader_catches_up_and_keeps_nobody_waiting(broker, r):
         for _ in range(count // 16):
             await asyncio.gather(*(churn(r) for _ in range(16)))
         last = await r.reserve("1")
-        while (event := await quick.event()).told[2] != last["id"]:
+        while (event := await quick.event()).instruction[2] != last["id"]:
             pass
         assert event.data["reservation"] == last
         await slow.event()
         received = []
-        while (event := await slow.event()).told[2] != last["id"]:
-            received.append(event.told[1:])
+        while (event := await slow.event()).instruction[2] != last["id"]:
+            received.append(event.instruction[1:])
         # Once each at the least; had it not been slow, each twice: first a Hold, then a Withdraw.
         assert count <= len(received) < 2 * count
         assert len({found for action, found in received if action == "Withdraw"}) == count

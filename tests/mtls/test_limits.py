@@ -10,7 +10,7 @@ import pytest
 import bare
 import brokers
 import make
-from callers import offer, wish
+from callers import offer, request_body
 from kubelend.stores.sqlite import SqliteStore
 from waiting import PATIENCE
 
@@ -64,7 +64,7 @@ async def test_bomb_is_measured_unpacked(r):
 
 async def test_packed_body_is_read(broker, r):
     await broker.cluster("a").advertise()
-    content = zlib.compress(json.dumps(wish()).encode())
+    content = zlib.compress(json.dumps(request_body()).encode())
     headers = {"Content-Encoding": "deflate"}
     assert (await r.call("POST", "reservations", content=content, headers=headers)).status == 201
 
@@ -75,7 +75,7 @@ async def test_client_that_asks_before_it_sends_its_body_is_told_to(broker, r):
     url = f"https://localhost:{r.port}/api/v1/reservations"
     async with (
         asyncio.timeout(PATIENCE),
-        r.session.post(url, json=wish(), expect100=True) as response,
+        r.session.post(url, json=request_body(), expect100=True) as response,
     ):
         assert response.status == 201
 
@@ -133,7 +133,7 @@ async def set_policy(admin, policy, cluster="a"):
 
 async def refusal(caller, *args, **fields):
     """Ask for what must not fit; gives the histogram of refusals."""
-    answer = await caller.post("reservations", wish(*args, **fields))
+    answer = await caller.post("reservations", request_body(*args, **fields))
     assert answer.refusal == (409, "NoCapacity")
     return answer.json["explanation"]["refusals"]
 
@@ -226,7 +226,7 @@ async def test_limits_and_what_is_used_of_them_outlive_a_restart(certificates, t
     async with brokers.running(certificates, open_store=opened) as broker:
         team = broker.cluster("team-a")
         assert (await broker.admin().read("clusters", "a", "policy"))["admin"] == POLICY
-        assert (await team.post("reservations", wish())).refusal == (403, "QuotaExceeded")
+        assert (await team.post("reservations", request_body())).refusal == (403, "QuotaExceeded")
         assert await refusal(broker.cluster("team-x")) == {"RequesterDenied": 1}
         assert (await team.read("quotas", "team-a"))["used"]["reservations"] == 1
 
@@ -269,16 +269,16 @@ async def test_quota_is_shown_with_what_is_used(admin, payer):
 
 async def test_explain_shows_the_quota_beside_the_clusters(admin, payer):
     await allot(admin, {"amounts": {"cpu": "2"}, "reservations": 0})
-    explained = (await payer.post("explain", wish("3"))).json
+    explained = (await payer.post("explain", request_body("3"))).json
     assert explained["quota"] == [
         "r has 0 of 0 reservations, and one more would exceed its quota;"
         " release a reservation, or wait until one ends",
         "r holds 0 of 2 cpu, and 3 more would exceed its quota; request 1 cpu less",
     ]
     assert explained["summary"] == "1/1 cluster fits"
-    planned = await payer.post("reservations", wish("3"), dryRun="true")
+    planned = await payer.post("reservations", request_body("3"), dryRun="true")
     assert planned.refusal == (403, "QuotaExceeded")
-    real = await payer.post("reservations", wish("3"))
+    real = await payer.post("reservations", request_body("3"))
     assert planned.problem == real.problem
     assert real.problem.error == explained["quota"][0]
 
@@ -298,7 +298,7 @@ async def test_budget_bounds_the_cost_that_a_reservation_shows(broker, admin, pa
     await allot(admin, {"budget": "1", "currency": "EUR"})
     made = await payer.reserve("2", duration="1h")
     assert made["cost"] == {"pricePerHour": "0.5", "currency": "EUR"}
-    answer = await payer.post("reservations", wish("4"))
+    answer = await payer.post("reservations", request_body("4"))
     assert answer.refusal == (409, "NoCapacity")
     assert answer.problem.detail == "no suitable cluster: 0/1 cluster fits: 1 OverBudget"
     assert answer.problem.hint == (
@@ -314,7 +314,7 @@ async def test_budget_bounds_the_cost_that_a_reservation_shows(broker, admin, pa
 
 async def test_quota_that_is_cleared_bounds_no_more(admin, payer):
     await allot(admin, {"reservations": 0})
-    refused = await payer.post("reservations", wish())
+    refused = await payer.post("reservations", request_body())
     assert refused.refusal == (403, "QuotaExceeded")
     assert "retryable" not in refused.json
     assert (await admin.delete("quotas", "r")).status == 204

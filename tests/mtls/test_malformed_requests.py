@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import ssl
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,7 +15,7 @@ import waiting
 from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
 from waiting import PATIENCE
 
-TIMES = {"read_timeout": make.SECOND / 2, "idle_timeout": make.SECOND / 2}
+TIMES: dict[str, Any] = {"read_timeout": make.SECOND / 2, "idle_timeout": make.SECOND / 2}
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 REQUEST = b'{"requestedResources":{"cpu":"1","memory":"1Gi"},'
 

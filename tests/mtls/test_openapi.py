@@ -28,7 +28,7 @@ import brokers
 import kubelend
 import newcomers
 import roles
-from callers import Answer, check_documented, offer, route_of, wish
+from callers import Answer, check_documented, offer, request_body, route_of
 from kubelend.core import durations
 from kubelend.wire import openapi, problems, routes, validation
 from kubelend.wire.route import EVENT_STREAM
@@ -257,7 +257,9 @@ class Service:
         return name
 
     def reserve(self, caller, target):
-        return self.post(caller, "reservations", wish("1m", "1", targetClusterID=target))["id"]
+        return self.post(caller, "reservations", request_body("1m", "1", targetClusterID=target))[
+            "id"
+        ]
 
     def post(self, caller, path, body=None):
         content = None if body is None else json.dumps(body)

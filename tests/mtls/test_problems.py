@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from callers import Json, offer, wish
+from callers import Json, offer, request_body
 from kubelend.wire import routes
 
 
@@ -38,11 +38,21 @@ async def test_body_that_is_no_json_of_the_right_shape_is_refused(r, path):
 
 
 FLAWED = [
-    ("reservations", wish("-1"), "InvalidQuantity", "requestedResources.cpu: '-1' is negative"),
-    ("explain", wish(gpu="1Zi"), "InvalidQuantity", "requestedResources.gpu: "),
-    ("reservations", wish(duration="1d"), "InvalidDuration", "duration: "),
-    ("reservations", wish(priority=1.5), "InvalidInput", "body: Expected `int`, got `float`"),
-    ("reservations", wish(policy="random"), "InvalidInput", "policy: 'random' is unknown"),
+    (
+        "reservations",
+        request_body("-1"),
+        "InvalidQuantity",
+        "requestedResources.cpu: '-1' is negative",
+    ),
+    ("explain", request_body(gpu="1Zi"), "InvalidQuantity", "requestedResources.gpu: "),
+    ("reservations", request_body(duration="1d"), "InvalidDuration", "duration: "),
+    (
+        "reservations",
+        request_body(priority=1.5),
+        "InvalidInput",
+        "body: Expected `int`, got `float`",
+    ),
+    ("reservations", request_body(policy="random"), "InvalidInput", "policy: 'random' is unknown"),
     ("advertisements", offer("a", "lots"), "InvalidQuantity", "resources.capacity.cpu: "),
     ("advertisements", offer("a", validFor="0s"), "InvalidDuration", "validFor: "),
     ("advertisements", offer("a", resources={}), "InvalidInput", "body: Object missing required"),
@@ -80,8 +90,8 @@ BAD = "eu\x1b]0;owned\x07\x1b[2J\r\nfake   Active"
     "path, body, where",
     [
         ("advertisements", offer("a", region=BAD), "region"),
-        ("reservations", wish(constraints={"region": BAD}), "constraints.region"),
-        ("reservations", wish(policy=BAD), "policy"),
+        ("reservations", request_body(constraints={"region": BAD}), "constraints.region"),
+        ("reservations", request_body(policy=BAD), "policy"),
         ("clusters/a/cordon", {"reason": BAD}, "reason"),
         ("clusters/a/drain", {"reason": BAD}, "reason"),
         ("members/cluster/a/revoke", {"reason": BAD}, "reason"),
@@ -202,7 +212,7 @@ async def test_provider_reads_the_same_reservation_everywhere(requester, provide
 
 
 async def test_refusal_carries_its_text_under_the_key_error(requester, provider):
-    answer = await requester.post("reservations", wish("20"))
+    answer = await requester.post("reservations", request_body("20"))
     assert answer.status == 409
     assert answer.headers["Content-Type"] == "application/problem+json"
     body = json.loads(answer.content)

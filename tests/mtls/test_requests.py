@@ -7,7 +7,7 @@ import pytest
 
 import brokers
 import make
-from callers import wish
+from callers import request_body
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.stores.kubernetes import objects
@@ -26,7 +26,7 @@ async def reserved_cpu(broker):
 
 
 async def test_same_key_gives_the_same_reservation_whatever_became_of_it(broker, borrower):
-    body = wish("2", "1Gi", duration="1h")
+    body = request_body("2", "1Gi", duration="1h")
     calls = (borrower.post("reservations", body, key="once") for _ in range(12))
     answers = await asyncio.gather(*calls)
     assert {answer.status for answer in answers} == {201}
@@ -34,7 +34,7 @@ async def test_same_key_gives_the_same_reservation_whatever_became_of_it(broker,
     again = await borrower.reserve("2000m", "1024Mi", duration="60m", key="once")
     assert again["id"] == made, "the same in other words"
     assert await reserved_cpu(broker) == "2"
-    other = await borrower.post("reservations", wish("3"), key="once")
+    other = await borrower.post("reservations", request_body("3"), key="once")
     assert other.refusal == (422, "KeyReused")
     assert other.problem.error.startswith("idempotency key 'once' was used for another request")
     await borrower.delete("reservations", made)
@@ -47,7 +47,7 @@ async def test_key_has_at_most_255_printable_ascii_characters(borrower):
     assert (await borrower.reserve(key="k" * 255)) == (await borrower.reserve(key="k" * 255))
     of_an_object = objects.request_key_for_uid("0b7c")
     for key in ("k" * 256, "a\u00a0b", "\u202e", "é", of_an_object):
-        answer = await borrower.post("reservations", wish(), key=key)
+        answer = await borrower.post("reservations", request_body(), key=key)
         assert answer.refusal == (400, "InvalidInput")
         assert answer.problem.detail == "Idempotency-Key: at most 255 printable ASCII characters"
 
@@ -72,12 +72,12 @@ async def test_queued_request_is_pending_and_pushed_to_both_sides_when_it_is_pla
             "reason": "Waiting",
             "waitUntil": "2026-01-01T12:00:30Z",
         }
-        assert (await stream.event()).told == ("requester", "Wait", waiting["id"])
+        assert (await stream.event()).instruction == ("requester", "Wait", waiting["id"])
         broker.clock.pass_time(10 * make.SECOND)
         await broker.cluster("s").delete("reservations", held["id"])
-        assert (await stream.event()).told == ("requester", "Use", waiting["id"])
-        assert (await holds.event()).told == ("provider", "Withdraw", held["id"])
-        assert (await holds.event()).told == ("provider", "Hold", waiting["id"])
+        assert (await stream.event()).instruction == ("requester", "Use", waiting["id"])
+        assert (await holds.event()).instruction == ("provider", "Withdraw", held["id"])
+        assert (await holds.event()).instruction == ("provider", "Hold", waiting["id"])
     served = await r.read("reservations", waiting["id"])
     assert (served["targetClusterID"], served["status"]["phase"]) == ("a", "Reserved")
     # The hour that was asked for begins when it is had.
@@ -89,7 +89,7 @@ async def test_no_more_wait_than_the_broker_keeps(start):
     r = broker.cluster("r")
     for _ in range(2):
         await r.queue("99", wait="1m")
-    answer = await r.post("reservations", wish("99", wait="1m"))
+    answer = await r.post("reservations", request_body("99", wait="1m"))
     assert answer.refusal == (429, "QueueFull")
     assert answer.headers["Retry-After"] == "1"
     assert answer.problem.retryable is True

@@ -1,11 +1,13 @@
 """Reservations: where a request goes, what is tried out, how one lives and ends, and its signed grant."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 import brokers
 import make
-from callers import offer, wish
+from callers import offer, request_body
 from kubelend.pki.grants import JwkSet, verify_grant
 
 
@@ -25,7 +27,7 @@ def cost(price):
     return {"cpuCost": price, "memoryCost": "0", "currency": "USD"}
 
 
-CHOICES = [
+CHOICES: list[tuple[dict[str, Any], str]] = [
     ({}, "large"),
     ({"policy": "headroom"}, "large"),
     ({"policy": "binpack"}, "cheap"),
@@ -51,7 +53,7 @@ async def test_request_goes_where_it_asks_to(r):
 
 @pytest.mark.usefixtures("fleet")
 async def test_refusal_counts_the_reasons_and_says_what_would_help(r):
-    answer = await r.post("reservations", wish("17", "1Gi"))
+    answer = await r.post("reservations", request_body("17", "1Gi"))
     assert answer.refusal == (409, "NoCapacity")
     detail = "no suitable cluster: 0/3 clusters fit: 3 InsufficientCPU"
     assert (answer.problem.detail, answer.problem.hint) == (
@@ -63,18 +65,18 @@ async def test_refusal_counts_the_reasons_and_says_what_would_help(r):
     assert explanation["refusals"] == {"InsufficientCPU": 3}
     text = answer.problem.hint
     assert explanation["remedy"] == {"clusterID": "large", "text": text, "less": {"cpu": "1"}}
-    unknown = await r.post("reservations", wish(targetClusterID="nobody"))
+    unknown = await r.post("reservations", request_body(targetClusterID="nobody"))
     assert "3 NotPinned; cluster 'nobody' is unknown" in unknown.problem.detail
 
 
 @pytest.mark.usefixtures("fleet")
 async def test_dry_run_says_where_it_would_go_and_changes_nothing(broker, r):
     before = await everything(broker)
-    answer = await r.post("reservations", wish(policy="binpack"), key="k", dryRun="true")
+    answer = await r.post("reservations", request_body(policy="binpack"), key="k", dryRun="true")
     assert answer.status == 200
     assert answer.json["candidates"][0]["clusterID"] == "cheap"
     assert (answer.json["total"], answer.json["fitting"]) == (3, 3)
-    refused = await r.post("reservations", wish("99"), dryRun="true")
+    refused = await r.post("reservations", request_body("99"), dryRun="true")
     assert refused.refusal == (409, "NoCapacity")
     assert "explanation" in refused.json
     assert await everything(broker) == before
@@ -86,14 +88,17 @@ async def test_doubtful_query_reserves_nothing(broker, r):
     """Whoever mistyped a dry run did not mean to borrow."""
     before = await everything(broker)
     for query in ({"dryRun": ""}, {"dryRun": "yes"}, {"limit": "101"}):
-        assert (await r.post("reservations", wish(), **query)).refusal == (400, "InvalidInput")
+        assert (await r.post("reservations", request_body(), **query)).refusal == (
+            400,
+            "InvalidInput",
+        )
     assert await everything(broker) == before
 
 
 @pytest.mark.usefixtures("fleet")
 async def test_explain_looks_at_every_cluster_and_changes_nothing(broker, r):
     before = await everything(broker)
-    answer = await r.post("explain", wish("6", constraints={"maxPricePerHour": "0.5"}))
+    answer = await r.post("explain", request_body("6", constraints={"maxPricePerHour": "0.5"}))
     assert answer.status == 200
     body = answer.json
     assert body["summary"] == "1/3 clusters fit: 1 InsufficientCPU, 1 TooExpensive"
@@ -113,9 +118,9 @@ async def test_explain_looks_at_every_cluster_and_changes_nothing(broker, r):
 @pytest.mark.usefixtures("fleet")
 async def test_explain_looks_closely_at_as_many_as_asked(r):
     for limit, count in (("0", 0), ("2", 2), ("100", 3)):
-        answer = await r.post("explain", wish(), limit=limit)
+        answer = await r.post("explain", request_body(), limit=limit)
         assert (len(answer.json.get("candidates", [])), answer.json["fitting"]) == (count, 3)
-    answer = await r.post("explain", wish(), limit="101")
+    answer = await r.post("explain", request_body(), limit="101")
     assert answer.refusal == (400, "InvalidInput")
     assert answer.problem.detail == "limit: '101' is not an integer from 0 to 100"
 

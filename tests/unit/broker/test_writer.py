@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 import make
 from clocks import Clock
+from failing_store import FailingStore
 from kubelend.broker import authorization
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.group_commit import GroupCommit
@@ -21,7 +22,6 @@ from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry
 from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
 from kubelend.core.events import Archived, ClusterDeleted, CommittedChanges
 from kubelend.core.models import Cluster, ClusterId, ReservationId
-from troubled import TroubledStore
 from virtual_time import settled
 from waiting import PATIENCE, until
 
@@ -32,7 +32,7 @@ class Scene:
     """A group commit on a store that can be held and broken, and what it reported."""
 
     def __init__(self):
-        self.store = TroubledStore()
+        self.store = FailingStore()
         self.landed: list[list[str]] = []
         self.failures: list[str] = []
         self.commits = GroupCommit(
@@ -226,7 +226,7 @@ async def test_store_is_not_used_in_the_event_loop_during_a_query(scene, goes_aw
 async def test_store_that_lost_committed_data_is_rejected(scene):
     scene.submit("a", "b")
     await scene.commits.wait_durable()
-    scene.store.kept = TroubledStore().kept
+    scene.store.kept = FailingStore().kept
     with pytest.raises(StoreFailed, match="lost committed data: it is at revision 0, not 2"):
         await scene.commits.load()
 
@@ -410,7 +410,7 @@ async def test_follower_rejects_changes_and_names_the_leader(store, replica):
     ],
 )
 async def test_lagging_follower_does_not_answer_not_found(store, replica, change):
-    """Whoever hears that asks nobody else."""
+    """Who is answered so asks nobody else."""
     async with following(store, replica) as broker:
         with pytest.raises(NotLeader):
             await change(broker, ReservationId("rsv-new"), cluster=A)
@@ -425,7 +425,7 @@ async def test_follower_expires_and_truncates_nothing(store, replica):
         assert (await broker.reservation(over.id)).phase == "Reserved"
         await AuditLog(broker, retention=make.HOUR).truncate()
         assert replica.queries == 0
-        unknown = [Archived(ReservationId("rsv-2")), ClusterDeleted(ClusterId("b"))]
+        unknown = (Archived(ReservationId("rsv-2")), ClusterDeleted(ClusterId("b")))
         await replica.news.put(CommittedChanges(unknown, 2))
         await until(lambda: broker.current()[0].revision == 2)
     assert store.load().revision == 1
@@ -518,8 +518,8 @@ async def test_leader_of_an_interrupted_term_reloads_the_store(store):
     leadership = FakeLeadership(is_leader=True)
     async with running(leadership, lambda: store) as broker:
         await until(lambda: broker.is_leader)
-        told: list[Any] = []
-        broker.listeners.append(told.append)
+        received: list[Any] = []
+        broker.listeners.append(received.append)
         store.commit([make.cluster("a")], 7)
         leadership.turn(False)
         leadership.turn(True)
@@ -528,4 +528,4 @@ async def test_leader_of_an_interrupted_term_reloads_the_store(store):
             broker.current()
         await until(lambda: broker.is_leader)
         assert list(broker.current()[0].clusters) == ["a"]
-        assert told == [None]  # whoever looks at objects has to look again
+        assert received == [None]  # whoever looks at objects has to look again
