@@ -53,9 +53,12 @@ class Scene:
     def kept(self):
         return sorted(found.id for found in self.store.kept.load().clusters)
 
-    async def is_at_the_store(self):
-        begun = self.store.commits
+    async def begin(self, name):
+        """Submit what the store holds up; gives the task of who waits for it."""
+        self.store.hold()
+        begun, waiter = self.store.commits, asyncio.create_task(self.keep(name))
         await until(lambda: self.store.commits > begun)
+        return waiter
 
 
 def name_of(change):
@@ -94,9 +97,7 @@ async def test_changes_of_one_loop_iteration_are_one_commit(scene):
 
 
 async def test_waiters_are_notified_after_the_commit(scene):
-    scene.store.hold()
-    early = asyncio.create_task(scene.keep("a"))
-    await scene.is_at_the_store()
+    early = await scene.begin("a")
     late = asyncio.create_task(scene.commits.wait_durable())
     await settled()
     assert (early.done(), late.done()) == (False, False)
@@ -107,10 +108,7 @@ async def test_waiters_are_notified_after_the_commit(scene):
 
 
 async def test_next_group_accumulates_during_a_commit(scene):
-    scene.store.hold()
-    scene.submit("a")
-    first = asyncio.create_task(scene.commits.wait_durable())
-    await scene.is_at_the_store()
+    first = await scene.begin("a")
     for name in "bcd":
         scene.submit(name)
         await asyncio.sleep(0)
@@ -122,10 +120,9 @@ async def test_next_group_accumulates_during_a_commit(scene):
 
 
 async def test_cancelled_waiter_does_not_affect_the_commit(scene):
-    scene.store.hold()
-    scene.submit("a")
-    gone, other = (asyncio.create_task(scene.commits.wait_durable()) for _ in range(2))
-    await scene.is_at_the_store()
+    gone = await scene.begin("a")
+    other = asyncio.create_task(scene.commits.wait_durable())
+    await settled()
     gone.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await gone
@@ -140,10 +137,7 @@ async def test_cancelled_waiter_does_not_affect_the_commit(scene):
     ids=lambda p: type(p).__name__,
 )
 async def test_failed_commit_fails_everything_submitted_since(scene, problem):
-    scene.store.hold()
-    scene.submit("a")
-    first = asyncio.create_task(scene.commits.wait_durable())
-    await scene.is_at_the_store()
+    first = await scene.begin("a")
     scene.submit("b")
     second = asyncio.create_task(scene.commits.wait_durable())
     third = asyncio.create_task(scene.commits.wait_durable())
@@ -160,10 +154,7 @@ async def test_failed_commit_fails_everything_submitted_since(scene, problem):
 
 
 async def test_commit_in_flight_completes_when_the_pending_group_is_dropped(scene):
-    scene.store.hold()
-    scene.submit("a")
-    written = asyncio.create_task(scene.commits.wait_durable())
-    await scene.is_at_the_store()
+    written = await scene.begin("a")
     scene.submit("b")
     gathering = asyncio.create_task(scene.commits.wait_durable())
     await asyncio.sleep(0)
@@ -179,8 +170,7 @@ async def test_commit_in_flight_completes_when_the_pending_group_is_dropped(scen
     await written
     assert (await loading).revision == 1
     assert (scene.failures, scene.landed, scene.kept()) == (["given up"], [["a"]], ["a"])
-    scene.submit("d")
-    await scene.commits.wait_durable()
+    await scene.keep("d")
     assert scene.kept() == ["a", "d"]
 
 
@@ -193,8 +183,7 @@ async def test_failed_preparation_is_a_failed_commit(scene, problem):
     assert (scene.failures, scene.landed, scene.kept()) == (["unfit"], [], [])
     scene.store.unfit = None
     await scene.commits.load()
-    scene.submit("b")
-    await scene.commits.wait_durable()
+    await scene.keep("b")
     assert scene.kept() == ["b"]
 
 
@@ -218,8 +207,7 @@ async def test_store_is_not_used_in_the_event_loop_during_a_query(scene, goes_aw
     may_end.set()
     await scene.commits.wait_durable()
     assert (scene.store.prepared, scene.kept()) == (0, ["a"])
-    scene.submit("b")
-    await scene.commits.wait_durable()
+    await scene.keep("b")
     assert (scene.store.prepared, scene.kept()) == (1, ["a", "b"])
 
 
