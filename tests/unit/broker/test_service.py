@@ -130,6 +130,17 @@ async def test_decision_includes_changes_that_are_not_durable_yet(broker, store)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoCapacity", "Reservation"]
 
 
+async def test_read_is_answered_once_what_it_shows_is_durable(broker, store):
+    store.hold()
+    change = asyncio.create_task(broker.reserve(make.request("cpu=3,memory=1Gi")))
+    await settled()
+    read = asyncio.create_task(broker.cluster(A))
+    await settled()
+    assert (change.done(), read.done()) == (False, False)
+    store.let_go()
+    assert (await read).reserved == (await change).request.resources
+
+
 @pytest.mark.parametrize("problem", [ValueError("a bug"), WrongPhase("too late")], ids=repr)
 async def test_command_that_fails_after_an_event_changes_nothing(broker, store, problem):
     def halfway(ledger, now):
