@@ -55,9 +55,9 @@ def clock() -> Any:
 @pytest.fixture
 def store() -> Any:
     """In memory; can be stopped, slowed down and broken."""
-    from troubled import TroubledStore
+    from failing_store import FailingStore
 
-    return TroubledStore()
+    return FailingStore()
 
 
 @pytest.fixture

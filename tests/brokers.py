@@ -105,15 +105,9 @@ def series(text: str, name: str, /, **labels: str) -> float:
 
 
 @asynccontextmanager
-async def running(
-    certificates: Certificates,
-    *,
-    open_store: OpenStore | None = None,
-    clock: Clock | None = None,
-    **settings: Any,
-) -> AsyncIterator[Running]:
-    """A broker that is ready, in memory unless told otherwise; `settings` are BrokerSettings."""
-    async with listening(certificates, open_store=open_store, clock=clock, **settings) as broker:
+async def running(certificates: Certificates, **parameters: Any) -> AsyncIterator[Running]:
+    """A broker that is ready; the parameters are those of `listening`."""
+    async with listening(certificates, **parameters) as broker:
         await until(lambda: broker.service.unready is None)
         yield broker
 
@@ -126,7 +120,7 @@ async def listening(
     clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """The same, perhaps before it is ready."""
+    """A broker, perhaps before it is ready, in memory by default; `settings` are BrokerSettings."""
     clock = clock or Clock()
     values = LOOPBACK | {"http_cert_path": certificates.server(), "rate_limit": 0} | settings
     started = app.open_broker(
@@ -272,7 +266,7 @@ async def loaded(
     rules: BrokerRules | None = None,
     leadership: Leadership = SINGLE_REPLICA,
 ) -> AsyncIterator[Broker]:
-    """The use cases alone, in memory unless told otherwise; no task of theirs runs."""
+    """The use cases alone, in memory by default; no task of theirs runs."""
     open_store = reopening(store or MemoryStore())
     broker = Broker(open_store, clock or Clock(), rules or BrokerRules(), Metrics(), leadership)
     await broker.load()

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 import make
+from failing_store import outage
 from kubelend.communicators import factory
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.communicators.middleware import MetricsMiddleware
@@ -24,7 +25,6 @@ from kubelend.core.errors import (
 )
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.wire import bodies, conversion
-from troubled import outage
 from waiting import PATIENCE, until
 
 REQUEST = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")

@@ -105,7 +105,7 @@ async def test_open_stream_gets_a_change_when_it_is_durable(store, held, a, r):
         await held.none_is_answered()
         store.let_go()
         made, event = await held.answers()
-        assert event.told == ("provider", "Hold", made.json["id"])
+        assert event.instruction == ("provider", "Hold", made.json["id"])
 
 
 async def test_stream_that_opens_during_a_commit_starts_when_it_is_durable(store, held, a, r):
@@ -123,7 +123,7 @@ async def test_stream_that_opens_during_a_commit_starts_when_it_is_durable(store
         assert reset.name == "reset"
         assert [hold.data["reservation"] for hold in holds] == [renewed.json, second.json]
         third = await r.reserve("1")
-        assert (await stream.event()).told == ("provider", "Hold", third["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", third["id"])
 
 
 async def test_rejection_that_depends_on_a_pending_change_waits_too(store, held, r):
@@ -229,7 +229,7 @@ async def test_streams_end_and_can_be_resumed_after_the_failure(broker, store):
     await is_ready_again(broker)
     async with a.stream(after=seen.id) as stream:
         made = await r.reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", made["id"])
     assert {found["id"] for found in await a.read("instructions")} == {kept["id"], made["id"]}
 
 

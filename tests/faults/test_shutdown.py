@@ -12,7 +12,7 @@ import bare
 import brokers
 import waiting
 from callers import Caller, wish
-from troubled import TroubledStore
+from failing_store import FailingStore
 from waiting import PATIENCE
 
 
@@ -130,7 +130,7 @@ async def test_store_is_free_again_after_the_end(certificates, tmp_path):
 
 async def test_answer_that_is_begun_in_this_process_is_finished_too(certificates):
     """The same without a process, with a store that is held by hand."""
-    store = TroubledStore()
+    store = FailingStore()
     async with contextlib.AsyncExitStack() as stack:
         running = brokers.running(certificates, open_store=brokers.reopening(store))
         broker = await running.__aenter__()

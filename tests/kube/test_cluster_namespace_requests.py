@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 import make
 from callers import wish
+from failing_store import FailingStore
 from kube_stores import connecting
 from kubelend.core import audit
 from kubelend.core.errors import Gone, KeyReused, StoreFailed
@@ -17,7 +18,6 @@ from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import AgentRequest, Metadata
-from troubled import TroubledStore
 from waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
@@ -138,7 +138,7 @@ async def test_deleted_request_keeps_the_reservation_of_another_pending_one(
         assert await phase(broker, reservation) == "Reserved"
 
 
-class OutdatedStore(TroubledStore):
+class OutdatedStore(FailingStore):
     """Another broker may have written to it; nothing has met that yet."""
 
     is_outdated = False

@@ -200,7 +200,7 @@ async def test_connection_with_a_call_in_progress_is_never_the_one_to_go(start):
         for name in ("b", "c", "d"):
             await broker.cluster(name).get("version")
         made = await broker.cluster("r").reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", made["id"])
     assert refused(broker, "TooManyConnections") == 4
 
 
@@ -434,7 +434,7 @@ async def test_call_that_takes_long_is_not_cut_off_by_what_limits_clients(start)
         await asyncio.sleep(2 * QUICK.total_seconds())
         await a.advertise()
         made = await r.reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", made["id"])
 
 
 async def test_client_that_does_not_read_its_answers_is_let_go_of(start):

@@ -18,6 +18,7 @@ import brokers
 import make
 import newcomers
 import waiting
+from failing_store import FailingStore, outage
 from kubelend.api import enrolment
 from kubelend.core.lifecycle import Role
 from kubelend.pki import identity, tokens
@@ -25,7 +26,6 @@ from kubelend.pki.keys import Algorithm
 from kubelend.stores.sqlite import SqliteStore
 from kubelend.transports.listener import ConnectionLimits
 from newcomers import Newcomer
-from troubled import TroubledStore, outage
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.broker("enrolling", auto_accept="edge-*")
@@ -609,7 +609,7 @@ async def test_one_address_has_few_connections(broker):
 async def test_call_in_progress_is_not_ended_for_another(certificates, tmp_path, limit):
     """The whole body has come, and the answer waits for the store."""
     limit(2, 1, 2)
-    store = TroubledStore()
+    store = FailingStore()
     async with newcomers.enrolling(
         certificates, tmp_path, open_store=brokers.reopening(store)
     ) as broker:

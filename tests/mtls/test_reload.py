@@ -280,7 +280,7 @@ async def test_new_connections_see_the_new_certificate_and_open_ones_go_on(follo
         assert await serial_shown(a) == tls_peers.serial_in(live.directory) != before
         await a.advertise()
         made = await following.cluster("r").reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", made["id"])
 
 
 async def test_names_of_the_broker_follow_its_certificate(following, live, log):
