@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 import make
 import requesters
+from failing_objects import FailingObjects
+from fake_broker import UNREACHABLE
 from kubelend.agent.instructions import (
     RECHECK_INTERVAL,
     ExpiryTracker,
@@ -28,7 +30,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
 )
 from make import HOUR, MINUTE
-from requesters import UNREACHABLE, FailingObjects, clock_off, requester, running
+from requesters import clock_off, requester, running
 from virtual_time import in_virtual_time, now, passed, settled, stopped
 
 RETENTION = 30 * MINUTE
@@ -39,7 +41,7 @@ RSV = ReservationId("rsv-1")
 def reserve(rig, by="me", **fields):
     """By another client than the agent."""
     rig.broker.advance()
-    return rig.broker.desk.reserve("cpu=1,memory=1Gi", requester=by, **fields)
+    return rig.broker.runner.reserve("cpu=1,memory=1Gi", requester=by, **fields)
 
 
 # -- its spec
@@ -70,11 +72,9 @@ async def test_instruction_says_what_to_use_and_where(rig):
 
 @in_virtual_time
 async def test_reservation_that_another_client_requested_has_one_too():
-    reservations, broker = ReservationCache(), requesters.LendingBroker()
-    broker.advance()
-    broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
-    reservations.put(broker.body("rsv-1"))
-    async with running(reservations=reservations, broker=broker) as rig:
+    rig = requesters.Rig()
+    rig.reservations.put(rig.broker.body(reserve(rig)))
+    async with rig.running():
         assert await rig.instructions() == [KEY], "known before the start"
         await rig.notify(reserve(rig))
         assert await rig.instructions() == [KEY, "default/rsv-2"]
@@ -95,7 +95,7 @@ async def test_instruction_follows_failover_and_renewal_and_keeps_what_others_wr
     metadata = replace(found.metadata, finalizers=("theirs",), labels={"a": "b"})
     found = await rig.objects.apply(replace(found, metadata=metadata))
     await rig.objects.set_status(replace(found, status=replace(found.status, phase="Ready")))
-    rig.broker.desk.refuse(RSV, "p1")
+    rig.broker.runner.refuse(RSV, "p1")
     await rig.notify("rsv-1")
     await passed(2401)
     found = await rig.instruction(KEY)
@@ -149,7 +149,7 @@ async def test_list_during_a_reconcile_is_no_failure():
                 reconciler.handle_event(Listed([]))
             return await super().find(kind, key)
 
-    broker = requesters.LendingBroker()
+    broker = requesters.lending_broker()
     reconciler = InstructionReconciler(
         Relisted(now),
         broker,
@@ -195,7 +195,7 @@ async def test_instruction_waits_until_its_namespace_is_known(rig):
     rig.broker.response_delay = 5
     await rig.create_request(namespace="team-a")
     await rig.notify("rsv-1")
-    rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+    rig.broker.runner.reserve("cpu=1,memory=1Gi", requester="me")
     await rig.notify("rsv-2")
     await passed(4)
     assert await rig.instructions() == []
@@ -274,7 +274,7 @@ async def test_end_while_the_agent_was_down(end, phase, message):
     async with running() as first:
         await first.create_request()
     if end == "released":
-        first.broker.desk.release(RSV)
+        first.broker.runner.release(RSV)
     elif end == "archived":
         first.broker.archive("rsv-1")
     else:
@@ -289,7 +289,7 @@ async def test_end_while_the_agent_was_down(end, phase, message):
 async def test_reconnect_ends_the_backoff():
     async with running() as first:
         await first.create_request()
-    first.broker.desk.release(RSV)
+    first.broker.runner.release(RSV)
     first.broker.error = UNREACHABLE
     async with running(objects=first.objects, broker=first.broker) as rig:
         await passed(600)
@@ -322,7 +322,7 @@ async def test_end_keeps_what_the_peering_writes_at_the_same_moment():
     peered: list[str] = []
     async with running(objects=Contended(now)) as rig:
         await rig.create_request()
-        rig.broker.desk.release(RSV)
+        rig.broker.runner.release(RSV)
         await rig.notify("rsv-1")
         status = (await rig.instruction(KEY)).status
         assert (status.phase, status.peered_cluster_ids) == ("Finished", ("p1",))

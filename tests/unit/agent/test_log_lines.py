@@ -48,9 +48,9 @@ async def test_request_that_is_received_reserved_and_expires(lines):
 async def test_request_that_is_active_and_released_by_the_broker(lines):
     async with requesters.running() as rig:
         await rig.create_request(cpu="2")
-        rig.broker.desk.activate(ReservationId("rsv-1"))
+        rig.broker.runner.activate(ReservationId("rsv-1"))
         await rig.notify("rsv-1")
-        rig.broker.desk.release(ReservationId("rsv-1"))
+        rig.broker.runner.release(ReservationId("rsv-1"))
         await rig.notify("rsv-1")
     assert logged(lines, "ResourceRequest ")[2:] == [
         ("ResourceRequest active", PLACED),

@@ -1,29 +1,22 @@
 """Clusters are connected while a reservation is live and disconnected afterwards, whatever fails."""
 
-import asyncio
-from contextlib import asynccontextmanager
-
 import pytest
 from msgspec.structs import replace
 
 import providers
-from fake_broker import FakeBroker
+from fake_broker import UNREACHABLE, FakeBroker
 from kubelend.agent import instructions
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
 from kubelend.agent.reservation_cache import ReservationCache
-from kubelend.core.errors import BrokerUnreachable, Unavailable
+from kubelend.core.errors import Unavailable
 from kubelend.sources.memory_objects import MemoryObjects
-from peers import FakePeering, Rig, peering, running
-from virtual_time import in_virtual_time, now, passed, settled, stopped
+from peers import FakePeering, Rig, peering
+from virtual_time import in_virtual_time, now, passed, running, settled
 
 DOWN = Unavailable("liqoctl peer failed: no route to host")
 NOT_ACTIVATED = "default/rsv-1 is ready, but not activated: no route"
 CONNECTED = {("rsv-1", "one")}
-
-
-def unreachable():
-    return BrokerUnreachable("no route")
 
 
 async def end(rig, key, how):
@@ -141,7 +134,7 @@ async def test_bug_ends_the_task_with_its_exception():
     rig = Rig()
     rig.peering.errors["connect"] = ZeroDivisionError("a bug")  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        async with running(rig):
+        async with rig.running():
             await rig.instruct("rsv-1", "one")
 
 
@@ -150,7 +143,7 @@ async def test_bug_ends_the_task_with_its_exception():
 
 @peering()
 async def test_failed_activation_leaves_it_ready_and_is_retried(rig):
-    rig.broker.error = unreachable
+    rig.broker.error = UNREACHABLE
     key = await rig.instruct("rsv-1", "one")
     await rig.expect(key, "Ready", "node ready", "one")
     assert rig.error == NOT_ACTIVATED
@@ -168,7 +161,7 @@ async def test_failed_activation_leaves_it_ready_and_is_retried(rig):
 @pytest.mark.parametrize("how", ["deleted", "finished", "by force"])
 @peering()
 async def test_failed_activation_is_no_error_once_the_reservation_has_ended(rig, how):
-    rig.broker.error = unreachable
+    rig.broker.error = UNREACHABLE
     key = await rig.instruct("rsv-1", "one")
     assert rig.error == NOT_ACTIVATED
     await end(rig, key, how)
@@ -177,11 +170,11 @@ async def test_failed_activation_is_no_error_once_the_reservation_has_ended(rig,
 
 @peering()
 async def test_activation_that_hangs_is_retried(rig):
-    rig.broker.hangs = True
+    rig.broker.seconds["activate"] = 3600
     await rig.instruct("rsv-1", "one")
     await passed(10)
     assert "did not answer within 10s" in rig.error
-    rig.broker.hangs = False
+    rig.broker.seconds.clear()
     await passed(60)
     assert rig.known("rsv-1").status.phase == "Active"
 
@@ -251,14 +244,8 @@ class Requester:
             await self.objects.apply(instructions.reservation_instruction(body, "default"))
         await settled()
 
-    @asynccontextmanager
-    async def running(self):
-        task = asyncio.create_task(self.reconciler.run())
-        await settled()
-        try:
-            yield
-        finally:
-            await stopped(task)
+    def running(self):
+        return running(self.reconciler.run())
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 20], ids=["at once", "late", "very late"])
@@ -266,9 +253,9 @@ class Requester:
 async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(seconds):
     provider = providers.Rig(nodes="cpu=1,memory=1Gi")
     provider.broker.seconds["refuse"] = seconds
-    requester = Requester(FakeBroker("r", provider.broker.desk))
+    requester = Requester(FakeBroker("r", provider.broker.runner))
     async with provider.running(), requester.running():
-        found = provider.broker.desk.reserve("cpu=3,memory=1Gi", excluded=["other"])
+        found = provider.broker.runner.reserve("cpu=3,memory=1Gi", excluded=["other"])
         await requester.notify(found)
         assert requester.peering.connected == {(found, "me")}
         await provider.notify(found)
@@ -283,7 +270,7 @@ async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(se
 @in_virtual_time
 async def test_provider_that_acknowledges_is_used():
     provider = providers.Rig()
-    requester = Requester(FakeBroker("r", provider.broker.desk))
+    requester = Requester(FakeBroker("r", provider.broker.runner))
     async with provider.running(), requester.running():
         found = provider.reserve()
         await requester.notify(found)
@@ -355,12 +342,13 @@ async def test_newer_state_of_the_reservation_counts_before_the_object(rig):
 
 @in_virtual_time
 async def test_restart_finishes_what_was_started():
-    async with running() as rig:
+    rig = Rig()
+    async with rig.running():
         rig.peering.seconds["connect"] = 60
         key = await rig.instruct("rsv-1", "one")
     rig.peering.seconds.clear()
     rig.restart()
-    async with running(rig):
+    async with rig.running():
         await rig.expect(key, "Ready", "node ready", "one")
         assert rig.broker.activated == ["rsv-1"]
 
@@ -368,11 +356,12 @@ async def test_restart_finishes_what_was_started():
 @pytest.mark.parametrize("how", ["deleted", "finished", "moved"])
 @in_virtual_time
 async def test_restart_disconnects_what_ended_meanwhile(how):
-    async with running() as rig:
+    rig = Rig()
+    async with rig.running():
         key = await rig.instruct("rsv-1", "one")
     await end(rig, key, how)
     rig.restart()
-    async with running(rig):
+    async with rig.running():
         assert rig.peering.connected == ({("rsv-1", "two")} if how == "moved" else set())
 
 

@@ -4,11 +4,13 @@ import pytest
 
 import make
 import requesters
+from failing_objects import FailingObjects
+from fake_broker import UNREACHABLE
 from kubelend.core import errors
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ReservationId
 from kubelend.wire.objects import ResourceRequest
-from requesters import UNREACHABLE, FailingObjects, clock_off, requester, running
+from requesters import clock_off, requester, running
 from virtual_time import in_virtual_time, now, passed
 
 HELD = {"p1": "1 CPU / 1Gi Memory"}
@@ -123,7 +125,7 @@ async def test_reservation_whose_response_was_late_is_renewed_in_time():
         rig.broker.loses_responses = False
         await passed(3600)
         await rig.expect(key, "Reserved")
-        assert len(rig.broker.desk.ledger.reservations) == 1
+        assert len(rig.broker.runner.ledger.reservations) == 1
 
 
 @requester()
@@ -139,7 +141,7 @@ async def test_reservation_that_the_stream_delivered_before_the_response_is_rene
 @requester()
 async def test_renewal_learns_that_the_reservation_has_ended(rig):
     key = await rig.create_request(renew=True)
-    rig.broker.desk.release(RSV, Reason.BY_ADMIN)
+    rig.broker.runner.release(RSV, Reason.BY_ADMIN)
     await passed(2401)
     await rig.expect(key, "Released")
 
@@ -214,34 +216,29 @@ async def test_expired_request_is_requested_anew_when_its_spec_changes(rig):
 # -- states that the broker reports
 
 
-def expire(desk):
-    desk.now = make.T0 + 2 * make.HOUR
-    desk.expire()
+def expire(runner):
+    runner.now = make.T0 + 2 * make.HOUR
+    runner.expire()
 
 
-def refuse_everywhere(desk):
+def refuse_everywhere(runner):
     for provider in ("p1", "p2"):
-        desk.refuse(RSV, provider, "full")
+        runner.refuse(RSV, provider, "full")
 
 
 @pytest.mark.parametrize(
     "change, phase, reason, message",
     [
         (expire, "Expired", "Expired", "Duration elapsed"),
+        (lambda runner: runner.activate(RSV), "Active", "InUse", "Resources in use in cluster p1"),
         (
-            lambda desk: desk.activate(RSV),
-            "Active",
-            "InUse",
-            "Resources in use in cluster p1",
-        ),
-        (
-            lambda desk: desk.refuse(RSV, "p1"),
+            lambda runner: runner.refuse(RSV, "p1"),
             "Reserved",
             "Moved",
             "Resources reserved in cluster p2, moved there from cluster p1",
         ),
         (
-            lambda desk: desk.release(RSV, Reason.BY_ADMIN),
+            lambda runner: runner.release(RSV, Reason.BY_ADMIN),
             "Released",
             "ReleasedByAdmin",
             "Released by an administrator",
@@ -253,7 +250,7 @@ def refuse_everywhere(desk):
 @requester()
 async def test_state_of_the_reservation_is_reported_at_once(rig, change, phase, reason, message):
     key = await rig.create_request()
-    change(rig.broker.desk)
+    change(rig.broker.runner)
     await rig.notify("rsv-1")
     status = await rig.expect(key, phase, reason=reason)
     assert status.message.startswith(message)
@@ -265,7 +262,7 @@ async def test_state_of_the_reservation_is_reported_at_once(rig, change, phase, 
 @requester()
 async def test_active_reservation_is_renewed_too(rig):
     key = await rig.create_request(renew=True)
-    rig.broker.desk.activate(RSV)
+    rig.broker.runner.activate(RSV)
     await rig.notify("rsv-1")
     await passed(3601)
     await rig.expect(key, "Active")
@@ -275,7 +272,7 @@ async def test_active_reservation_is_renewed_too(rig):
 async def test_duplicate_and_outdated_states_change_nothing(rig):
     key = await rig.create_request()
     old = rig.broker.body("rsv-1")
-    rig.broker.desk.refuse(RSV, "p1")
+    rig.broker.runner.refuse(RSV, "p1")
     await rig.notify("rsv-1")
     writes = await rig.writes(key)
     for again in (old, rig.broker.body("rsv-1"), old):
@@ -289,7 +286,7 @@ async def test_duplicate_and_outdated_states_change_nothing(rig):
 async def test_state_that_arrives_before_the_response_is_newer(rig):
     rig.broker.response_delay = 5
     key = await rig.create_request()
-    rig.broker.desk.refuse(RSV, "p1")
+    rig.broker.runner.refuse(RSV, "p1")
     await rig.notify("rsv-1")
     await passed(5)
     await rig.expect(key, "Reserved", target_cluster_id="p2")
@@ -359,7 +356,7 @@ async def test_deleted_request_says_why_it_waits_and_is_retried(rig):
 async def test_request_that_holds_nothing_is_deleted_without_a_call(rig, cpu):
     key = await rig.create_request(cpu="1" if cpu == "released" else cpu)
     if cpu == "released":
-        rig.broker.desk.release(RSV)
+        rig.broker.runner.release(RSV)
         await rig.notify("rsv-1")
     else:
         await passed(3700)
@@ -390,7 +387,7 @@ async def test_deleted_request_leaves_the_wait_queue(rig):
     key = await rig.create_request("waits", cpu="5", wait="10m")
     await rig.delete(key)
     assert not await rig.is_there(key)
-    assert rig.broker.desk.waiting() == []
+    assert rig.broker.runner.waiting() == []
 
 
 @requester()
@@ -404,7 +401,7 @@ async def test_reservation_whose_response_was_lost_is_released(rig):
     await passed(61)
     assert not await rig.is_there(key)
     assert rig.broker.reserved == {}
-    assert len(rig.broker.desk.ledger.reservations) == 1
+    assert len(rig.broker.runner.ledger.reservations) == 1
 
 
 @in_virtual_time
@@ -419,7 +416,7 @@ async def test_reservation_of_a_request_deleted_while_the_agent_was_down_is_rele
     async with running(objects=killed.objects, broker=killed.broker) as rig:
         assert not await rig.is_there(key)
         assert rig.broker.reserved == {}
-        assert len(rig.broker.desk.ledger.reservations) == 1
+        assert len(rig.broker.runner.ledger.reservations) == 1
 
 
 @requester()

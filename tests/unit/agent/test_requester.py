@@ -3,14 +3,27 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 import make
 import requesters
+from failing_objects import FailingObjects
+from fake_broker import LIMITS, UNREACHABLE
 from kubelend.agent import requester as agent_requester
+from kubelend.agent import resource_requests
+from kubelend.agent.resource_requests import RequestState
 from kubelend.core import errors
-from kubelend.core.models import ReservationId
-from requesters import UNREACHABLE, FailingObjects, requester, running
-from virtual_time import in_virtual_time, passed, settled, stopped
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.wire import bodies, conversion, route
+from kubelend.wire.objects import (
+    Metadata,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+    SentRequest,
+)
+from requesters import requester, running
+from virtual_time import in_virtual_time, passed, settled
 
 FOREVER = 1e6
 RESERVED = "Resources reserved in cluster p1"
@@ -34,28 +47,6 @@ async def test_request_is_reserved_and_its_status_says_where_and_until_when(rig)
         observed_generation=1,
     )
     assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-
-
-@requester()
-async def test_all_of_the_spec_reaches_the_broker(rig):
-    rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
-    await rig.create_request(
-        cpu="1500m",
-        requested_gpu="1",
-        requested_storage="10Gi",
-        extended_resources={"example.com/fpga": "2"},
-        priority=7,
-        duration="90m",
-        wait="5m",
-        policy="balanced",
-        target_cluster_id="p1",
-    )
-    request = rig.broker.desk[ReservationId("rsv-1")].request
-    amounts = "cpu=1500m,memory=1Gi,gpu=1,storage=10Gi,example.com/fpga=2"
-    assert request.resources == make.resources(amounts)
-    assert (request.priority, request.policy) == (7, "balanced")
-    assert (request.duration, request.wait) == (90 * make.MINUTE, 5 * make.MINUTE)
-    assert request.constraints.pinned == "p1"
 
 
 @requester()
@@ -159,7 +150,7 @@ async def test_agent_killed_while_it_replaced_a_queued_request_finishes_that():
     async with running(objects=objects) as first:
         key = await queue(first)
     await first.change(key, requested_cpu="4")
-    first.broker.desk.release(ReservationId("rsv-2"))
+    first.broker.runner.release(ReservationId("rsv-2"))
     objects.error = errors.Unavailable("no API server")
     async with running(objects=objects, broker=first.broker) as rig:
         await passed(10)
@@ -183,7 +174,7 @@ async def test_spec_that_changes_under_a_live_reservation_has_no_effect_and_the_
         await rig.expect(key, "Reserved", message=RESERVED, observed_generation=4)
         await rig.change(key, requested_cpu="3")
         assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-        rig.broker.desk.release(ReservationId("rsv-1"))
+        rig.broker.runner.release(ReservationId("rsv-1"))
         await rig.notify("rsv-1")
         await rig.expect(key, "Released", message="Released by requester me")
     async with running(objects=rig.objects, broker=rig.broker) as again:
@@ -428,28 +419,171 @@ async def test_nothing_is_requested_before_it_could_be_written():
 async def test_objects_that_cannot_be_watched_make_the_component_unhealthy_and_are_retried():
     class Unwatchable(FailingObjects):
         def watch(self, kind):
-            self._fail()
+            if self.error is not None:
+                raise self.error
             return super().watch(kind)
 
     objects = Unwatchable()
     objects.error = errors.Unavailable("no API server")
-    rig = requesters.Rig(objects=objects)
-    task = asyncio.create_task(rig.requester.run())
-    await passed(100)
-    assert "cannot watch resourcerequests: no API server" in rig.health.not_ready_reason
-    objects.error = None
-    await passed(31)
-    assert rig.health.errors == {}
-    await rig.expect(await rig.create_request(), "Reserved")
-    await stopped(task)
+    async with running(objects=objects) as rig:
+        await passed(100)
+        assert "cannot watch resourcerequests: no API server" in rig.health.not_ready_reason
+        objects.error = None
+        await passed(31)
+        assert rig.health.errors == {}
+        await rig.expect(await rig.create_request(), "Reserved")
 
 
 @in_virtual_time
 async def test_bug_ends_the_task_with_its_exception():
     rig = requesters.Rig()
-    task = asyncio.create_task(rig.requester.run())
-    await settled()
     rig.broker.error = ZeroDivisionError("a bug")  # type: ignore[assignment]
-    await rig.create_request()
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        await task
+        async with rig.running():
+            await rig.create_request()
+
+
+# -- the request of an object: its fields, its key, its state
+
+SPEC = ResourceRequestSpec(requested_cpu="1", requested_memory="1Gi")
+SENT = SentRequest(1, resource_requests.request_from_spec(SPEC))
+
+
+def resource_request(generation=1, spec=SPEC, **status):
+    metadata = Metadata("w", uid="u", generation=generation)
+    return ResourceRequest(metadata, spec, ResourceRequestStatus(**status))
+
+
+@requester()
+async def test_all_of_the_spec_reaches_the_broker(rig):
+    rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
+    spec = ResourceRequestSpec(
+        requested_cpu="1500m",
+        requested_memory="256Mi",
+        requested_gpu="2",
+        requested_storage="10Gi",
+        extended_resources={"example.com/fpga": "1"},
+        priority=3,
+        duration="1h30m",
+        wait="5m",
+        policy="cost",
+        weights={"price": 2.0},
+        target_cluster_id="p1",
+        constraints=bodies.Constraints(labels={}, exclude=["p2"]),
+        renew=True,
+    )
+    request = resource_requests.request_from_spec(spec)
+    amounts = bodies.Quantities("1500m", "256Mi", "2", "10Gi", {"example.com/fpga": "1"})
+    assert request.requested_resources == amounts
+    names = ("priority", "duration", "wait", "policy", "weights", "target_cluster_id")
+    for field in (*names, "constraints"):
+        assert getattr(request, field) == getattr(spec, field)
+    await rig.objects.apply(ResourceRequest(Metadata("w"), spec))
+    await settled()
+    made = rig.broker.runner[ReservationId("rsv-1")].request
+    assert made == conversion.to_request(request, ClusterId("me"), rig.broker.keys[0], LIMITS)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"requested_cpu": "two"}, "spec.requestedCPU: 'two' is not a quantity"),
+        ({"requested_cpu": ""}, "spec.requestedCPU: '' is not a quantity"),
+        ({"requested_cpu": "0"}, "spec.requestedCPU: must be greater than zero"),
+        ({"requested_memory": "-1Gi"}, "spec.requestedMemory: '-1Gi' is negative"),
+        ({"requested_memory": "0"}, "spec.requestedMemory: must be greater than zero"),
+        ({"requested_gpu": "x"}, "spec.requestedGPU: 'x' is not a quantity"),
+        ({"requested_storage": "1Qi"}, "spec.requestedStorage: '1Qi' has the unknown suffix 'Qi'"),
+        ({"extended_resources": {"a.b/c": "?"}}, "spec.extendedResources.a.b/c: '?' is not a"),
+        ({"extended_resources": {"!": "1"}}, "spec.extendedResources.!: "),
+        ({"duration": "1"}, "spec.duration: '1' has a number without a unit"),
+        ({"duration": "0s"}, "spec.duration: '0s' must be greater than zero"),
+        ({"wait": "soon"}, "spec.wait: 'soon' is not a duration"),
+        ({"wait": "-1s"}, "spec.wait: '-1s' must not be negative"),
+        ({"priority": 2**31}, "spec.priority: must be at most 2147483647"),
+        ({"target_cluster_id": "x" * 254}, "spec.targetClusterID: must have at most 253 "),
+    ],
+)
+def test_invalid_field_is_named(fields, message):
+    assert resource_requests.request_from_spec(replace(SPEC, wait="0s")).wait == "0s"
+    with pytest.raises(errors.InvalidInput) as refused:
+        resource_requests.request_from_spec(replace(SPEC, **fields))
+    assert refused.value.message.startswith(message)
+
+
+def test_idempotency_key_is_the_same_for_one_generation_of_one_object_only():
+    key = resource_requests.idempotency_key
+    others = [("you", "u", 1), ("me", "v", 1), ("me", "u", 2), ("m", "eu", 1), ("me", "u1", 1)]
+    others += [("me", "u", 11), ("m\u00e9\n", "u" * 5000, 1)]
+    keys = {key(*identity) for identity in [("me", "u", 1), *others]}
+    assert key("me", "u", 1) == key("me", "u", 1)
+    assert len(keys) == 1 + len(others)
+    assert all(len(each) <= route.MAX_KEY_LENGTH and each.isascii() for each in keys)
+    assert all(each.isprintable() for each in keys)
+
+
+BOUND, FINISHED = {"reservation_name": "r"}, {"observed_generation": 1}
+
+
+@pytest.mark.parametrize(
+    "generation, status, state",
+    [
+        (1, {}, RequestState.NEW),
+        (1, {"phase": "Pending", "asked": SENT}, RequestState.REQUESTED),
+        (1, {"phase": "Pending", **BOUND, "asked": SENT}, RequestState.BOUND),
+        (1, {"phase": "Reserved", **BOUND, "asked": SENT}, RequestState.BOUND),
+        (1, {"phase": "Active", **BOUND}, RequestState.BOUND),
+        (2, {"phase": "Reserved", **BOUND, **FINISHED}, RequestState.BOUND),
+        (1, {"phase": "Failed", **FINISHED}, RequestState.DONE),
+        (1, {"phase": "Released", **FINISHED, **BOUND}, RequestState.DONE),
+        (1, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.DONE),
+        (2, {"phase": "Failed", **FINISHED, "asked": SENT}, RequestState.NEW),
+        (2, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.NEW),
+    ],
+)
+def test_state_is_derived_from_the_object(generation, status, state):
+    assert resource_requests.request_state(resource_request(generation, **status)) is state
+
+
+@pytest.mark.parametrize(
+    "found, changed",
+    [
+        (resource_request(2), False),
+        (resource_request(2, asked=SENT), False),
+        (resource_request(2, replace(SPEC, renew=True), asked=SENT), False),
+        (resource_request(2, replace(SPEC, requested_cpu="2"), asked=SENT), True),
+        (resource_request(2, replace(SPEC, requested_cpu="?"), asked=SENT), True),
+        (resource_request(2, replace(SPEC, policy="cost"), asked=SENT), True),
+        (resource_request(1, replace(SPEC, policy="cost"), asked=SENT), False),
+    ],
+    ids=["never sent", "same", "only renew", "amount", "invalid", "policy", "same generation"],
+)
+def test_spec_has_changed_if_the_request_has(found, changed):
+    assert resource_requests.is_spec_changed(found) is changed
+
+
+def subclasses(kind):
+    return {kind}.union(*(subclasses(child) for child in kind.__subclasses__()))
+
+
+TRANSIENT = {
+    errors.KubelendError,
+    errors.Conflict,
+    errors.TooSlow,
+    errors.IdentityInUse,
+    errors.LimitExceeded,
+    errors.RateLimited,
+    errors.QueueFull,
+    errors.Unavailable,
+    errors.StoreFailed,
+    errors.NotReady,
+    errors.NotLeader,
+    errors.BrokerUnreachable,
+    errors.CertificateRefused,
+    errors.UnexpectedAnswer,
+}
+
+
+def test_transient_errors_are_those_that_are_no_decision_of_the_broker():
+    ours = {kind for kind in subclasses(errors.KubelendError) if kind.__module__ == errors.__name__}
+    assert {kind for kind in ours if resource_requests.is_transient(kind("why"))} == TRANSIENT

@@ -150,12 +150,12 @@ def test_unfinished_reservations_may_change_while_they_are_iterated(known):
 
 @pytest.fixture
 def broker():
-    return FakeBroker("me", make.desk(me="cpu=4,memory=8Gi"))
+    return FakeBroker("me", make.runner(me="cpu=4,memory=8Gi"))
 
 
 @pytest.fixture
 def reserved(broker):
-    return broker.desk.reserve("cpu=1,memory=1Gi")
+    return broker.runner.reserve("cpu=1,memory=1Gi")
 
 
 @in_virtual_time

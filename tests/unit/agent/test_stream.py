@@ -59,7 +59,7 @@ async def test_known_reservations_are_listed_first_and_then_streamed():
 async def test_duplicates_and_outdated_states_change_nothing(rig):
     found = rig.reserve()
     reserved = rig.broker.body(found)
-    rig.desk.release(found)
+    rig.runner.release(found)
     for body in [rig.broker.body(found), reserved, rig.broker.body(found), reserved]:
         rig.broker.send_body(body)
     await settled()
@@ -84,7 +84,7 @@ async def test_reservations_that_ended_during_a_gap_are_fetched():
     rig = Rig()
     ended, archived, live = rig.reserve(), rig.reserve(), rig.reserve()
     async with rig.running():
-        rig.desk.release(ended)
+        rig.runner.release(ended)
         rig.broker.archive(archived)
         reset(rig)
         await sleep(1)
@@ -266,15 +266,15 @@ async def test_reset_during_a_list_causes_another_list():
 
 def restore_backup(rig):
     """A broker whose revisions and IDs start over."""
-    rig.broker.desk = make.desk(me="cpu=800,memory=800Gi", other="cpu=8,memory=8Gi")
+    rig.broker.runner = make.runner(me="cpu=800,memory=800Gi", other="cpu=8,memory=8Gi")
 
 
 def reserve_long_ago(rig):
     """An active reservation with many revisions."""
     found = rig.reserve()
-    rig.desk.activate(found)
+    rig.runner.activate(found)
     for hours in range(2, 20):
-        rig.desk.renew(found, hours * make.HOUR)
+        rig.runner.renew(found, hours * make.HOUR)
     return found
 
 
@@ -298,7 +298,7 @@ async def test_broker_whose_revisions_start_over_is_believed_after_a_gap(source)
             await settled()
         assert rig.reservations.find(found) == rig.broker.body(found)
         assert rig.phase(found) == Phase.RESERVED
-        rig.desk.activate(found)
+        rig.runner.activate(found)
         rig.broker.send(found)
         await sleep(10)
         assert rig.phase(found) == Phase.ACTIVE
@@ -312,7 +312,7 @@ async def test_reservations_that_a_restored_broker_ended_or_lost_are_fetched():
     async with rig.running():
         restore_backup(rig)
         assert rig.reserve() == ended
-        rig.desk.release(ended)
+        rig.runner.release(ended)
         reset(rig)
         await sleep(1)
         assert rig.phase(ended) == Phase.RELEASED
@@ -325,7 +325,7 @@ async def test_outdated_response_after_a_reset_replaces_nothing():
     found = rig.reserve()
     outdated = rig.broker.body(found)
     async with rig.running():
-        rig.desk.activate(found)
+        rig.runner.activate(found)
         reset(rig)
         await sleep(1)
         rig.reservations.put(outdated)
@@ -340,7 +340,7 @@ async def test_many_reservations_that_are_missing_are_fetched_some_at_a_time(is_
     known = [rig.reserve() for _ in range(250)]
     async with rig.running():
         for each in known:
-            rig.desk.release(each)
+            rig.runner.release(each)
         (disconnect if is_polling else reset)(rig)
         await sleep(6 if is_polling else 0.3)
         assert len(rig.broker.named("find")) == stream.MAX_FETCHES_PER_LIST
