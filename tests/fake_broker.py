@@ -107,9 +107,7 @@ class FakeBroker:
 
     def send(self, reservation: str) -> None:
         """Send the current state on the stream, if one is open."""
-        self.send_body(self.body(reservation))
-
-    def send_body(self, body: bodies.Reservation) -> None:
+        body = self.body(reservation)
         if self._stream is not None:
             self._stream.put_nowait(bodies.Instruction(body.revision, "", "", "", body))
 
