@@ -368,7 +368,7 @@ async def test_reservations_with_wrong_clocks_last_as_long_as_the_broker_says(sc
         for name in ("short", "renewed"):
             await borrower.becomes(name, "Active")
         began = time.monotonic()
-        await until_resolved(lambda: holding(lender, 2))
+        await until_resolved(lambda: held(lender, 2))
         first = await borrower.request("renewed")
         expired = await borrower.becomes("short", "Expired")
         lasted = time.monotonic() - began
@@ -388,11 +388,6 @@ async def test_reservations_with_wrong_clocks_last_as_long_as_the_broker_says(sc
         borrower.name for _, borrower in skewed
     )
     await agents.until_over(scene.broker, *everyone)
-
-
-async def holding(lender, count):
-    holds = await lender.holds()
-    return "" if len(holds) == count else f"{lender.name} holds {holds}"
 
 
 async def renewed(borrower, first):
