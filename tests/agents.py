@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from unittest import mock
 
 import brokers
@@ -217,22 +217,8 @@ class Agent(Cluster):
         await until_resolved(look)
 
 
-class Start(Protocol):
-    """Starts an agent at a broker's port, and waits until it is ready.
-
-    `prepare` is called before, and `settings` are AgentSettings beside the `QUICK` ones.
-    """
-
-    async def __call__(
-        self,
-        name: str,
-        port: int,
-        *,
-        cluster: str = SOME,
-        silence: timedelta = IDLE_TIMEOUT,
-        prepare: Callable[[Agent], None] = lambda _: None,
-        **settings: Any,
-    ) -> Agent: ...
+Start = Callable[..., Awaitable[Agent]]
+"""Starts an agent at a broker's port, and waits until it is ready; see `starting`."""
 
 
 class Scene(NamedTuple):
@@ -266,7 +252,10 @@ async def scene(
 
 @asynccontextmanager
 async def starting(certificates: Certificates, directory: Path) -> AsyncIterator[Start]:
-    """All are killed at the end; none may have ended by itself."""
+    """Starts agents, which are all killed at the end; none may have ended by itself.
+
+    `prepare` is called before, and `settings` are AgentSettings beside the `QUICK` ones.
+    """
     async with AsyncExitStack() as stack:
 
         async def start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from typing import Any
 
 import make
 import virtual_time
@@ -16,12 +17,13 @@ from kubelend.core.models import ReservationId
 
 
 class Rig:
-    """The listener of cluster `me`."""
+    """The listener of cluster `me`; `fields` are attributes of its broker."""
 
     def __init__(
-        self, *, poll_every: timedelta = stream.POLL_INTERVAL, chance: float = 0.0
+        self, *, poll_every: timedelta = stream.POLL_INTERVAL, chance: float = 0.0, **fields: Any
     ) -> None:
         self.broker = FakeBroker("me", make.runner(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
+        vars(self.broker).update(fields)
         self.reservations = ReservationCache()
         self.health = ComponentHealth(lambda: virtual_time.now().timestamp())
         self.changes: list[str] = []

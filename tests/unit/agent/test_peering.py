@@ -267,19 +267,6 @@ async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(se
         assert requester.broker.named("activate") == []
 
 
-@in_virtual_time
-async def test_provider_that_acknowledges_is_used():
-    provider = providers.Rig()
-    requester = Requester(FakeBroker("r", provider.broker.runner))
-    async with provider.running(), requester.running():
-        found = provider.reserve()
-        await requester.notify(found)
-        await provider.notify(found)
-        await requester.notify(found)
-        assert provider.is_acknowledged(found)
-        assert requester.broker.body(found).status.phase == "Active"
-
-
 # -- failover
 
 

@@ -61,16 +61,13 @@ async def test_known_reservations_are_listed_first_and_then_streamed():
         assert rig.times("instructions") == rig.times("stream") == [0], "no poll beside a stream"
 
 
-@in_virtual_time
-async def test_list_that_is_older_than_the_stream_replaces_nothing():
-    rig = Rig()
-    rig.broker.seconds["instructions"] = 2
-    async with rig.running():
-        found = rig.reserve()  # the list is on its way, without it
-        rig.broker.send(found)
-        await sleep(3)
-        assert rig.phase(found) == Phase.RESERVED
-        assert rig.times("find") == []
+@listener(seconds={"instructions": 2})
+async def test_list_that_is_older_than_the_stream_replaces_nothing(rig):
+    found = rig.reserve()  # the list is on its way, without it
+    rig.broker.send(found)
+    await sleep(3)
+    assert rig.phase(found) == Phase.RESERVED
+    assert rig.times("find") == []
 
 
 @in_virtual_time
@@ -122,23 +119,20 @@ async def test_stream_that_cannot_be_opened_is_retried(error, chance, seconds, s
 
 
 @pytest.mark.parametrize("is_long", [True, False], ids=["open for long", "delivered something"])
-@in_virtual_time
-async def test_stream_that_worked_is_reopened_at_once(is_long):
-    rig = Rig()
-    rig.broker.stream_error = DOWN
-    async with rig.running():
-        await sleep(10)
-        rig.broker.stream_error = None
-        await sleep(10)  # it is open again
-        if is_long:
-            await sleep(stream.CONNECTED_AFTER.total_seconds())
-        else:
-            rig.broker.send(rig.reserve())
-            await settled()
-        rig.broker.disconnect(DOWN)
-        ended_at = get_running_loop().time()
-        await sleep(0.3)
-        assert rig.times("stream")[-1] == pytest.approx(ended_at + 0.2)
+@listener(stream_error=DOWN)
+async def test_stream_that_worked_is_reopened_at_once(rig, is_long):
+    await sleep(10)
+    rig.broker.stream_error = None
+    await sleep(10)  # it is open again
+    if is_long:
+        await sleep(stream.CONNECTED_AFTER.total_seconds())
+    else:
+        rig.broker.send(rig.reserve())
+        await settled()
+    rig.broker.disconnect(DOWN)
+    ended_at = get_running_loop().time()
+    await sleep(0.3)
+    assert rig.times("stream")[-1] == pytest.approx(ended_at + 0.2)
 
 
 @listener()
@@ -192,30 +186,23 @@ async def test_broker_is_polled_while_the_stream_is_down(rig):
     assert not rig.listener.is_connected
 
 
-@in_virtual_time
-async def test_polls_can_be_disabled():
-    rig = Rig(poll_every=timedelta())
-    rig.broker.stream_error = DOWN
-    async with rig.running():
-        await sleep(600)
-        assert rig.times("instructions") == []
+@listener(poll_every=timedelta(), stream_error=DOWN)
+async def test_polls_can_be_disabled(rig):
+    await sleep(600)
+    assert rig.times("instructions") == []
 
 
-@in_virtual_time
-async def test_poll_that_hangs_times_out_and_blocks_no_stream():
-    rig = Rig()
-    rig.broker.stream_error = DOWN
-    rig.broker.seconds["instructions"] = 10_000
-    async with rig.running():
-        await sleep(6)  # the poll hangs
-        rig.broker.stream_error = None
-        await sleep(3)
-        found = rig.reserve()
-        rig.broker.send(found)
-        await settled()
-        assert rig.phase(found) == Phase.RESERVED
-        await sleep(20)
-        assert len(rig.times("instructions")) > 1, "the first poll never timed out"
+@listener(stream_error=DOWN, seconds={"instructions": 10_000})
+async def test_poll_that_hangs_times_out_and_blocks_no_stream(rig):
+    await sleep(6)  # the poll hangs
+    rig.broker.stream_error = None
+    await sleep(3)
+    found = rig.reserve()
+    rig.broker.send(found)
+    await settled()
+    assert rig.phase(found) == Phase.RESERVED
+    await sleep(20)
+    assert len(rig.times("instructions")) > 1, "the first poll never timed out"
 
 
 # -- lists after a gap
@@ -236,26 +223,20 @@ async def test_list_after_a_gap_is_retried_until_it_succeeds():
         assert rig.times("instructions") == [0, 0.2, 0.6, 1.4, 3.0]
 
 
-@in_virtual_time
-async def test_list_after_a_gap_is_left_to_the_polls_once_the_stream_is_down():
-    rig = Rig()
-    rig.broker.error = NotReady("replaying")
-    async with rig.running():
-        disconnect(rig)
-        await sleep(11)
-        assert rig.times("instructions") == [0, 0.2, 5.2, 10.2]
+@listener(error=NotReady("replaying"))
+async def test_list_after_a_gap_is_left_to_the_polls_once_the_stream_is_down(rig):
+    disconnect(rig)
+    await sleep(11)
+    assert rig.times("instructions") == [0, 0.2, 5.2, 10.2]
 
 
-@in_virtual_time
-async def test_reset_during_a_list_causes_another_list():
-    rig = Rig()
-    rig.broker.seconds["instructions"] = 3
-    async with rig.running():
-        found = rig.reserve()
-        reset(rig)
-        await sleep(7)
-        assert rig.times("instructions") == [0, 3]
-        assert rig.phase(found) == Phase.RESERVED
+@listener(seconds={"instructions": 3})
+async def test_reset_during_a_list_causes_another_list(rig):
+    found = rig.reserve()
+    reset(rig)
+    await sleep(7)
+    assert rig.times("instructions") == [0, 3]
+    assert rig.phase(found) == Phase.RESERVED
 
 
 def restore_backup(rig):
@@ -354,15 +335,6 @@ async def test_outage_is_two_log_lines(rig):
     ]
 
 
-@in_virtual_time
-async def test_not_ready_before_the_broker_has_responded():
-    rig = Rig()
-    rig.health.require("stream")
-    assert rig.health.not_ready_reason == "stream: starting"
-    async with rig.running():
-        assert rig.health.not_ready_reason == ""
-
-
 @pytest.mark.parametrize("is_delivering", [False, True], ids=["poll responds", "delivers"])
 @listener()
 async def test_resumed_stream_is_connected_once_a_poll_responds_or_it_delivers(rig, is_delivering):
@@ -397,14 +369,11 @@ async def test_without_polls_a_stream_that_stays_open_is_connected(rig):
     assert not rig.health.errors
 
 
-@in_virtual_time
-async def test_permanent_error_after_a_transient_one_is_reported():
-    rig = Rig()
-    rig.broker.stream_error = DOWN
-    async with rig.running():
-        rig.broker.stream_error = Revoked("revoked")
-        await sleep(1)
-        assert rig.health.errors == {"stream": "revoked"}
+@listener(stream_error=DOWN)
+async def test_permanent_error_after_a_transient_one_is_reported(rig):
+    rig.broker.stream_error = Revoked("revoked")
+    await sleep(1)
+    assert rig.health.errors == {"stream": "revoked"}
 
 
 @in_virtual_time
@@ -428,15 +397,12 @@ async def test_failed_list_beside_an_open_stream_is_a_partial_error_logged_once(
     assert events == ["Component unhealthy", "Component healthy"]
 
 
-@in_virtual_time
-async def test_stream_that_breaks_while_the_list_fails_is_reported_as_such():
-    rig = Rig()
-    rig.broker.error = NotReady("replaying")
-    async with rig.running():
-        await sleep(1)
-        disconnect(rig)
-        await sleep(20)
-        assert rig.health.not_ready_reason == "stream: gone"
+@listener(error=NotReady("replaying"))
+async def test_stream_that_breaks_while_the_list_fails_is_reported_as_such(rig):
+    await sleep(1)
+    disconnect(rig)
+    await sleep(20)
+    assert rig.health.not_ready_reason == "stream: gone"
 
 
 def body(id="rsv-1", *, revision=0, phase=Phase.RESERVED, message=""):
