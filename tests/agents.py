@@ -156,7 +156,7 @@ class Agent(Cluster):
         super().__init__(name, self._around.objects)
         self.wrap: Wrap = lambda inner: inner
         """Put around the way to the broker at the next start."""
-        self.spoil: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
+        self.wrap_objects: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
         """The same for the objects."""
         self.process = app.AgentApp(settings, self._around, name)
         self._connections = AsyncExitStack()
@@ -181,7 +181,7 @@ class Agent(Cluster):
         )
         communicator = await http.connect(options)
         self._connections.push_async_callback(communicator.close)
-        around = self._around._replace(objects=self.spoil(self.objects))
+        around = self._around._replace(objects=self.wrap_objects(self.objects))
         self.process = app.AgentApp(self.settings, around, self.name)
         self.process.communicator = self.wrap(communicator)
         self._roots = asyncio.create_task(tasks.run_all(self.process.root_tasks()), name=self.name)

@@ -9,8 +9,9 @@ async def test_request_is_reserved(rig):
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,12 +19,11 @@ from msgspec.structs import replace
 
 import make
 import virtual_time
+from failing_objects import FailingObjects
 from fake_broker import FakeBroker
 from kubelend.agent.health import ComponentHealth
-from kubelend.agent.ports import LocalObjects
 from kubelend.agent.requester import ResourceRequestReconciler
 from kubelend.agent.reservation_cache import ReservationCache
-from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire.objects import (
     Metadata,
     ReservationInstruction,
@@ -31,14 +31,9 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
-from virtual_time import now, settled
+from virtual_time import now, settled, stopped
 
 OFFERS = {"p1": "cpu=8,memory=16Gi,gpu=2", "p2": "cpu=4,memory=8Gi"}
-
-
-def clock_off(by: timedelta) -> Callable[[], datetime]:
-    """A clock that is wrong by so much."""
-    return lambda: now() + by
 
 
 def lending_broker() -> FakeBroker:
@@ -49,33 +44,53 @@ def lending_broker() -> FakeBroker:
 
 
 class Rig:
-    """A requester and everything around it."""
+    """A requester and everything around it, which can be stopped and started again."""
 
     def __init__(
         self,
         *,
-        objects: LocalObjects | None = None,
-        broker: FakeBroker | None = None,
-        clock: Callable[[], datetime] = now,
+        objects: type[FailingObjects] = FailingObjects,
         chance: float = 0.0,
         **settings: Any,
     ) -> None:
-        self.objects = objects or MemoryObjects(now)
-        self.broker = broker or lending_broker()
-        self.reservations, self.health = ReservationCache(), ComponentHealth()
-        self.requester = ResourceRequestReconciler(
-            self.objects,
-            self.broker,
-            self.reservations,
-            self.health,
-            clock,
-            cluster_id="me",
-            chance=lambda: chance,
-            **settings,
-        )
+        self.objects, self.broker = objects(), lending_broker()
+        self.skew = timedelta()
+        """How much its clock is ahead."""
+        self._settings = {"cluster_id": "me", "chance": lambda: chance} | settings
+        self._task: asyncio.Task[None] | None = None
+        self._reset()
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        return virtual_time.running(self.requester.run())
+    def _reset(self) -> None:
+        self.reservations, self.health = ReservationCache(), ComponentHealth()
+        parts = (self.objects, self.broker, self.reservations, self.health)
+        self.requester = ResourceRequestReconciler(*parts, self.now, **self._settings)
+
+    def now(self) -> datetime:
+        return now() + self.skew
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self.requester.run())
+        await settled()
+
+    async def stop(self) -> None:
+        """As a killed agent: only the objects and the broker stay."""
+        task, self._task = self._task, None
+        if task is not None:
+            await stopped(task)
+        self._reset()
+
+    async def restart(self, **settings: Any) -> None:
+        self._settings |= settings
+        await self.stop()
+        await self.start()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.start()
+        try:
+            yield
+        finally:
+            await self.stop()
 
     async def create_request(
         self, name: str = "w", namespace: str = "default", cpu: str = "1", **spec: Any
@@ -139,11 +154,3 @@ class Rig:
 
 requester = virtual_time.rig_decorator(Rig)
 """Decorates a test with a `rig` that runs; the parameters are those of `Rig`."""
-
-
-@asynccontextmanager
-async def running(**settings: Any) -> AsyncIterator[Rig]:
-    """The parameters are those of `Rig`."""
-    rig = Rig(**settings)
-    async with rig.running():
-        yield rig

@@ -207,7 +207,7 @@ async def test_failed_component_ends_the_agent_with_its_reason(
         agent = await start("a", broker.port, cluster=agents.NOTHING)
         await agent.kill()
         agent.wrap = lambda inner: BrokenCalls(inner, call)
-        agent.spoil = lambda inner: BrokenObjects(inner, kind)
+        agent.wrap_objects = lambda inner: BrokenObjects(inner, kind)
         await agent.create_request("w")
         with structlog.testing.capture_logs() as log:
             await agent.start()

@@ -50,9 +50,10 @@ class Watching:
 
     async def until_health(self, look):
         """Wait for the reason why it is not ready to be as wanted."""
-        reason = lambda: self.health.not_ready_reason  # noqa: E731
-        await until(lambda: look(reason()), explain=reason)
-        return reason()
+        await until(
+            lambda: look(self.health.not_ready_reason), explain=lambda: self.health.not_ready_reason
+        )
+        return self.health.not_ready_reason
 
 
 @contextlib.asynccontextmanager

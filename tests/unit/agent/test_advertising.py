@@ -160,6 +160,12 @@ def test_available_is_what_the_broker_computed_or_what_is_free_here(available, a
 # -- significant changes
 
 MANY = {"allocatable": "cpu=10,gpu=1000,example.com/fpga=1000", "allocated": "cpu=2"}
+FULL = {"allocated": "cpu=9", "held": "cpu=1"}
+NONE = {"allocatable": "", "allocated": ""}
+
+
+def fpgas(count):
+    return {"allocated": f"cpu=2,example.com/fpga={count}"}
 
 
 @pytest.mark.parametrize(
@@ -179,27 +185,12 @@ MANY = {"allocatable": "cpu=10,gpu=1000,example.com/fpga=1000", "allocated": "cp
         pytest.param({}, {"allocated": "cpu=2,memory=20Gi,storage=1Gi"}, True, id="1 % of storage"),
         pytest.param({}, {"allocated": "cpu=1501m,memory=20Gi"}, False, id="a little more free"),
         pytest.param({}, {"allocated": "cpu=1500m,memory=20Gi"}, True, id="5 % more free"),
-        pytest.param(MANY, {**MANY, "allocated": "cpu=2,gpu=1"}, True, id="a device of many"),
-        pytest.param(
-            {**MANY, "allocated": "cpu=2,example.com/fpga=2"},
-            {**MANY, "allocated": "cpu=2,example.com/fpga=1"},
-            True,
-            id="another device given back",
-        ),
+        pytest.param(MANY, MANY | {"allocated": "cpu=2,gpu=1"}, True, id="a device of many"),
+        pytest.param(MANY | fpgas(2), MANY | fpgas(1), True, id="another device given back"),
         pytest.param({"allocated": "cpu=9950m"}, {"allocated": "cpu=10"}, True, id="all used up"),
         pytest.param({"allocated": "cpu=10"}, {"allocated": "cpu=9990m"}, True, id="some again"),
-        pytest.param(
-            {"allocated": "cpu=9", "held": "cpu=1"},
-            {"allocated": "cpu=9001m", "held": "cpu=1"},
-            False,
-            id="none before and none now",
-        ),
-        pytest.param(
-            {"allocatable": "", "allocated": ""},
-            {"allocatable": "", "allocated": "cpu=1m"},
-            True,
-            id="anything is significant without capacity",
-        ),
+        pytest.param(FULL, FULL | {"allocated": "cpu=9001m"}, False, id="none before and now"),
+        pytest.param(NONE, NONE | {"allocated": "cpu=1m"}, True, id="anything without capacity"),
     ],
 )
 def test_change_is_significant_or_not(published, found, expected):
@@ -345,18 +336,6 @@ async def test_change_is_applied(rig, change, expected):
 
 
 @collector()
-async def test_measured_after_the_first_snapshot(rig):
-    rig.health.require("collector")
-    await asyncio.sleep(60)
-    assert not rig.collector.measured.is_set()
-    assert rig.health.not_ready_reason == "collector: starting"
-    rig.source.send(SNAPSHOT)
-    await settled()
-    assert rig.collector.measured.is_set()
-    assert rig.health.not_ready_reason == ""
-
-
-@collector()
 async def test_holds_survive_another_snapshot(rig):
     rig.inventory.put_hold("r1", Hold("b", ONE))
     rig.source.send(SNAPSHOT, SNAPSHOT)
@@ -380,14 +359,18 @@ async def test_error_of_the_source_and_its_end_are_logged_once(rig):
 
 
 @collector()
-async def test_error_before_the_first_snapshot_is_reported(rig):
+async def test_it_has_not_measured_before_the_first_snapshot_and_says_why(rig):
     rig.health.require("collector")
+    await asyncio.sleep(60)
+    assert rig.health.not_ready_reason == "collector: starting"
     rig.source.problem = "no route to the API server"
     await asyncio.sleep(1)
     assert rig.health.not_ready_reason == "collector: no route to the API server"
+    assert not rig.collector.measured.is_set()
     rig.source.problem = ""
     rig.source.send(SNAPSHOT)
     await settled()
+    assert rig.collector.measured.is_set()
     assert rig.health.not_ready_reason == ""
 
 

@@ -3,16 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-import providers
-from fake_broker import UNREACHABLE, FakeBroker
+from fake_broker import UNREACHABLE
 from kubelend.agent import instructions
-from kubelend.agent.health import ComponentHealth
-from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
-from kubelend.agent.reservation_cache import ReservationCache
+from kubelend.agent.peering import PEERING_FINALIZER
 from kubelend.core.errors import Unavailable
-from kubelend.sources.memory_objects import MemoryObjects
-from peers import FakePeering, Rig, peering
-from virtual_time import in_virtual_time, now, passed, running, settled
+from peers import Rig, peering
+from virtual_time import in_virtual_time, passed, settled
 
 DOWN = Unavailable("liqoctl peer failed: no route to host")
 NOT_ACTIVATED = "default/rsv-1 is ready, but not activated: no route"
@@ -204,6 +200,17 @@ async def test_activation_waits_for_the_acknowledgement(rig):
     assert rig.error == ""
 
 
+@peering()
+async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(rig):
+    key = await rig.instruct("rsv-1", "one", is_acknowledged=False)
+    assert rig.peering.connected == CONNECTED
+    await passed(20)
+    rig.notify("rsv-1", "one", "Failed")
+    await settled()
+    assert (rig.peering.connected, rig.broker.activated) == (set(), [])
+    assert (await rig.found(key)).metadata.finalizers == ()
+
+
 @pytest.mark.parametrize("how", ["late", "other news", "moved", "recreated"])
 @peering()
 async def test_acknowledgement_is_awaited_for_half_a_minute_after_the_peering_is_ready(rig, how):
@@ -225,46 +232,6 @@ async def test_acknowledgement_is_awaited_for_half_a_minute_after_the_peering_is
     assert rig.broker.activated == []
     await passed(1)
     assert rig.broker.activated == ["rsv-1"]
-
-
-class Requester:
-    """The other side of a provider: a peering at the same broker."""
-
-    def __init__(self, broker):
-        self.broker, self.peering = broker, FakePeering()
-        self.objects, self.reservations = MemoryObjects(now), ReservationCache()
-        self.reconciler = PeeringReconciler(
-            self.objects, broker, self.reservations, self.peering, ComponentHealth(), now
-        )
-
-    async def notify(self, reservation):
-        body = self.broker.body(reservation)
-        self.reservations.put(body)
-        if body.status.phase == "Reserved":
-            await self.objects.apply(instructions.reservation_instruction(body, "default"))
-        await settled()
-
-    def running(self):
-        return running(self.reconciler.run())
-
-
-@pytest.mark.parametrize("seconds", [0, 1, 20], ids=["at once", "late", "very late"])
-@in_virtual_time
-async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(seconds):
-    provider = providers.Rig(nodes="cpu=1,memory=1Gi")
-    provider.broker.seconds["refuse"] = seconds
-    requester = Requester(FakeBroker("r", provider.broker.runner))
-    async with provider.running(), requester.running():
-        found = provider.broker.runner.reserve("cpu=3,memory=1Gi", excluded=["other"])
-        await requester.notify(found)
-        assert requester.peering.connected == {(found, "me")}
-        await provider.notify(found)
-        await passed(seconds)
-        assert list(provider.broker.refusals) == [found]
-        assert requester.broker.body(found).status.reason == "ProviderRefused"
-        await requester.notify(found)
-        assert requester.peering.connected == set()
-        assert requester.broker.named("activate") == []
 
 
 # -- failover

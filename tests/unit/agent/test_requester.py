@@ -22,7 +22,7 @@ from kubelend.wire.objects import (
     ResourceRequestStatus,
     SentRequest,
 )
-from requesters import requester, running
+from requesters import requester
 from virtual_time import in_virtual_time, passed, settled
 
 FOREVER = 1e6
@@ -125,43 +125,41 @@ async def test_spec_that_changes_in_the_queue_is_requested_anew(rig):
     assert rig.broker.body("rsv-2").status.phase == "Released"
 
 
-@in_virtual_time
-async def test_agent_killed_while_it_replaced_a_queued_request_finishes_that():
-    objects = FailingObjects()
-    async with running(objects=objects) as first:
-        key = await queue(first)
-    await first.change(key, requested_cpu="4")
-    first.broker.runner.release(ReservationId("rsv-2"))
-    objects.error = errors.Unavailable("no API server")
-    async with running(objects=objects, broker=first.broker) as rig:
-        await passed(10)
-        objects.error = None
-        await passed(61)
-        await rig.expect(key, "Reserved", reservation_name="rsv-3")
+@requester()
+async def test_agent_killed_while_it_replaced_a_queued_request_finishes_that(rig):
+    key = await queue(rig)
+    await rig.stop()
+    await rig.change(key, requested_cpu="4")
+    rig.broker.runner.release(ReservationId("rsv-2"))
+    rig.objects.error = errors.Unavailable("no API server")
+    await rig.start()
+    await passed(10)
+    rig.objects.error = None
+    await passed(61)
+    await rig.expect(key, "Reserved", reservation_name="rsv-3")
 
 
 # -- changes of the spec
 
 
-@in_virtual_time
-async def test_spec_that_changes_under_a_live_reservation_has_no_effect_and_the_status_says_so():
-    async with running() as rig:
-        key = await rig.create_request(cpu="2")
-        for cpu in ("3", "none"):
-            await rig.change(key, requested_cpu=cpu)
-            status = await rig.expect(key, "Reserved")
-            assert "which has no effect: delete and recreate this object" in status.message
-        await rig.change(key, requested_cpu="2")
-        await rig.expect(key, "Reserved", message=RESERVED, observed_generation=4)
-        await rig.change(key, requested_cpu="3")
-        assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-        rig.broker.runner.release(ReservationId("rsv-1"))
-        await rig.notify("rsv-1")
-        await rig.expect(key, "Released", message="Released by requester me")
-    async with running(objects=rig.objects, broker=rig.broker) as again:
-        await passed(600)
-        await again.expect(key, "Released")
-        assert len(again.broker.keys) == 1
+@requester()
+async def test_spec_that_changes_under_a_live_reservation_has_no_effect_and_the_status_says_so(rig):
+    key = await rig.create_request(cpu="2")
+    for cpu in ("3", "none"):
+        await rig.change(key, requested_cpu=cpu)
+        status = await rig.expect(key, "Reserved")
+        assert "which has no effect: delete and recreate this object" in status.message
+    await rig.change(key, requested_cpu="2")
+    await rig.expect(key, "Reserved", message=RESERVED, observed_generation=4)
+    await rig.change(key, requested_cpu="3")
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+    rig.broker.runner.release(ReservationId("rsv-1"))
+    await rig.notify("rsv-1")
+    await rig.expect(key, "Released", message="Released by requester me")
+    await rig.restart()
+    await passed(600)
+    await rig.expect(key, "Released")
+    assert len(rig.broker.keys) == 1
 
 
 @pytest.mark.parametrize("cpu, reserved", [("3", {"p1": "3 CPU / 1Gi Memory"}), ("none", {})])
@@ -202,18 +200,18 @@ async def test_lost_response_reserves_nothing_twice(rig):
     assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
 
 
-@in_virtual_time
-async def test_agent_killed_between_the_response_and_the_write_reserves_nothing_twice():
-    async with running() as killed:
-        killed.broker.response_delay = 5
-        key = await killed.create_request(cpu="2")
-        await passed(1)
-        assert killed.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-    killed.broker.response_delay = 0
-    async with running(objects=killed.objects, broker=killed.broker) as rig:
-        await rig.expect(key, "Reserved", reservation_name="rsv-1")
-        assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-        assert len(set(rig.broker.keys)) == 1
+@requester()
+async def test_agent_killed_between_the_response_and_the_write_reserves_nothing_twice(rig):
+    rig.broker.response_delay = 5
+    key = await rig.create_request(cpu="2")
+    await passed(1)
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+    await rig.stop()
+    rig.broker.response_delay = 0
+    await rig.start()
+    await rig.expect(key, "Reserved", reservation_name="rsv-1")
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+    assert len(set(rig.broker.keys)) == 1
 
 
 @pytest.mark.parametrize(
@@ -359,51 +357,49 @@ async def test_every_call_has_a_timeout(rig, call):
 # -- failures of the cluster's objects
 
 
-@in_virtual_time
-async def test_result_that_cannot_be_written_is_retried_and_nothing_is_reserved_twice():
-    objects = FailingObjects()
-    async with running(objects=objects) as rig:
-        rig.broker.seconds["request"] = 1
-        key = await rig.create_request()
-        objects.error = errors.Conflict("it is another one now")
-        await passed(30)
-        await rig.expect(key, "Pending")
-        objects.error = None
-        await passed(61)
-        await rig.expect(key, "Reserved", reservation_name="rsv-1")
-        assert rig.broker.reserved == {"p1": "1 CPU / 1Gi Memory"}
+@requester()
+async def test_result_that_cannot_be_written_is_retried_and_nothing_is_reserved_twice(rig):
+    rig.broker.seconds["request"] = 1
+    key = await rig.create_request()
+    rig.objects.error = errors.Conflict("it is another one now")
+    await passed(30)
+    await rig.expect(key, "Pending")
+    rig.objects.error = None
+    await passed(61)
+    await rig.expect(key, "Reserved", reservation_name="rsv-1")
+    assert rig.broker.reserved == {"p1": "1 CPU / 1Gi Memory"}
 
 
-@in_virtual_time
-async def test_nothing_is_requested_before_it_could_be_written():
-    objects = FailingObjects()
-    await requesters.Rig(objects=objects).create_request()
-    objects.error = errors.Unavailable("read only")
-    async with running(objects=objects) as rig:
-        await passed(600)
-        assert rig.broker.calls == []
-        objects.error = None
-        await passed(61)
-        await rig.expect("default/w", "Reserved")
+@requester()
+async def test_nothing_is_requested_before_it_could_be_written(rig):
+    await rig.stop()
+    await rig.create_request()
+    rig.objects.error = errors.Unavailable("read only")
+    await rig.start()
+    await passed(600)
+    assert rig.broker.calls == []
+    rig.objects.error = None
+    await passed(61)
+    await rig.expect("default/w", "Reserved")
 
 
-@in_virtual_time
-async def test_objects_that_cannot_be_watched_make_the_component_unhealthy_and_are_retried():
-    class Unwatchable(FailingObjects):
-        def watch(self, kind):
-            if self.error is not None:
-                raise self.error
-            return super().watch(kind)
+class UnwatchableObjects(FailingObjects):
+    error = errors.Unavailable("no API server")
 
-    objects = Unwatchable()
-    objects.error = errors.Unavailable("no API server")
-    async with running(objects=objects) as rig:
-        await passed(100)
-        assert "cannot watch resourcerequests: no API server" in rig.health.not_ready_reason
-        objects.error = None
-        await passed(31)
-        assert rig.health.errors == {}
-        await rig.expect(await rig.create_request(), "Reserved")
+    def watch(self, kind):
+        if self.error is not None:
+            raise self.error
+        return super().watch(kind)
+
+
+@requester(objects=UnwatchableObjects)
+async def test_objects_that_cannot_be_watched_make_the_component_unhealthy_and_are_retried(rig):
+    await passed(100)
+    assert "cannot watch resourcerequests: no API server" in rig.health.not_ready_reason
+    rig.objects.error = None
+    await passed(31)
+    assert rig.health.errors == {}
+    await rig.expect(await rig.create_request(), "Reserved")
 
 
 @in_virtual_time

@@ -247,57 +247,30 @@ def test_zero_disables_a_listener():
     assert settings.health_probe_bind_address == Address("", 8081)
 
 
+FREE_PORTS = {"http_port": "0", "metrics_bind_address": ":0", "health_probe_bind_address": ":0"}
+UNLIMITED = {"rate_limit": "0", "max_wait": "0", "max_waiting": "0", "retention": "0"}
+ELSEWHERE = {"http_host": "127.0.0.1", "metrics_bind_address": "127.0.0.2:8443"}
+NO_BROKER = {"broker_transport": "", "broker_cert_path": "", "broker_url": "nonsense"}
+NAMESPACES = {"broker_namespace": "", "request_namespace": "", "instruction_namespace": ""}
+URLS = ("https://localhost:8443", "https://broker.example.org", "https://[::1]:1")
+
+
 @pytest.mark.parametrize(
     "record, texts",
     [
-        pytest.param(
-            BrokerSettings,
-            {"http_port": "0", "metrics_bind_address": ":0", "health_probe_bind_address": ":0"},
-            id="free ports",
-        ),
-        pytest.param(
-            BrokerSettings,
-            {"rate_limit": "0", "max_wait": "0", "max_waiting": "0", "retention": "0"},
-            id="no limits",
-        ),
-        pytest.param(BrokerSettings, {"lost_after": "0"}, id="no failover"),
-        pytest.param(BrokerSettings, {"leader_elect": "true"}, id="leader election"),
-        pytest.param(
-            BrokerSettings,
-            {"http_host": "127.0.0.1", "metrics_bind_address": "127.0.0.2:8443"},
-            id="another address",
-        ),
-        pytest.param(BrokerSettings, {"enrol_port": "8443"}, id="no authority"),
-        pytest.param(
-            BrokerSettings,
-            {"broker_interface": "kubernetes", "http_cert_path": ""},
-            id="objects without certificates",
-        ),
-        pytest.param(
-            AgentSettings,
-            {"broker_transport": "", "broker_cert_path": "", "broker_url": "nonsense"},
-            id="agent without a broker",
-        ),
-        pytest.param(
-            AgentSettings,
-            {"broker_transport": "kubernetes", "broker_cert_path": "", "broker_url": "x"},
-            id="agent over kubernetes",
-        ),
-        pytest.param(
-            AgentSettings,
-            {"broker_namespace": "", "request_namespace": "", "instruction_namespace": ""},
-            id="default namespaces",
-        ),
-        *(
-            pytest.param(ClientSettings, {"broker_url": url}, id=url)
-            for url in (
-                "https://localhost:8443",
-                "https://broker.example.org",
-                "https://[::1]:1",
-                "https://a/prefix",
-            )
-        ),
+        (BrokerSettings, FREE_PORTS),
+        (BrokerSettings, UNLIMITED),
+        (BrokerSettings, {"lost_after": "0"}),
+        (BrokerSettings, {"leader_elect": "true"}),
+        (BrokerSettings, ELSEWHERE),
+        (BrokerSettings, {"enrol_port": "8443"}),
+        (BrokerSettings, OBJECTS | {"http_cert_path": ""}),
+        (AgentSettings, NO_BROKER),
+        (AgentSettings, NO_BROKER | {"broker_transport": "kubernetes"}),
+        (AgentSettings, NAMESPACES),
+        *((ClientSettings, {"broker_url": url}) for url in (*URLS, "https://a/prefix")),
     ],
+    ids=str,
 )
 def test_valid_settings_are_accepted(record, texts):
     settings = parse(record, **texts)
