@@ -56,7 +56,7 @@ class Rig:
         self.objects, self.broker = objects(), lending_broker()
         self.skew = timedelta()
         """How much its clock is ahead."""
-        self._settings = {"cluster_id": "me", "chance": lambda: chance} | settings
+        self._settings: dict[str, Any] = {"cluster_id": "me", "chance": lambda: chance} | settings
         self._task: asyncio.Task[None] | None = None
         self._reset()
 

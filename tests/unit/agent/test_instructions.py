@@ -308,6 +308,7 @@ class ContendedObjects(FailingObjects):
 
     async def set_status(self, wanted):
         found = await self.find(type(wanted), wanted.key)
+        assert found is not None
         if wanted.status.phase == "Finished" and not found.status.peered_cluster_ids:
             status = replace(found.status, peered_cluster_ids=("p1",))
             await super().set_status(replace(found, status=status))

@@ -384,7 +384,7 @@ async def test_nothing_is_requested_before_it_could_be_written(rig):
 
 
 class UnwatchableObjects(FailingObjects):
-    error = errors.Unavailable("no API server")
+    error: Exception | None = errors.Unavailable("no API server")
 
     def watch(self, kind):
         if self.error is not None:
