@@ -232,6 +232,8 @@ async def test_no_capacity_comes_with_its_explanation(borrower, lender):
         await borrower.request(too_much, "k")
     assert refused.value.hint == "lender fits if you request 1 cpu less"
     assert not refused.value.retryable
+    again = await borrower.request(SMALL, "k")
+    assert again.status.phase == "Reserved", "its key is free"
 
 
 AMOUNTS = REQUEST.requested_resources
@@ -443,16 +445,17 @@ async def test_close_ends_streams(broker, lender):
     await until(lambda: broker.service.streams.count("lender") == 0)
 
 
-async def test_calls_after_close_fail_clearly(lender):
-    await lender.close()
-    await lender.close()
-    calls = [
-        lambda: lender.publish(offer("lender")),
-        lambda: lender.request(REQUEST, "k"),
-        lender.instructions,
-        lender.ping,
-        lambda: anext(lender.stream(lambda: None)),
-    ]
-    for call in calls:
+async def test_calls_after_close_fail_clearly(talk, lender):
+    for closed in (lender, await talk("unused")):
+        await closed.close()
+        await closed.close()
+        for name, *arguments in (
+            ("publish", offer("lender")),
+            ("request", REQUEST, "k"),
+            ("instructions",),
+            ("ping",),
+        ):
+            with pytest.raises(BrokerUnreachable, match="was closed on this side"):
+                await getattr(closed, name)(*arguments)
         with pytest.raises(BrokerUnreachable, match="was closed on this side"):
-            await call()
+            await anext(closed.stream(lambda: None))
