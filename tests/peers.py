@@ -9,12 +9,13 @@ async def test_connects(rig):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from msgspec.structs import replace
 
 import make
+import virtual_time
+from fake_broker import FakeBroker
 from kubelend.agent import instructions
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.peering import PeeringReconciler
@@ -24,8 +25,7 @@ from kubelend.core.errors import KubelendError
 from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies
 from kubelend.wire.objects import ReservationInstruction, ReservationInstructionStatus, with_status
-from scripted_communicator import ScriptedCommunicator
-from virtual_time import now, settled, stopped, with_rig
+from virtual_time import now, settled
 
 AMOUNTS = bodies.Quantities("500m", "1Gi", gpu="2")
 
@@ -72,21 +72,20 @@ class FakePeering:
                 raise self.errors[name]
 
 
-class Activating(ScriptedCommunicator):
-    """A broker that can only activate."""
+class ActivatingBroker(FakeBroker):
+    """Activates what is in a cache of reservations."""
 
-    def __init__(self, rig: Rig) -> None:
-        super().__init__(now)
-        self.activated: list[str] = []
-        self.hangs = False
-        self._rig = rig
+    def __init__(self, reservations: ReservationCache) -> None:
+        super().__init__("me", make.runner())
+        self._reservations = reservations
+
+    @property
+    def activated(self) -> list[str]:
+        return [call.reservation for call in self.named("activate")]
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        self.activated.append(reservation)
-        await asyncio.sleep(3600 if self.hangs else 0)
-        if self.error is not None:
-            raise self.error()
-        known = self._rig.reservations.find(reservation)
+        await self._called("activate", reservation)
+        known = self._reservations.find(reservation)
         assert known is not None
         status = replace(known.status, phase="Active")
         return replace(known, status=status, revision=known.revision + 1)
@@ -100,7 +99,7 @@ class Rig:
         self.reservations = ReservationCache()
         self.health = ComponentHealth()
         self.peering = FakePeering()
-        self.broker = Activating(self)
+        self.broker = ActivatingBroker(self.reservations)
         self.restart()
 
     def restart(self) -> None:
@@ -114,6 +113,9 @@ class Rig:
         found = self.reservations.find(name)
         assert found is not None
         return found
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return virtual_time.running(self.reconciler.run())
 
     @property
     def error(self) -> str:
@@ -175,17 +177,5 @@ class Rig:
         return await self.objects.find(ReservationInstruction, key) is None
 
 
-def peering() -> Callable[..., Callable[..., None]]:
-    """Decorates a test with a `rig` that runs."""
-    return with_rig(running)
-
-
-@asynccontextmanager
-async def running(rig: Rig | None = None) -> AsyncGenerator[Rig, None]:
-    rig = rig or Rig()
-    task = asyncio.create_task(rig.reconciler.run())
-    await settled()
-    try:
-        yield rig
-    finally:
-        await stopped(task)
+peering = virtual_time.rig_decorator(Rig)
+"""Decorates a test with a `rig` that runs."""
