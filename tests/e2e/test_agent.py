@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import agent_process
+import applicants
 import broker_process
 import brokers
-import newcomers
 from kubelend.pki import identity
 from kubelend.transports import tls
 from kubelend.wire.objects import (
@@ -152,7 +152,7 @@ def test_objects_that_cannot_be_reached_are_told_and_waited_for(broker, certific
 
 
 def test_a_certificate_that_is_due_is_renewed_while_it_runs(certificates, tmp_path):
-    authority = newcomers.authority(certificates, tmp_path)
+    authority = applicants.authority(certificates, tmp_path)
     flags = (f"--ca-path={authority}", "--enrol-port=0", "--certificate-lifetime=1h")
     with contextlib.ExitStack() as running:
         broker = running.enter_context(

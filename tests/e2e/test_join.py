@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import applicants
 import broker_process
-import newcomers
 import openssl
 import processes
 from waiting import PATIENCE
@@ -58,7 +58,7 @@ class Machine:
 
 @pytest.fixture
 def broker(certificates, tmp_path):
-    authority = newcomers.authority(certificates, tmp_path)
+    authority = applicants.authority(certificates, tmp_path)
     flags = (f"--ca-path={authority}", "--enrol-port=0")
     with broker_process.running(certificates.server(), tmp_path, *flags) as broker:
         yield broker
@@ -120,7 +120,7 @@ def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, tmp_path):
     assert code == FORBIDDEN
 
 
-def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
+def test_unbound_applicant_waits_resumes_and_is_accepted(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
     out, err = alice.paste("kubelend create token --ttl 1h")
     assert "kubelend approve" in err

@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from msgspec.structs import replace
 
-import newcomers
+import applicants
 import openssl
 import waiting
+from applicants import Applicant
 from certificates import Certificates
 from issuers import due
 from kubelend.apps import join, renewal
@@ -38,15 +39,14 @@ from kubelend.pki.keys import Algorithm
 from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
 from kubelend.wire.admin_bodies import JoinPending
-from newcomers import Newcomer
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.broker("enrolling")
 
 
 async def joined(broker, directory, name="berlin", role=Role.CLUSTER, **options):
-    token = await newcomers.token(broker, name=name, role=role.value)
-    return await Newcomer(name, role, **options).join(broker, token, directory)
+    token = await applicants.token(broker, name=name, role=role.value)
+    return await Applicant(name, role, **options).join(broker, token, directory)
 
 
 def certificate_in(directory, file="tls.crt"):
@@ -81,7 +81,7 @@ async def test_openssl_agrees_on_who_it_is_and_what_it_is_for(
 
 async def test_nothing_that_a_request_adds_is_in_the_certificate(broker, tmp_path):
     """It may ask to be an authority, for other names, for ever: of a request only the key counts."""
-    berlin, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
+    berlin, token = Applicant("berlin"), await applicants.token(broker, name="berlin")
     builder = x509.CertificateSigningRequestBuilder(identity.client_profile("berlin").subject)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
@@ -106,15 +106,15 @@ async def test_lifetime_is_a_setting(broker, tmp_path):
 
 
 async def renew(caller, name, role=Role.CLUSTER):
-    newcomer = Newcomer(name, role)
-    return newcomer, await caller.post("certificates", {"request": newcomer.request})
+    applicant = Applicant(name, role)
+    return applicant, await caller.post("certificates", {"request": applicant.request})
 
 
 @pytest.mark.parametrize("role", [Role.CLUSTER, Role.VIEWER, Role.ADMIN])
 async def test_anybody_renews_in_its_own_name(broker, tmp_path, role):
     directory = await joined(broker, tmp_path / "x", "x", role)
-    newcomer, answer = await renew(broker.holder(directory, "x"), "x", role)
-    renewed = newcomer.save(answer, tmp_path / "renewed")
+    applicant, answer = await renew(broker.holder(directory, "x"), "x", role)
+    renewed = applicant.save(answer, tmp_path / "renewed")
     assert (await broker.holder(renewed, "x").get("version")).status == 200
     listed = (await broker.admin().read("members"))["members"]
     (member,) = [one for one in listed if one["name"] == "x"]
@@ -129,8 +129,8 @@ async def test_nobody_renews_in_another_name_or_role(broker, tmp_path):
 
 
 async def test_holder_of_a_certificate_from_elsewhere_renews_here(broker, tmp_path):
-    newcomer, answer = await renew(broker.cluster("rome"), "rome")
-    rome = broker.holder(newcomer.save(answer, tmp_path / "rome"), "rome")
+    applicant, answer = await renew(broker.cluster("rome"), "rome")
+    rome = broker.holder(applicant.save(answer, tmp_path / "rome"), "rome")
     assert (await rome.get("version")).status == 200
 
 
@@ -164,7 +164,7 @@ def url_of(broker):
 
 
 async def invitation(broker, name="berlin", role=Role.CLUSTER, *, bound=True, url=""):
-    token = await newcomers.token(broker, role=role.value, **({"name": name} if bound else {}))
+    token = await applicants.token(broker, role=role.value, **({"name": name} if bound else {}))
     pin = tokens.ca_pin(broker.certificates.authority.certificate)
     return JoinParameters(url or url_of(broker), token, pin, name, role)
 
@@ -420,7 +420,7 @@ class Scene:
 async def scene(tmp_path):
     certificates = Certificates(tmp_path / "certificates")
     server = shutil.copytree(certificates.server(), tmp_path / "server")
-    async with newcomers.enrolling(
+    async with applicants.enrolling(
         certificates,
         tmp_path,
         certificate_check_interval=timedelta(milliseconds=10),

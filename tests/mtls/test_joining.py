@@ -13,18 +13,18 @@ import pytest
 from cryptography import x509
 from hypothesis import strategies as st
 
+import applicants
 import bare
 import brokers
 import make
-import newcomers
 import waiting
+from applicants import Applicant
 from kubelend.api import enrolment
 from kubelend.core.lifecycle import Role
 from kubelend.pki import identity, tokens
 from kubelend.pki.keys import Algorithm
 from kubelend.stores.sqlite import SqliteStore
 from kubelend.transports.listener import ConnectionLimits
-from newcomers import Newcomer
 from troubled import TroubledStore, outage
 from waiting import PATIENCE
 
@@ -42,9 +42,9 @@ async def members(broker):
 async def test_bound_token_gives_a_certificate_with_which_the_cluster_lends_and_borrows(
     broker, tmp_path
 ):
-    berlin = Newcomer("berlin")
+    berlin = Applicant("berlin")
     assert "PRIVATE" not in berlin.request
-    answer = await berlin.ask(broker, await newcomers.token(broker, name="berlin"))
+    answer = await berlin.ask(broker, await applicants.token(broker, name="berlin"))
     assert answer.json["port"] == broker.port
     caller = broker.holder(berlin.save(answer, tmp_path / "berlin"), "berlin")
     await caller.advertise()
@@ -63,8 +63,8 @@ async def test_bound_token_gives_a_certificate_with_which_the_cluster_lends_and_
 
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.ADMIN])
 async def test_people_join_in_their_roles(broker, tmp_path, role):
-    token = await newcomers.token(broker, role=role.value, name="bob")
-    directory = await Newcomer("bob", role).join(broker, token, tmp_path / "bob")
+    token = await applicants.token(broker, role=role.value, name="bob")
+    directory = await Applicant("bob", role).join(broker, token, tmp_path / "bob")
     bob = broker.holder(directory, "bob")
     assert (await bob.get("clusters")).status == 200
     status = 200 if role is Role.ADMIN else 403
@@ -72,7 +72,7 @@ async def test_people_join_in_their_roles(broker, tmp_path, role):
 
 
 async def test_unexpected_cluster_waits_until_it_is_accepted(broker, tmp_path):
-    paris, token = Newcomer("paris"), await newcomers.token(broker)
+    paris, token = Applicant("paris"), await applicants.token(broker)
     answers = [await paris.ask(broker, token) for _ in range(3)]
     assert [answer.status for answer in answers] == [202] * 3
     waiting = (await members(broker))["paris"]
@@ -86,7 +86,7 @@ async def test_unexpected_cluster_waits_until_it_is_accepted(broker, tmp_path):
 
 
 async def test_rejected_one_hears_that_its_token_is_used(broker):
-    paris, token = Newcomer("paris"), await newcomers.token(broker)
+    paris, token = Applicant("paris"), await applicants.token(broker)
     await paris.ask(broker, token)
     assert (await broker.admin().post("members", "cluster", "paris", "reject")).status == 204
     answer = await paris.ask(broker, token)
@@ -95,7 +95,7 @@ async def test_rejected_one_hears_that_its_token_is_used(broker):
 
 
 async def test_lost_answer_is_given_again_and_costs_no_second_use(broker, tmp_path):
-    berlin, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
+    berlin, token = Applicant("berlin"), await applicants.token(broker, name="berlin")
     lost = await berlin.ask(broker, token)
     assert lost.status == 200
     directory = await berlin.join(broker, token, tmp_path / "berlin")
@@ -105,10 +105,10 @@ async def test_lost_answer_is_given_again_and_costs_no_second_use(broker, tmp_pa
 
 
 async def test_name_that_has_joined_is_not_given_to_another_key(broker, tmp_path):
-    await Newcomer("berlin").join(
-        broker, await newcomers.token(broker, name="berlin"), tmp_path / "first"
+    await Applicant("berlin").join(
+        broker, await applicants.token(broker, name="berlin"), tmp_path / "first"
     )
-    second, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
+    second, token = Applicant("berlin"), await applicants.token(broker, name="berlin")
     assert (await second.ask(broker, token)).status == 202
     await broker.holder(tmp_path / "first", "berlin").advertise()  # the first is in as before
     await broker.admin().post("members", "cluster", "berlin", "accept")
@@ -117,17 +117,17 @@ async def test_name_that_has_joined_is_not_given_to_another_key(broker, tmp_path
 
 async def test_name_of_a_cluster_with_a_certificate_from_elsewhere_is_not_given_away(broker):
     await broker.cluster("edge-1").advertise()
-    answer = await Newcomer("edge-1").ask(broker, await newcomers.token(broker))
+    answer = await Applicant("edge-1").ask(broker, await applicants.token(broker))
     assert answer.status == 202
 
 
 @pytest.mark.parametrize("uses", [1, 2])
 async def test_token_lets_expected_clusters_in_as_often_as_it_may_be_used(broker, tmp_path, uses):
-    token = await newcomers.token(broker, uses=uses)
+    token = await applicants.token(broker, uses=uses)
     for number in range(uses):
-        directory = await Newcomer(f"edge-{number}").join(broker, token, tmp_path / str(number))
+        directory = await Applicant(f"edge-{number}").join(broker, token, tmp_path / str(number))
         assert (await broker.holder(directory).get("version")).status == 200
-    answer = await Newcomer("edge-9").ask(broker, token)
+    answer = await Applicant("edge-9").ask(broker, token)
     assert (*answer.refusal, answer.problem.detail) == (
         403,
         "TokenRefused",
@@ -136,25 +136,25 @@ async def test_token_lets_expected_clusters_in_as_often_as_it_may_be_used(broker
 
 
 async def test_expired_token_is_refused_and_listed_for_a_day(broker):
-    token = await newcomers.token(broker, ttl="10m")
-    broker.clock.pass_time(newcomers.hours(1 / 6))
-    answer = await Newcomer("edge-1").ask(broker, token)
+    token = await applicants.token(broker, ttl="10m")
+    broker.clock.pass_time(applicants.hours(1 / 6))
+    answer = await Applicant("edge-1").ask(broker, token)
     assert answer.refusal == (403, "TokenRefused")
     assert answer.problem.detail.startswith("the token expired at")
     (listed,) = (await broker.admin().read("tokens"))["tokens"]
     assert listed["state"] == "Expired"
-    broker.clock.pass_time(newcomers.hours(24))
+    broker.clock.pass_time(applicants.hours(24))
     await broker.expire()
     assert (await broker.admin().read("tokens"))["tokens"] == []
 
 
 async def test_deleted_token_is_as_good_as_none(broker):
-    token = await newcomers.token(broker)
+    token = await applicants.token(broker)
     name = token.split(".")[1]
     assert (await broker.admin().delete("tokens", name)).status == 204
     assert (await broker.admin().delete("tokens", name)).refusal == (404, "NotFound")
     assert (await broker.admin().read("tokens"))["tokens"] == []
-    answer = await Newcomer("edge-1").ask(broker, token)
+    answer = await Applicant("edge-1").ask(broker, token)
     assert (*answer.refusal, answer.problem.detail) == (
         403,
         "TokenRefused",
@@ -163,10 +163,10 @@ async def test_deleted_token_is_as_good_as_none(broker):
 
 
 async def test_unknown_token_and_wrong_secret_are_answered_alike(broker):
-    version, name, secret = (await newcomers.token(broker)).split(".")
+    version, name, secret = (await applicants.token(broker)).split(".")
     wrong = "a" * len(secret)
-    unknown = await Newcomer("edge-1").ask(broker, f"{version}.{'b' * len(name)}.{secret}")
-    mistaken = await Newcomer("edge-1").ask(broker, f"{version}.{name}.{wrong}")
+    unknown = await Applicant("edge-1").ask(broker, f"{version}.{'b' * len(name)}.{secret}")
+    mistaken = await Applicant("edge-1").ask(broker, f"{version}.{name}.{wrong}")
     assert unknown.content == mistaken.content
     assert unknown.refusal == (403, "TokenRefused")
     assert unknown.problem.detail == "unknown token or wrong secret"
@@ -175,43 +175,48 @@ async def test_unknown_token_and_wrong_secret_are_answered_alike(broker):
 @pytest.mark.parametrize(
     "made, who, status, why",
     [
-        ({"name": "paris"}, Newcomer("edge-1"), 403, "the token is bound to 'paris'"),
+        ({"name": "paris"}, Applicant("edge-1"), 403, "the token is bound to 'paris'"),
         (
             {"role": "viewer"},
-            Newcomer("edge-1"),
+            Applicant("edge-1"),
             403,
             "the token is for role viewer, not for role cluster",
         ),
-        ({}, Newcomer("bob", Role.ADMIN), 403, "the token is for role cluster, not for role admin"),
+        (
+            {},
+            Applicant("bob", Role.ADMIN),
+            403,
+            "the token is for role cluster, not for role admin",
+        ),
     ],
     ids=["bound", "other-role", "higher-role"],
 )
 async def test_token_for_another_is_refused(broker, made, who, status, why):
-    answer = await who.ask(broker, await newcomers.token(broker, **made))
+    answer = await who.ask(broker, await applicants.token(broker, **made))
     assert (answer.status, answer.problem.detail) == (status, why)
 
 
 async def test_body_and_request_must_name_the_same(broker):
-    token = await newcomers.token(broker)
-    answer = await Newcomer("edge-1").ask(broker, token, name="edge-2")
+    token = await applicants.token(broker)
+    answer = await Applicant("edge-1").ask(broker, token, name="edge-2")
     assert answer.refusal == (400, "InvalidInput")
-    answer = await Newcomer("edge-1").ask(broker, token, role="admin")
+    answer = await Applicant("edge-1").ask(broker, token, role="admin")
     assert answer.refusal == (400, "InvalidInput")
     assert (await members(broker)) == {}
 
 
 @pytest.mark.broker("enrolling", allow_join="edge-*, lab-?")
 async def test_only_allowed_clusters_may_join_whatever_they_show(broker):
-    token = await newcomers.token(broker)
-    answer = await Newcomer("berlin").ask(broker, token)
+    token = await applicants.token(broker)
+    answer = await Applicant("berlin").ask(broker, token)
     assert answer.refusal == (403, "Forbidden")
     assert answer.problem.detail == "cluster 'berlin' is not allowed to join"
     assert (await broker.admin().post("tokens", {"name": "berlin"})).status == 403
-    assert (await Newcomer("lab-1").ask(broker, token)).status == 202
+    assert (await Applicant("lab-1").ask(broker, token)).status == 202
 
 
 async def test_anybody_may_ask_for_the_authorities(broker, certificates):
-    answer = await newcomers.call(broker, "GET", "/enrol/v1/authorities")
+    answer = await applicants.call(broker, "GET", "/enrol/v1/authorities")
     assert answer.status == 200
     (shown,) = x509.load_pem_x509_certificates(answer.content)
     assert shown == certificates.authority.certificate
@@ -233,7 +238,7 @@ async def test_anybody_may_ask_for_the_authorities(broker, certificates):
 async def test_nothing_of_the_interface_is_reached_without_a_certificate(
     broker, method, path, status
 ):
-    assert (await newcomers.call(broker, method, path, b"{}")).status == status
+    assert (await applicants.call(broker, method, path, b"{}")).status == status
     assert (await broker.admin().get("/enrol/v1/authorities")).refusal == (404, "NotFound")
 
 
@@ -247,16 +252,16 @@ async def test_nothing_of_the_interface_is_reached_without_a_certificate(
     ids=["large", "no JSON", "incomplete"],
 )
 async def test_body_that_is_no_join_request_is_refused(broker, content, refusal):
-    answer = await newcomers.call(broker, "POST", "/enrol/v1/join", content)
+    answer = await applicants.call(broker, "POST", "/enrol/v1/join", content)
     assert answer.refusal == refusal
 
 
 @pytest.mark.broker("enrolling", auto_accept="edge-*", fails=True)
 async def test_join_is_refused_while_the_store_is_not_read(broker, store):
-    token = await newcomers.token(broker)
+    token = await applicants.token(broker)
     async with outage(broker, store):
-        assert (await Newcomer("edge-1").ask(broker, token)).refusal == (503, "NotReady")
-    assert (await Newcomer("edge-1").ask(broker, token)).status == 200
+        assert (await Applicant("edge-1").ask(broker, token)).refusal == (503, "NotReady")
+    assert (await Applicant("edge-1").ask(broker, token)).status == 200
 
 
 async def test_a_certificate_is_not_asked_for_and_gives_no_right_there(broker):
@@ -276,14 +281,16 @@ async def test_broker_without_an_authority_has_no_such_listener_and_says_so(star
     answer = await broker.admin().post("tokens", {})
     assert answer.refusal == (409, "Conflict")
     assert answer.problem.detail == "this broker issues no certificates"
-    body = {"request": Newcomer("a").request}
+    body = {"request": Applicant("a").request}
     answer = await broker.cluster("a").post("certificates", body)
     assert answer.refusal == (409, "Conflict")
 
 
 async def test_members_are_listed_in_pages_by_role_and_name(broker, tmp_path):
     for name in ("rome", "berlin", "paris"):
-        await Newcomer(name).join(broker, await newcomers.token(broker, name=name), tmp_path / name)
+        await Applicant(name).join(
+            broker, await applicants.token(broker, name=name), tmp_path / name
+        )
     first = await broker.admin().read("members", limit="2")
     assert [one["name"] for one in first["members"]] == ["berlin", "paris"]
     rest = await broker.admin().read("members", **{"limit": "2", "continue": first["next"]})
@@ -291,20 +298,20 @@ async def test_members_are_listed_in_pages_by_role_and_name(broker, tmp_path):
     assert "next" not in rest
 
 
-async def test_failure_inside_the_broker_is_logged_and_told_to_a_newcomer_without_details(
+async def test_failure_inside_the_broker_is_logged_and_told_to_a_applicant_without_details(
     broker, log
 ):
     """A clock that gives no time stands for whatever we did not foresee."""
-    token = await newcomers.token(broker, name="berlin")
+    token = await applicants.token(broker, name="berlin")
     broker.clock.now = "not a time"
-    answer = await Newcomer("berlin").ask(broker, token)
+    answer = await Applicant("berlin").ask(broker, token)
     assert answer.refusal == (500, "Internal")
     assert answer.problem.error == "internal error; see the log of the broker"
     (line,) = log.lines("Request failed")
     assert line["route"] == "join"
 
 
-async def test_new_token_comes_with_all_that_a_newcomer_needs(broker, certificates):
+async def test_new_token_comes_with_all_that_a_applicant_needs(broker, certificates):
     answer = await broker.admin().post("tokens", {"ttl": "30m", "name": "berlin"})
     assert answer.status == 201
     body = answer.json
@@ -317,7 +324,7 @@ async def test_new_token_comes_with_all_that_a_newcomer_needs(broker, certificat
 
 
 async def test_list_shows_tokens_without_their_secrets(broker):
-    text = await newcomers.token(broker, role="viewer", uses=3)
+    text = await applicants.token(broker, role="viewer", uses=3)
     answer = await broker.admin().get("tokens")
     (listed,) = answer.json["tokens"]
     assert listed["id"] == text.split(".")[1]
@@ -354,19 +361,19 @@ async def test_nonsense_makes_no_token(broker, fields):
 async def test_secret_is_in_no_log_no_journal_no_store_and_no_error(certificates, tmp_path, log):
     path = tmp_path / "kubelend.db"
     open_store = brokers.reopening(SqliteStore.open(path))
-    async with newcomers.enrolling(
+    async with applicants.enrolling(
         certificates, tmp_path, open_store=open_store, auto_accept="*"
     ) as broker:
-        text = await newcomers.token(broker, uses=2)
+        text = await applicants.token(broker, uses=2)
         secret = text.split(".")[2]
         said = [
-            await Newcomer("a").ask(broker, text),
-            await Newcomer("a").ask(broker, text, name="b"),
-            await Newcomer("b", algorithm=Algorithm.RSA).ask(broker, text),
-            await Newcomer("c").ask(broker, text),
-            await Newcomer("c").ask(broker, text + "x"),
-            await Newcomer("c").ask(broker, text, request="nonsense"),
-            await Newcomer("c").ask(broker, {"inner": text}),
+            await Applicant("a").ask(broker, text),
+            await Applicant("a").ask(broker, text, name="b"),
+            await Applicant("b", algorithm=Algorithm.RSA).ask(broker, text),
+            await Applicant("c").ask(broker, text),
+            await Applicant("c").ask(broker, text + "x"),
+            await Applicant("c").ask(broker, text, request="nonsense"),
+            await Applicant("c").ask(broker, {"inner": text}),
             await broker.admin().get("audit"),
             await broker.admin().get("members"),
             await broker.admin().get("tokens"),
@@ -397,14 +404,14 @@ async def crowd(calls):
 
 
 async def test_guessing_is_slowed_logged_and_counted(broker, log):
-    token = await newcomers.token(broker, name="edge-1")
-    answers = [await Newcomer("edge-1").ask(broker, guess(number)) for number in range(11)]
+    token = await applicants.token(broker, name="edge-1")
+    answers = [await Applicant("edge-1").ask(broker, guess(number)) for number in range(11)]
     assert [answer.status for answer in answers] == [403] * 10 + [429]
     late = answers[-1]
     assert (late.refusal, late.problem.detail) == ((429, "LimitExceeded"), "too many wrong tokens")
     assert 1 <= int(late.headers["Retry-After"]) <= 6
     # Who has used up its tries is not told whether the next one would be right.
-    assert (await Newcomer("edge-1").ask(broker, token)).status == 429
+    assert (await Applicant("edge-1").ask(broker, token)).status == 429
     (line,) = [line for line in log.lines("Request rejected") if line["code"] == "TokenRefused"]
     assert (line["route"], line["remote"]) == ("join", "127.0.0.1")
     assert (
@@ -417,7 +424,7 @@ async def test_guessing_is_slowed_logged_and_counted(broker, log):
 
 
 async def test_many_guesses_at_once_get_no_more_looks_and_right_tokens_cost_none(broker):
-    edge, token = Newcomer("edge-1"), await newcomers.token(broker, name="edge-1")
+    edge, token = Applicant("edge-1"), await applicants.token(broker, name="edge-1")
     assert [(await edge.ask(broker, token)).status for _ in range(15)] == [200] * 15
     asked = (edge.ask(broker, guess(number)) for number in range(30))
     statuses = sorted([answer.status for answer in await crowd(asked)])
@@ -425,10 +432,10 @@ async def test_many_guesses_at_once_get_no_more_looks_and_right_tokens_cost_none
 
 
 async def test_one_guesser_does_not_keep_another_address_out(broker):
-    token = await newcomers.token(broker, name="edge-1")
+    token = await applicants.token(broker, name="edge-1")
     for number in range(12):
-        await Newcomer("edge-1").ask(broker, guess(number))
-    answer = await Newcomer("edge-1").ask(broker, token, source="127.0.0.2")
+        await Applicant("edge-1").ask(broker, guess(number))
+    answer = await Applicant("edge-1").ask(broker, token, source="127.0.0.2")
     assert answer.status == 200
 
 
@@ -437,10 +444,10 @@ async def test_guessers_of_many_addresses_fill_no_log_and_keep_nobody_out(
 ):
     monkeypatch.setattr(enrolment, "LOG_RATE", 0.001)
     monkeypatch.setattr(enrolment, "LOG_BURST", 5)
-    async with newcomers.enrolling(certificates, tmp_path) as broker:
-        token = await newcomers.token(broker, name="edge-1")
+    async with applicants.enrolling(certificates, tmp_path) as broker:
+        token = await applicants.token(broker, name="edge-1")
         wrong = [
-            await Newcomer("edge-1").ask(broker, guess(number), source=f"127.2.{number}.1")
+            await Applicant("edge-1").ask(broker, guess(number), source=f"127.2.{number}.1")
             for number in range(12)
         ]
         assert {answer.status for answer in wrong} == {403}
@@ -449,11 +456,11 @@ async def test_guessers_of_many_addresses_fill_no_log_and_keep_nobody_out(
             "kubelend_http_requests_rejected_total", route="join", code="TokenRefused"
         )
         assert refused == 12
-        assert (await Newcomer("edge-1").ask(broker, token)).status == 200
+        assert (await Applicant("edge-1").ask(broker, token)).status == 200
 
 
 async def test_one_address_cannot_call_as_often_as_it_likes(broker):
-    calls = (newcomers.call(broker, "GET", "/enrol/v1/authorities") for _ in range(80))
+    calls = (applicants.call(broker, "GET", "/enrol/v1/authorities") for _ in range(80))
     statuses = [answer.status for answer in await crowd(calls)]
     assert 200 in statuses
     assert 429 in statuses
@@ -469,7 +476,7 @@ JSON = st.recursive(
 
 RIGHT = st.just(...)
 
-REQUEST = Newcomer("edge-9").request
+REQUEST = Applicant("edge-9").request
 
 ADDRESSES = itertools.cycle(range(256))
 
@@ -488,7 +495,7 @@ PEM = st.builds(
 @hypothesis.given(data=st.data())
 async def test_no_nonsense_is_let_in_or_breaks_the_broker(broker, data):
     """Beside a token that is right: what comes with it is all the more to be looked at."""
-    right = await newcomers.token(broker, name="edge-9")
+    right = await applicants.token(broker, name="edge-9")
     body = {
         "token": data.draw(RIGHT | JSON | st.text(max_size=250)),
         "name": data.draw(st.just("edge-9") | JSON),
@@ -499,7 +506,7 @@ async def test_no_nonsense_is_let_in_or_breaks_the_broker(broker, data):
         body["token"] = right
     garbage = data.draw(st.none() | st.binary(max_size=100))
     content = json.dumps(body).encode() if garbage is None else garbage
-    answer = await newcomers.call(
+    answer = await applicants.call(
         broker, "POST", "/enrol/v1/join", content, source=f"127.1.{next(ADDRESSES)}.1"
     )
     assert answer.status in {400, 403}, (answer, content)
@@ -558,16 +565,16 @@ def limit(monkeypatch):
     )
 
 
-async def test_bodies_that_do_not_come_keep_no_newcomer_out(certificates, tmp_path, limit):
+async def test_bodies_that_do_not_come_keep_no_applicant_out(certificates, tmp_path, limit):
     limit(12, 4, 4)
     async with (
-        newcomers.enrolling(certificates, tmp_path) as broker,
+        applicants.enrolling(certificates, tmp_path) as broker,
         holding(broker, 4, source="127.0.0.2"),
         holding(broker, 4, source="127.0.0.3"),
         holding(broker, 4, source="127.0.0.4"),
     ):
-        token = await newcomers.token(broker, name="berlin")
-        await Newcomer("berlin").join(broker, token, tmp_path / "berlin")
+        token = await applicants.token(broker, name="berlin")
+        await Applicant("berlin").join(broker, token, tmp_path / "berlin")
         assert rejected(broker, "TooManyConnections") >= 1
 
 
@@ -575,12 +582,12 @@ async def test_answered_call_whose_body_does_not_come_may_go_too(certificates, t
     limit(4, 4, 4)
     nowhere = HEAD.replace(b"/enrol/v1/join", b"/nowhere")
     async with (
-        newcomers.enrolling(certificates, tmp_path) as broker,
+        applicants.enrolling(certificates, tmp_path) as broker,
         holding(broker, 4, nowhere, source="127.0.0.2") as readers,
     ):
         for reader in readers:
             assert b" 404 " in await reader.readline()
-        assert (await newcomers.call(broker, "GET", "/enrol/v1/authorities")).status == 200
+        assert (await applicants.call(broker, "GET", "/enrol/v1/authorities")).status == 200
 
 
 async def test_body_is_not_waited_for_long(certificates, tmp_path, monkeypatch):
@@ -588,7 +595,7 @@ async def test_body_is_not_waited_for_long(certificates, tmp_path, monkeypatch):
     monkeypatch.setattr(enrolment, "READ_TIMEOUT", 0.3)
     began = time.monotonic()
     async with (
-        newcomers.enrolling(certificates, tmp_path, read_timeout=make.HOUR) as broker,
+        applicants.enrolling(certificates, tmp_path, read_timeout=make.HOUR) as broker,
         holding(broker, 1) as (reader,),
         asyncio.timeout(PATIENCE),
     ):
@@ -598,8 +605,8 @@ async def test_body_is_not_waited_for_long(certificates, tmp_path, monkeypatch):
 
 async def test_one_address_has_few_connections(broker):
     async with holding(broker, enrolment.ENROLMENT_CONNECTIONS.per_caller + 3) as readers:
-        token = await newcomers.token(broker, name="berlin")
-        answer = await Newcomer("berlin").ask(broker, token)  # from the same address
+        token = await applicants.token(broker, name="berlin")
+        answer = await Applicant("berlin").ask(broker, token)  # from the same address
         assert answer.status == 200
         assert rejected(broker, "TooManyOfCaller") == 4
         for reader in readers[:4]:
@@ -610,15 +617,15 @@ async def test_call_in_progress_is_not_ended_for_another(certificates, tmp_path,
     """The whole body has come, and the answer waits for the store."""
     limit(2, 1, 2)
     store = TroubledStore()
-    async with newcomers.enrolling(
+    async with applicants.enrolling(
         certificates, tmp_path, open_store=brokers.reopening(store)
     ) as broker:
-        token = await newcomers.token(broker, name="berlin")
+        token = await applicants.token(broker, name="berlin")
         before = store.commits
         store.hold()
-        asking = asyncio.create_task(Newcomer("berlin").ask(broker, token))
+        asking = asyncio.create_task(Applicant("berlin").ask(broker, token))
         await waiting.until(lambda: store.commits > before)
         with pytest.raises(aiohttp.ClientError):
-            await newcomers.call(broker, "GET", "/enrol/v1/authorities")
+            await applicants.call(broker, "GET", "/enrol/v1/authorities")
         store.let_go()
         assert (await asking).status == 200

@@ -24,15 +24,15 @@ from schemathesis.generation.hypothesis.builder import (
 )
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+import applicants
 import brokers
 import kubelend
-import newcomers
 import roles
+from applicants import Applicant
 from callers import Answer, check_documented, offer, route_of, wish
 from kubelend.core import durations
 from kubelend.wire import openapi, problems, routes, validation
 from kubelend.wire.route import EVENT_STREAM
-from newcomers import Newcomer
 from waiting import PATIENCE
 
 METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
@@ -285,13 +285,13 @@ class Service:
             "reservation": [*borrowed, *lent, "rsv-none"],
             "token": [token["id"], "none"],
             "role": ["cluster"],
-            "name": [self.newcomer(token["token"]), "nobody"],
+            "name": [self.applicant(token["token"]), "nobody"],
         }
 
-    def newcomer(self, token):
+    def applicant(self, token):
         """Asks to join, and has to wait for an administrator."""
-        name = f"newcomer-{next(self.turns)}"
-        body = {"token": token, "name": name, "request": Newcomer(name).request}
+        name = f"applicant-{next(self.turns)}"
+        body = {"token": token, "name": name, "request": Applicant(name).request}
         trusted = self.viewer.verify
         asked = requests.post(self.enrolment, json.dumps(body), verify=trusted, timeout=LATE)
         assert asked.status_code == 202, asked.text
@@ -363,7 +363,7 @@ async def child(certificates, tmp_path_factory):
         max_duration=longest,
         max_wait=longest,
         max_waiting=str(10**6),
-        ca_path=str(newcomers.authority(certificates, directory)),
+        ca_path=str(applicants.authority(certificates, directory)),
         enrol_port="0",
     ) as broker:
         yield broker

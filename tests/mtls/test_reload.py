@@ -285,11 +285,11 @@ async def test_new_connections_see_the_new_certificate_and_open_ones_go_on(follo
 
 async def test_names_of_the_broker_follow_its_certificate(following, live, log):
     """Whoever holds the present certificate's name is no cluster; who held the old one may be."""
-    newcomer = following.cluster("another-broker")
-    assert (await newcomer.get("version")).status == 200
+    applicant = following.cluster("another-broker")
+    assert (await applicant.get("version")).status == 200
     live.rename("another-broker")
     await reloaded(log)
-    assert (await newcomer.get("version")).refusal == (403, "InvalidIdentity")
+    assert (await applicant.get("version")).refusal == (403, "InvalidIdentity")
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER_NAME)])
     profile = Profile(subject, ExtendedKeyUsageOID.CLIENT_AUTH)
     old = following.holder(live.certificates.write("old-name", profile))

@@ -9,10 +9,11 @@ import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from msgspec.structs import replace
 
+import applicants
 import bare
 import brokers
 import make
-import newcomers
+from applicants import Applicant
 from callers import Stream, address, offer, wish
 from kubelend.api import instructions
 from kubelend.core.events import MemberChanged
@@ -21,15 +22,14 @@ from kubelend.core.members import Member, MembershipStatus
 from kubelend.pki import files, identity
 from kubelend.stores.sqlite import SqliteStore
 from mtls_headers import HEADER, passed_on
-from newcomers import Newcomer
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.broker("enrolling", trust_proxies=True)
 
 
 async def joined(broker, tmp_path, name="berlin", directory=""):
-    token = await newcomers.token(broker, name=name)
-    path = await Newcomer(name).join(broker, token, tmp_path / (directory or name))
+    token = await applicants.token(broker, name=name)
+    path = await Applicant(name).join(broker, token, tmp_path / (directory or name))
     return broker.holder(path, name)
 
 
@@ -96,11 +96,11 @@ async def test_revoked_administrator_does_not_return_with_a_token_it_made(
         (await mallory.post("tokens", {"role": "admin", "name": name})).json["token"]
         for name in ("eve", "oscar")
     ]
-    await Newcomer("eve", Role.ADMIN).join(broker, made[0], tmp_path / "eve")
+    await Applicant("eve", Role.ADMIN).join(broker, made[0], tmp_path / "eve")
     done = await revoke(broker, "mallory", "admin")
     assert sorted(done["tokens"]) == sorted(token.split(".")[1] for token in made)
     assert done["letIn"] == ["admin/eve"]
-    answer = await Newcomer("oscar", Role.ADMIN).ask(broker, made[1])
+    answer = await Applicant("oscar", Role.ADMIN).ask(broker, made[1])
     assert answer.refusal == (403, "TokenRefused")
 
 
@@ -173,7 +173,7 @@ async def test_after_an_accepted_return_the_old_certificate_is_refused_and_the_n
     old = await joined(broker, tmp_path)
     await old.advertise()
     await revoke(broker)
-    again, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
+    again, token = Applicant("berlin"), await applicants.token(broker, name="berlin")
     assert (await again.ask(broker, token)).status == 202  # a token alone is not enough
     assert (await old.get("version")).refusal == (403, "Revoked")
     await broker.admin().post("members", "cluster", "berlin", "accept")
@@ -182,7 +182,7 @@ async def test_after_an_accepted_return_the_old_certificate_is_refused_and_the_n
     assert (await old.get("version")).refusal == (403, "Revoked")
     (cluster,) = (await broker.admin().read("clusters"))["clusters"]
     assert "cordoned" not in cluster["status"]
-    fresh = Newcomer("berlin")
+    fresh = Applicant("berlin")
     answer = await new.post("certificates", {"request": fresh.request})
     renewed = broker.holder(fresh.save(answer, tmp_path / "renewed"), "berlin")
     await renewed.advertise()  # it is no older than the return
@@ -193,7 +193,7 @@ async def test_certificate_of_a_key_that_was_replaced_is_refused_and_its_stream_
     broker, tmp_path, keep
 ):
     old = await joined(broker, tmp_path)
-    second, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
+    second, token = Applicant("berlin"), await applicants.token(broker, name="berlin")
     assert (await second.ask(broker, token)).status == 202
     async with old.stream() as stream:
         await stream.event()
@@ -210,7 +210,7 @@ async def test_revocation_survives_a_restart(certificates, tmp_path):
     path = tmp_path / "kubelend.db"
     for run in (1, 2):
         store = SqliteStore.open(path)
-        async with newcomers.enrolling(
+        async with applicants.enrolling(
             certificates, tmp_path, open_store=brokers.reopening(store)
         ) as broker:
             if run == 1:
@@ -256,7 +256,7 @@ async def test_longer_certificate_from_elsewhere_that_was_renewed_is_not_forgott
     profile = identity.client_profile("rome")
     path = certificates.write("long", profile, at=datetime.now(UTC), lifetime=lifetime)
     rome = broker.holder(path, "rome")
-    answer = await rome.post("certificates", {"request": Newcomer("rome").request})
+    answer = await rome.post("certificates", {"request": Applicant("rome").request})
     assert answer.status == 200
     answer = await broker.admin().delete("members", "cluster", "rome")
     end = files.load_credentials(path).certificate.not_valid_after_utc

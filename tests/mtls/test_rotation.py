@@ -10,10 +10,11 @@ import pytest
 from cryptography import x509
 from msgspec.structs import replace
 
+import applicants
 import bare
-import newcomers
 import tls_peers
 import waiting
+from applicants import Applicant
 from certificates import Certificates
 from clocks import Clock
 from kubelend.core.lifecycle import Role
@@ -22,7 +23,6 @@ from kubelend.pki.authority import Authority
 from kubelend.pki.passphrases import Passphrase
 from kubelend.transports import tls
 from mtls_headers import passed_on
-from newcomers import Newcomer
 from proofs import rotation
 
 
@@ -141,8 +141,8 @@ def test_a_client_that_trusts_only_the_root_verifies_a_server_below_an_intermedi
 
 
 async def joined(broker, directory, name="berlin"):
-    token = await newcomers.token(broker, name=name)
-    return await Newcomer(name).join(broker, token, directory)
+    token = await applicants.token(broker, name=name)
+    return await Applicant(name).join(broker, token, directory)
 
 
 def certificate_in(directory):
@@ -164,7 +164,7 @@ def server(own, tmp_path):
 def started(own, server, tmp_path, **settings):
     """A broker that reads its files when it starts, and when asked to."""
     hour = timedelta(hours=1)
-    return newcomers.enrolling(
+    return applicants.enrolling(
         own, tmp_path, http_cert_path=server, certificate_check_interval=hour, **settings
     )
 
@@ -203,8 +203,8 @@ async def test_rotation_of_the_authority_is_taken_up_without_a_restart_and_refus
     assert certificate_in(directory).issuer == new.certificate.subject
     assert len(x509.load_pem_x509_certificates((directory / "ca.crt").read_bytes())) == 2
     await rotating.holder(directory, "paris").advertise()
-    newcomer, answer = await renew(before, "berlin")
-    renewed = newcomer.save(answer, tmp_path / "renewed")
+    applicant, answer = await renew(before, "berlin")
+    renewed = applicant.save(answer, tmp_path / "renewed")
     assert certificate_in(renewed).issuer == new.certificate.subject
     after = rotating.holder(renewed, "berlin")
     await after.advertise()
@@ -221,7 +221,7 @@ async def test_rotation_of_the_authority_is_taken_up_without_a_restart_and_refus
 
 
 async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, mounted, tmp_path, log):
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=mounted) as broker:
+    async with applicants.enrolling(own, tmp_path, http_cert_path=mounted) as broker:
         serial = tls_peers.serial_in(mounted)
         rotate(tmp_path)
         for _ in range(2):
@@ -238,7 +238,7 @@ async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
         "short", identity.server_profile(names=["broker.example.org"]), lifetime=timedelta(hours=1)
     )
     clock = Clock(datetime.now(UTC))
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
+    async with applicants.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
         before = tls_peers.serial_in(server)
         await broker.trust.refresh()
         assert tls_peers.serial_in(server) == before
@@ -261,15 +261,15 @@ async def test_certificate_of_another_authority_is_never_renewed_here(own, certi
     """The broker's from one authority, the clusters' from another: applicants receive both."""
     server = tmp_path / "server"
     shutil.copytree(certificates.server(), server)
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=server) as broker:
+    async with applicants.enrolling(own, tmp_path, http_cert_path=server) as broker:
         serial = tls_peers.serial_in(server)
         await broker.trust.refresh()
         assert tls_peers.serial_in(server) == serial
         broker.certificates = certificates
-        token = await newcomers.token(broker, name="berlin")
+        token = await applicants.token(broker, name="berlin")
         answer = await broker.admin().post("tokens", {})
         assert answer.json["caHash"] == tokens.ca_pin(certificates.authority.certificate)
-        directory = await Newcomer("berlin").join(broker, token, tmp_path / "berlin")
+        directory = await Applicant("berlin").join(broker, token, tmp_path / "berlin")
         assert certificate_in(directory).issuer == own.authority.certificate.subject
         await broker.holder(directory, "berlin").advertise()
 
@@ -278,12 +278,12 @@ async def test_authority_that_has_ended_signs_nothing_and_says_so(own, tmp_path)
     short = Authority.create("short", timedelta(minutes=5), now=datetime.now(UTC))
     short.save(tmp_path / "short")
     clock = Clock(datetime.now(UTC))
-    async with newcomers.enrolling(
+    async with applicants.enrolling(
         own, tmp_path, ca_path=str(tmp_path / "short"), clock=clock
     ) as broker:
-        token = await newcomers.token(broker, name="berlin")
+        token = await applicants.token(broker, name="berlin")
         clock.pass_time(timedelta(minutes=6))
-        answer = await Newcomer("berlin").ask(broker, token)
+        answer = await Applicant("berlin").ask(broker, token)
         assert answer.refusal == (503, "Unavailable")
         assert (await broker.admin().read("members"))["members"] == []
         (listed,) = (await broker.admin().read("tokens"))["tokens"]
@@ -299,8 +299,8 @@ def new_admin(tmp_path, name="alice"):
 
 
 async def renew(caller, name="berlin"):
-    newcomer = Newcomer(name)
-    return newcomer, await caller.post("certificates", {"request": newcomer.request})
+    applicant = Applicant(name)
+    return applicant, await caller.post("certificates", {"request": applicant.request})
 
 
 async def rotated_by_the_broker(own, server, tmp_path):
@@ -381,8 +381,8 @@ async def test_call_whose_body_was_awaited_meanwhile_is_refused(rotated, tmp_pat
 
 
 async def test_stream_of_the_dropped_authority_ends_at_once_and_others_go_on(rotated, tmp_path):
-    newcomer, answer = await renew(rotated.cluster("paris"), "paris")
-    paris = rotated.holder(newcomer.save(answer, tmp_path / "paris"), "paris")
+    applicant, answer = await renew(rotated.cluster("paris"), "paris")
+    paris = rotated.holder(applicant.save(answer, tmp_path / "paris"), "paris")
     async with rotated.cluster("berlin").stream() as stream, paris.stream() as other:
         await stream.event()
         await other.event()
@@ -392,8 +392,8 @@ async def test_stream_of_the_dropped_authority_ends_at_once_and_others_go_on(rot
 
 
 async def test_connections_of_the_new_authority_go_on(rotated, tmp_path):
-    newcomer, answer = await renew(rotated.cluster("berlin"))
-    berlin = rotated.holder(newcomer.save(answer, tmp_path / "berlin"), "berlin")
+    applicant, answer = await renew(rotated.cluster("berlin"))
+    berlin = rotated.holder(applicant.save(answer, tmp_path / "berlin"), "berlin")
     async with bare.connected(berlin) as (reader, writer):
         for _ in range(2):
             writer.write(bare.GET)
@@ -432,8 +432,8 @@ async def test_proxy_of_the_dropped_authority_is_refused_and_passes_nobody_on(
     rotated, own, tmp_path
 ):
     path = own.write("edge", identity.client_profile("edge", Role.PROXY))
-    newcomer, answer = await renew(rotated.cluster("berlin"))
-    new = passed_on(newcomer.save(answer, tmp_path / "berlin"))
+    applicant, answer = await renew(rotated.cluster("berlin"))
+    new = passed_on(applicant.save(answer, tmp_path / "berlin"))
     proxy = rotated.holder(path, "edge")
     assert (await proxy.call("GET", "version", headers=new)).status == 200
     await finish(rotated, tmp_path)
@@ -450,8 +450,8 @@ async def test_new_passphrase_is_taken_up_from_its_file(own, server, tmp_path):
         new = rotate(tmp_path, passphrase=Passphrase("old"), new_passphrase=Passphrase("new"))
         secret.write_text("new\n")
         await broker.trust.refresh()
-        newcomer, answer = await renew(broker.cluster("berlin"))
-        issued = files.load_certificates(newcomer.save(answer, tmp_path / "b") / "tls.crt")
+        applicant, answer = await renew(broker.cluster("berlin"))
+        issued = files.load_certificates(applicant.save(answer, tmp_path / "b") / "tls.crt")
         assert issued[0].issuer == new.certificate.subject
 
 
@@ -463,8 +463,8 @@ async def test_nothing_is_signed_while_the_key_on_disk_cannot_be_read(own, serve
         _, answer = await renew(broker.cluster("berlin"))
         assert answer.refusal == (503, "Unavailable")
         assert "the CA on disk cannot be loaded" in answer.problem.error
-        token = await newcomers.token(broker, name="paris")
-        assert (await Newcomer("paris").ask(broker, token)).status == 503
+        token = await applicants.token(broker, name="paris")
+        assert (await Applicant("paris").ask(broker, token)).status == 503
         authority.finish_rotation(tmp_path / "authority", Passphrase("new"))
         await broker.trust.refresh()  # whom to believe can be read without the key
         assert (await broker.cluster("berlin").get("version")).refusal == (403, "Revoked")

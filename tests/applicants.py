@@ -1,8 +1,8 @@
-"""Newcomers to a broker that issues certificates: a key each, a token, and calls as raw as HTTP.
+"""Applicants to a broker that issues certificates: a key each, a token, and calls as raw as HTTP.
 
-    async with newcomers.enrolling(certificates, tmp_path) as broker:
-        token = await newcomers.token(broker, name="berlin")
-        berlin = Newcomer("berlin")
+    async with applicants.enrolling(certificates, tmp_path) as broker:
+        token = await applicants.token(broker, name="berlin")
+        berlin = Applicant("berlin")
         answer = await berlin.ask(broker, token)
         caller = broker.holder(berlin.save(answer, tmp_path / "berlin"), "berlin")
 
@@ -65,7 +65,7 @@ async def token(broker: brokers.Running, **fields: Any) -> str:
     return str(answer.json["token"])
 
 
-class Newcomer:
+class Applicant:
     """Somebody with a key and no certificate."""
 
     def __init__(
