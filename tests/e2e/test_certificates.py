@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -161,14 +160,6 @@ def test_two_different_passphrases_make_no_authority(tmp_path):
     assert "error: the two passphrases differ" in terminal.seen
     assert "hunter" not in terminal.seen
     assert not (tmp_path / "ca").exists()
-
-
-def test_a_passphrase_can_come_from_another_program(tmp_path):
-    """Without a file on disk: `--passphrase-file <(pass show kubelend)`."""
-    line = f"{sys.executable} -m kubelend ca init --ca {tmp_path}/ca --passphrase-file <(echo x)"
-    subprocess.run(["bash", "-c", line], check=True, capture_output=True)
-    assert len(Authority.load(tmp_path / "ca", Passphrase("x")).trusted) == 1
-    assert Path(tmp_path / "ca" / "ca.key").stat().st_mode & 0o777 == 0o600
 
 
 # -- renewal

@@ -3,11 +3,8 @@
 import aiohttp
 import pytest
 
-import brokers
 import make
 from callers import offer, wish
-from kubelend.core import audit_log
-from kubelend.stores.memory import MemoryStore
 
 
 async def log(broker, **query):
@@ -16,13 +13,16 @@ async def log(broker, **query):
     return answer.json["lines"]
 
 
-async def test_whole_life_is_logged_with_who_and_from_where(broker):
+@pytest.mark.broker(fails=True)
+async def test_whole_life_is_logged_with_who_and_from_where(broker, store):
     await broker.cluster("a").post("advertisements", offer("a"))
     b = broker.cluster("b")
     made = (await b.post("reservations", wish("1"))).json
     await b.post("reservations", made["id"], "activate")
     await broker.admin().delete("reservations", made["id"])
     released, activated, requested, advertised = await log(broker)
+    digests = [line.digest.hex() for line in store.audit_lines(0, 10)]
+    assert [advertised["digest"], requested["digest"]] == digests[:2]
     assert (advertised["action"], activated["action"]) == ("Advertised", "Activated")
     assert (requested["action"], released["action"]) == ("Requested", "Released")
     assert requested["actor"] == {"name": "b", "role": "cluster", "remote": "127.0.0.1"}
@@ -114,17 +114,6 @@ async def test_filter_that_cannot_be_read_is_refused(broker):
     for query in ({"since": "yesterday"}, {"until": "2026-01-01T12:00:00"}, {"refused": "perhaps"}):
         answer = await broker.viewer().get("audit", **query)
         assert answer.refusal == (400, "InvalidInput"), query
-
-
-async def test_digests_are_those_of_the_chain(certificates):
-    stored = MemoryStore()
-    async with brokers.running(certificates, open_store=brokers.reopening(stored)) as broker:
-        await broker.cluster("a").post("advertisements", offer("a"))
-        await broker.admin().post("clusters", "a", "cordon")
-        digests = [line["digest"] for line in await log(broker)]
-    lines = stored.audit_lines(0, 10)
-    assert digests == [line.digest.hex() for line in reversed(lines)]
-    assert list(audit_log.verify_chain(lines, *stored.audit_log_bounds())) == []
 
 
 async def test_every_route_that_changes_something_is_logged_with_its_caller(broker):

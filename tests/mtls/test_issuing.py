@@ -33,7 +33,6 @@ from kubelend.pki import authority, files, identity, keys, tokens
 from kubelend.pki import x509 as pki_x509
 from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm
-from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
 from kubelend.wire.admin_bodies import JoinPending
 from waiting import PATIENCE
@@ -343,21 +342,6 @@ async def scene(tmp_path):
     follows = {"certificate_check_interval": timedelta(milliseconds=10), "http_cert_path": server}
     async with applicants.enrolling(certificates, tmp_path, **follows) as broker:
         yield Scene(tmp_path, certificates, broker)
-
-
-async def test_a_client_that_lives_on_calls_with_its_new_certificate(scene):
-    directory = scene.holder()
-    old = tls.own_certificate(directory)
-    async with scene.client(directory) as client:
-        await client.version()
-        renewed = await scene.renew_if_due(client, directory)
-        assert renewed is not None
-        assert await client.refresh()
-        await client.version()
-        assert await scene.renew_if_due(client, directory) is None
-    new = files.load_credentials(directory)
-    assert new.certificate == renewed.certificate != old
-    assert pki_x509.is_issued_by(new.certificate, scene.certificates.authority.certificate)
 
 
 async def test_who_was_not_let_in_here_gets_no_longer_life_however_often_it_renews(scene):

@@ -17,7 +17,6 @@ import applicants
 import bare
 import brokers
 import make
-import waiting
 from applicants import Applicant
 from kubelend.api import enrolment
 from kubelend.core.lifecycle import Role
@@ -25,7 +24,7 @@ from kubelend.pki import identity, tokens
 from kubelend.pki.keys import Algorithm
 from kubelend.stores.sqlite import SqliteStore
 from kubelend.transports.listener import ConnectionLimits
-from troubled import TroubledStore, outage
+from troubled import outage
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.broker("enrolling", auto_accept="edge-*")
@@ -431,18 +430,6 @@ async def test_bodies_that_do_not_come_keep_no_applicant_out(certificates, tmp_p
         assert rejected(broker, "TooManyConnections") >= 1
 
 
-async def test_answered_call_whose_body_does_not_come_may_go_too(certificates, tmp_path, limit):
-    limit(4, 4, 4)
-    nowhere = HEAD.replace(b"/enrol/v1/join", b"/nowhere")
-    async with (
-        applicants.enrolling(certificates, tmp_path) as broker,
-        holding(broker, 4, nowhere, source="127.0.0.2") as readers,
-    ):
-        for reader in readers:
-            assert b" 404 " in await reader.readline()
-        assert (await applicants.call(broker, "GET", "/enrol/v1/authorities")).status == 200
-
-
 async def test_body_is_not_waited_for_long(certificates, tmp_path, monkeypatch):
     """Whatever the timeout of the broker is for callers with a certificate."""
     monkeypatch.setattr(enrolment, "READ_TIMEOUT", 0.3)
@@ -464,21 +451,3 @@ async def test_one_address_has_few_connections(broker):
         assert rejected(broker, "TooManyOfCaller") == 4
         for reader in readers[:4]:
             assert await bare.end_of(reader) == b""
-
-
-async def test_call_in_progress_is_not_ended_for_another(certificates, tmp_path, limit):
-    """The whole body has come, and the answer waits for the store."""
-    limit(2, 1, 2)
-    store = TroubledStore()
-    async with applicants.enrolling(
-        certificates, tmp_path, open_store=brokers.reopening(store)
-    ) as broker:
-        token = await applicants.token(broker, name="berlin")
-        before = store.commits
-        store.hold()
-        asking = asyncio.create_task(Applicant("berlin").ask(broker, token))
-        await waiting.until(lambda: store.commits > before)
-        with pytest.raises(aiohttp.ClientError):
-            await applicants.call(broker, "GET", "/enrol/v1/authorities")
-        store.let_go()
-        assert (await asking).status == 200

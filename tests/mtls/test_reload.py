@@ -26,7 +26,6 @@ from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, events, hang_up, problem
-from waiting import PATIENCE
 
 HOSTS = pytest.mark.parametrize("host", ["localhost", "127.0.0.1"], ids=["with SNI", "without SNI"])
 NAMES = ("tls.crt", "tls.key", "ca.crt")
@@ -101,21 +100,6 @@ def test_new_handshakes_see_the_new_certificate_and_authority_while_a_connection
 
     run(story())
     assert scene.reports == []
-
-
-def test_with_both_authorities_in_the_file_both_are_let_in(scene, run):
-    bundle = [*scene.old.authority.trusted, *scene.new.authority.trusted]
-    issued = files.load_credentials(scene.new.server())
-    credentials = files.Credentials(issued.certificate, issued.key, tuple(bundle))
-    files.save_credentials(scene.directory, credentials, overwrite=True)
-    assert scene.reloading.refresh() is True
-
-    async def names():
-        async with tls_peers.serving(scene.reloading.context) as port:
-            clients = (scene.old_client, scene.new_client)
-            return [await tls_peers.name_of(port, client) for client in clients]
-
-    assert run(names()) == ["old-cluster", "new-cluster"]
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
@@ -197,24 +181,6 @@ def test_kubernetes_exchanging_the_link_behind_a_mounted_secret_is_seen(scene, t
     assert reloading.refresh() is True
     assert tls_peers.shake_hands(reloading.context, scene.new_client).caller == "new-cluster"
     assert scene.reports == []
-
-
-def test_connections_opened_all_the_while_are_all_let_in(scene, run):
-    """Ten renewals by the same authority, a handshake under way at each."""
-
-    async def story():
-        async with tls_peers.serving(scene.reloading.context) as port:
-            calls = []
-            for turn in range(10):
-                calling = (tls_peers.name_of(port, scene.old_client) for _ in range(3))
-                calls += [asyncio.create_task(call) for call in calling]
-                await asyncio.sleep(0)
-                renewed = files.load_credentials(scene.old.server(directory=f"renewed-{turn}"))
-                files.save_credentials(scene.directory, renewed, overwrite=True)
-                assert scene.reloading.refresh()
-            return await asyncio.gather(*calls)
-
-    assert run(story()) == ["old-cluster"] * 30
 
 
 # -- a broker
@@ -301,7 +267,6 @@ async def test_files_that_do_not_fit_are_reported_once_and_the_old_ones_stay(fol
 # -- a client
 
 VERSION = body(bodies.Version("1"))
-WORKERS = 16
 SOON, LATER = timedelta(milliseconds=5), timedelta(hours=1)
 
 
@@ -347,29 +312,6 @@ async def scripted(holder):
 def answering(scripted):
     scripted.responses.append(VERSION)
     return scripted
-
-
-async def test_sixteen_callers_see_no_failure_while_the_certificate_changes_ten_times(
-    holder, answering
-):
-    stop = asyncio.Event()
-
-    async def work(client):
-        while not stop.is_set():
-            await client.version()
-
-    async with holder.client(answering.url) as client, asyncio.TaskGroup() as group:
-        for _ in range(WORKERS):
-            group.create_task(work(client))
-        for _ in range(10):
-            holder.renew()
-            await waiting.until(lambda: seen_with(answering, holder.serial) >= WORKERS)
-        stop.set()
-    assert len({seen.serial for seen in answering.seen}) >= 10
-
-
-def seen_with(answering, serial):
-    return sum(seen.serial == serial for seen in answering.seen)
 
 
 async def test_calls_that_have_begun_finish_over_the_connection_they_have(holder, answering):
@@ -536,10 +478,6 @@ RESERVATION = bodies.Reservation(
     datetime(2026, 1, 1, tzinfo=UTC),
 )
 
-MANY = 120
-
-LITTLE = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
-
 
 def event(revision):
     instruction = bodies.Instruction(revision, "provider", "Hold", "Hold it", RESERVATION)
@@ -583,32 +521,3 @@ async def test_a_stream_that_is_left_gives_its_old_connection_back(holder, scrip
             holder.renew()
             assert await client.refresh()
         await waiting.until(lambda: scripted.open_connections == 0)
-
-
-async def test_every_event_comes_once_while_the_certificate_changes_again_and_again(
-    holder, tmp_path
-):
-    certificates, lender = holder.certificates, Holder(tmp_path, holder.certificates, "lender")
-    resets: list[int] = []
-    received: list[str] = []
-    made: list[str] = []
-
-    async def listen(client):
-        async with contextlib.aclosing(client.stream(on_reset=lambda: resets.append(1))) as stream:
-            while len(received) < MANY:
-                received.append((await anext(stream)).reservation.id)
-
-    async with brokers.running(certificates) as broker:
-        url = f"https://localhost:{broker.port}"
-        borrowing = BrokerClient(url, certificates.cluster("borrower"))
-        async with lender.client(url) as client, borrowing as borrower:
-            capacity = bodies.Metrics(bodies.Quantities("100", "100Gi"))
-            await client.publish(bodies.Advertisement("lender", capacity))
-            listening = asyncio.create_task(listen(client))
-            while len(made) < MANY:
-                if len(made) % 10 == 0:
-                    lender.renew()
-                made.append((await borrower.reserve(LITTLE)).id)
-            await asyncio.wait_for(listening, PATIENCE)
-    assert received == made
-    assert resets == [1]

@@ -96,20 +96,6 @@ async def test_nobody_revokes_or_removes_itself(broker):
     assert (await broker.admin().delete("members", "admin", "alice")).refusal == (409, "Conflict")
 
 
-async def test_released_reservations_are_given_back_and_moved(broker, tmp_path):
-    berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
-    rome = await joined(broker, tmp_path, "rome")
-    await berlin.advertise()
-    lent = await paris.reserve()
-    await rome.advertise()
-    borrowed = await berlin.reserve()
-    done = await revoke(broker, release=True)
-    assert (done["released"], done["drained"]) == ([borrowed["id"]], [lent["id"]])
-    moved = await paris.read("reservations", lent["id"])
-    assert (moved["status"]["phase"], moved["targetClusterID"]) == ("Reserved", "rome")
-    assert await broker.admin().phase_of(borrowed["id"]) == "Released"
-
-
 async def test_after_an_accepted_return_the_old_certificate_is_refused_and_the_new_one_is_not(
     broker, tmp_path
 ):

@@ -18,7 +18,6 @@ from kubelend.pki import files, identity, keys
 from kubelend.pki import x509 as pki_x509
 from kubelend.pki.authority import AUTHORITY_LIFETIME, LEAF_LIFETIME, Authority
 from kubelend.pki.keys import Algorithm, PrivateKey
-from kubelend.pki.passphrases import Passphrase
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -312,12 +311,6 @@ def test_cert_managers_key_that_others_can_read_is_refused(tmp_path):
     (ca / "tls.key").chmod(0o644)
     with pytest.raises(InvalidSettings, match=r"mode 0644.*secret volume's defaultMode"):
         Authority.load(ca)
-
-
-def test_an_encrypted_key_of_another_authority_can_be_used(tmp_path):
-    ca = write(tmp_path / "ca", ca_crt=[ROOT[0]], ca_key=ROOT[1])
-    (ca / "ca.key").write_bytes(keys.to_pem(ROOT[1], Passphrase("x")))
-    assert issued(ca, tmp_path / "out", passphrase=Passphrase("x")).authorities == (ROOT[0],)
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
