@@ -36,7 +36,7 @@ async def enrolling(
     certificates: Certificates, root: Path, **settings: Any
 ) -> AsyncIterator[brokers.Running]:
     """A broker with the authority of `certificates`; its clock begins with the machine's."""
-    issues = {"ca_path": str(authority(certificates, root)), "enrol_port": 0}
+    issues: dict[str, Any] = {"ca_path": str(authority(certificates, root)), "enrol_port": 0}
     values = {"clock": Clock(datetime.now(UTC))} | issues | settings
     async with brokers.running(certificates, **values) as broker:
         yield broker

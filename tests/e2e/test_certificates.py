@@ -114,8 +114,9 @@ class Terminal:
     def __init__(self, *arguments):
         self._master, slave = pty.openpty()
         command = [sys.executable, "-m", "kubelend", *map(str, arguments)]
-        ends = {"stdin": slave, "stdout": slave, "stderr": slave}
-        self._process = subprocess.Popen(command, **ends, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        )
         os.close(slave)
         self.seen = ""
 

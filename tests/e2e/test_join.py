@@ -37,9 +37,14 @@ class Machine:
         self.environment = {**kept, "PATH": path}
 
     def start(self, command):
-        places = {"cwd": self.directory, "env": self.environment}
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(["bash", "-c", command], **places, **output)
+        return subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def run(self, command):
         """Exit code, output and errors."""

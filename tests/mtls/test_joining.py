@@ -10,7 +10,6 @@ import time
 import aiohttp
 import hypothesis
 import pytest
-from cryptography import x509
 from hypothesis import strategies as st
 
 import applicants
@@ -19,7 +18,6 @@ import brokers
 import make
 from applicants import Applicant
 from kubelend.api import enrolment
-from kubelend.core.lifecycle import Role
 from kubelend.pki import identity, tokens
 from kubelend.pki.keys import Algorithm
 from kubelend.stores.sqlite import SqliteStore
@@ -51,14 +49,6 @@ async def test_bound_token_gives_a_certificate_with_which_the_cluster_lends_and_
     assert seen == ("Accepted", "cluster", "alice")
     assert member["certificate"]["serial"] == f"{issued.serial_number:x}"
     assert identity.caller_from_certificate(issued) == identity.Caller("berlin")
-
-
-@pytest.mark.parametrize("role", [Role.VIEWER, Role.ADMIN])
-async def test_people_join_in_their_roles(broker, tmp_path, role):
-    bob = broker.holder(await applicants.joined(broker, tmp_path / "bob", "bob", role), "bob")
-    assert (await bob.get("clusters")).status == 200
-    status = 200 if role is Role.ADMIN else 403
-    assert (await bob.get("tokens")).status == status
 
 
 async def test_unexpected_cluster_waits_until_it_is_accepted(broker, tmp_path):
@@ -144,13 +134,6 @@ async def test_only_allowed_clusters_may_join_whatever_they_show(broker):
     assert answer.problem.detail == "cluster 'berlin' is not allowed to join"
     assert (await broker.admin().post("tokens", {"name": "berlin"})).status == 403
     assert (await Applicant("lab-1").ask(broker, token)).status == 202
-
-
-async def test_anybody_may_ask_for_the_authorities(broker, certificates):
-    answer = await applicants.call(broker, "GET", "/enrol/v1/authorities")
-    assert answer.status == 200
-    (shown,) = x509.load_pem_x509_certificates(answer.content)
-    assert shown == certificates.authority.certificate
 
 
 async def test_nothing_of_the_interface_is_reached_there_with_or_without_a_certificate(broker):

@@ -79,13 +79,6 @@ def test_no_session_could_outlive_its_certificate_by_a_ticket(server, cluster, v
     assert session is None or not session.has_ticket
 
 
-def test_a_server_has_the_names_that_it_was_given(certificates, cluster):
-    directory = certificates.server("broker.example.org", "127.0.0.2", directory="named")
-    server = tls.server_context(directory)
-    for host in ("broker.example.org", "127.0.0.2"):
-        assert tls_peers.shake_hands(server, cluster, host=host).caller == "agent-cluster-1"
-
-
 def test_a_client_refuses_a_server_of_another_authority(tmp_path, certificates, cluster):
     elsewhere = Certificates(tmp_path / "elsewhere", authority="another-ca")
     seen = tls_peers.shake_hands(tls.server_context(elsewhere.server()), cluster)

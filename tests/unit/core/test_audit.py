@@ -293,7 +293,7 @@ MEMBER = replace(
     reason="why",
     forget_at=make.T0,
 )
-OFFER = {"region": "eu", "prices": make.price_list(cpu="1"), "policy": make.policy()}
+PRICES = make.price_list(cpu="1")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,10 @@ OFFER = {"region": "eu", "prices": make.price_list(cpu="1"), "policy": make.poli
             make.reservation(target="a", expires_at=make.T0, acknowledged_at=make.T0),
             "phase reason requester resources target expiresAt acknowledgedAt",
         ),
-        (make.cluster(cordon="why", **OFFER), "cordon labels prices policy"),
+        (
+            make.cluster(cordon="why", region="eu", prices=PRICES, policy=make.policy()),
+            "cordon labels prices policy",
+        ),
         (
             Cluster(replace(make.advertisement(), endpoint="https://a"), make.T0, make.T0),
             "endpoint",

@@ -11,8 +11,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
-    NoEncryption,
-    PrivateFormat,
     PublicFormat,
 )
 from hypothesis import example, given, settings
@@ -24,7 +22,7 @@ from kubelend.core.errors import InvalidGrant, InvalidInput, InvalidSettings
 from kubelend.pki import tokens
 from kubelend.pki.authority import Authority
 from kubelend.pki.grants import GRANT_ISSUER, Grant, GrantKeys, verify_grant
-from kubelend.pki.keys import Algorithm
+from kubelend.pki.keys import Algorithm, to_pem
 
 REFUSAL = (
     "not a valid token: expected kl1.ID.SECRET, with 10 and 32 letters or digits;"
@@ -294,11 +292,8 @@ def test_openssl_verifies_the_signature(keys, tmp_path):
     assert "Signature Verified Successfully" in said
 
 
-PLAIN = {"format": PrivateFormat.PKCS8, "encryption_algorithm": NoEncryption()}
-OF_ANOTHER_KIND = ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.PEM, **PLAIN)
-
-
-RIGHT = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, **PLAIN)
+OF_ANOTHER_KIND = to_pem(ec.generate_private_key(ec.SECP256R1()))
+RIGHT = to_pem(Ed25519PrivateKey.generate())
 
 
 @pytest.mark.parametrize(
