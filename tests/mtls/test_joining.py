@@ -16,6 +16,7 @@ import applicants
 import bare
 import brokers
 import make
+import waiting
 from applicants import Applicant
 from kubelend.api import enrolment
 from kubelend.pki import identity, tokens
@@ -253,6 +254,11 @@ def guess(number):
     return f"kl1.{'a' * 10}.{digits}"
 
 
+def refused_joins(broker):
+    labels = {"route": "join", "code": "TokenRefused"}
+    return broker.metric("kubelend_http_requests_rejected_total", **labels)
+
+
 async def crowd(calls):
     """All at once, as far as one address may have connections."""
     room = asyncio.Semaphore(enrolment.ENROLMENT_CONNECTIONS.per_caller // 2)
@@ -277,10 +283,7 @@ async def test_guessing_is_slowed_by_address_logged_and_counted(broker, log):
     assert other_address.status == 200
     (line,) = [line for line in log.lines("Request rejected") if line["code"] == "TokenRefused"]
     assert (line["route"], line["remote"]) == ("join", "127.0.0.1")
-    assert (
-        broker.metric("kubelend_http_requests_rejected_total", route="join", code="TokenRefused")
-        == 10
-    )
+    assert refused_joins(broker) == 10
     refused = (await broker.admin().read("audit", action="join"))["lines"]
     assert {line["code"] for line in refused} == {"TokenRefused", "LimitExceeded"}
     assert {line["actor"]["role"] for line in refused} == {"applicant"}
@@ -307,10 +310,7 @@ async def test_guessers_of_many_addresses_fill_no_log_and_keep_nobody_out(
         ]
         assert {answer.status for answer in wrong} == {403}
         assert len(log.lines("Request rejected")) == 5
-        refused = broker.metric(
-            "kubelend_http_requests_rejected_total", route="join", code="TokenRefused"
-        )
-        assert refused == 12
+        assert refused_joins(broker) == 12
         assert (await Applicant("edge-1").ask(broker, token)).status == 200
 
 
@@ -365,16 +365,12 @@ HEAD = b"POST /enrol/v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000
 async def holding(broker, count, sent=HEAD, source="127.0.0.1"):
     """Connections from this address that have sent this much, and no more."""
     context = ssl.create_default_context(cafile=str(broker.certificates.server() / "ca.crt"))
+    options = {"ssl": context, "server_hostname": "localhost", "local_addr": (source, 0)}
+    port = broker.process.ports["enrol"]
     async with contextlib.AsyncExitStack() as stack:
         readers = []
         for _ in range(count):
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1",
-                broker.process.ports["enrol"],
-                ssl=context,
-                server_hostname="localhost",
-                local_addr=(source, 0),
-            )
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
             stack.push_async_callback(_abort, writer)
             writer.write(sent)
             readers.append(reader)
@@ -395,9 +391,11 @@ def rejected(broker, reason):
 @pytest.fixture
 def limit(monkeypatch):
     """Limits the connections to the enrolment listener of brokers that start afterwards."""
-    return lambda *limits: monkeypatch.setattr(
-        enrolment, "ENROLMENT_CONNECTIONS", ConnectionLimits(*limits)
-    )
+
+    def limit(*limits):
+        monkeypatch.setattr(enrolment, "ENROLMENT_CONNECTIONS", ConnectionLimits(*limits))
+
+    return limit
 
 
 async def test_bodies_that_do_not_come_keep_no_applicant_out(certificates, tmp_path, limit):
@@ -411,6 +409,18 @@ async def test_bodies_that_do_not_come_keep_no_applicant_out(certificates, tmp_p
         token = await applicants.token(broker, name="berlin")
         await Applicant("berlin").join(broker, token, tmp_path / "berlin")
         assert rejected(broker, "TooManyConnections") >= 1
+
+
+async def test_answered_call_whose_body_does_not_come_may_go_too(certificates, tmp_path, limit):
+    limit(4, 4, 4)
+    nowhere = HEAD.replace(b"/enrol/v1/join", b"/nowhere")
+    async with (
+        applicants.enrolling(certificates, tmp_path) as broker,
+        holding(broker, 4, nowhere, source="127.0.0.2") as readers,
+    ):
+        for reader in readers:
+            assert b" 404 " in await reader.readline()
+        assert (await applicants.call(broker, "GET", "/enrol/v1/authorities")).status == 200
 
 
 async def test_body_is_not_waited_for_long(certificates, tmp_path, monkeypatch):
@@ -434,3 +444,22 @@ async def test_one_address_has_few_connections(broker):
         assert rejected(broker, "TooManyOfCaller") == 4
         for reader in readers[:4]:
             assert await bare.end_of(reader) == b""
+
+
+@pytest.fixture
+def few(limit):
+    limit(2, 1, 2)
+
+
+@pytest.mark.broker("enrolling", fails=True)
+async def test_call_in_progress_is_not_ended_for_another(few, broker, store):
+    """The whole body has come, and the answer waits for the store."""
+    token = await applicants.token(broker, name="berlin")
+    before = store.commits
+    store.hold()
+    asking = asyncio.create_task(Applicant("berlin").ask(broker, token))
+    await waiting.until(lambda: store.commits > before)
+    with pytest.raises(aiohttp.ClientError):
+        await applicants.call(broker, "GET", "/enrol/v1/authorities")
+    store.let_go()
+    assert (await asking).status == 200

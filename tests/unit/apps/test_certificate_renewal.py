@@ -86,10 +86,9 @@ async def test_certificate_that_is_not_due_is_renewed_only_by_force(
 async def test_new_certificate_has_a_new_key_of_the_same_algorithm_and_the_same_name(
     certificates, now, renew, algorithm
 ):
-    life = timedelta(days=1)
-    directory = certificates.write(
-        "a", identity.client_profile("a"), at=now - 0.9 * life, lifetime=life, algorithm=algorithm
-    )
+    life, profile = timedelta(days=1), identity.client_profile("a")
+    valid = {"at": now - 0.9 * life, "lifetime": life}
+    directory = certificates.write("a", profile, algorithm=algorithm, **valid)
     old = files.load_credentials(directory)
     renewed = await renew(directory)
     new = files.load_credentials(directory)
