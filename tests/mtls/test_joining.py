@@ -365,12 +365,13 @@ HEAD = b"POST /enrol/v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000
 async def holding(broker, count, sent=HEAD, source="127.0.0.1"):
     """Connections from this address that have sent this much, and no more."""
     context = ssl.create_default_context(cafile=str(broker.certificates.server() / "ca.crt"))
-    options = {"ssl": context, "server_hostname": "localhost", "local_addr": (source, 0)}
-    port = broker.process.ports["enrol"]
+    port, own = broker.process.ports["enrol"], (source, 0)
     async with contextlib.AsyncExitStack() as stack:
         readers = []
         for _ in range(count):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=context, server_hostname="localhost", local_addr=own
+            )
             stack.push_async_callback(_abort, writer)
             writer.write(sent)
             readers.append(reader)
