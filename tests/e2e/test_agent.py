@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import agent_process
+import applicants
 import broker_process
 import brokers
-import newcomers
 from kubelend.pki import identity
 from kubelend.transports import tls
 from kubelend.wire.objects import (
@@ -146,7 +146,7 @@ def test_missing_directory_of_objects_is_reported_and_waited_for(broker, certifi
 
 
 def test_a_certificate_that_is_due_is_renewed_while_it_runs(certificates, tmp_path):
-    authority = newcomers.authority(certificates, tmp_path)
+    authority = applicants.authority(certificates, tmp_path)
     flags = (f"--ca-path={authority}", "--enrol-port=0", "--certificate-lifetime=1h")
     with contextlib.ExitStack() as running:
         broker = running.enter_context(

@@ -10,8 +10,8 @@ import shlex
 
 import pytest
 
+import applicants
 import broker_thread
-import newcomers
 from kubelend.cli import main
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
@@ -21,7 +21,7 @@ from kubelend.wire import bodies
 def broker(certificates, tmp_path_factory):
     """It issues certificates, too."""
     directory = tmp_path_factory.mktemp("broker")
-    authority = newcomers.authority(certificates, directory)
+    authority = applicants.authority(certificates, directory)
     with broker_thread.running(
         certificates.server(), directory, ca_path=authority, enrol_port=0, rate_limit=0
     ) as running:

@@ -14,8 +14,9 @@ import pytest_asyncio
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-import newcomers
+import applicants
 import roles
+from applicants import Applicant
 from callers import offer, request_body
 from kubelend.cli import generate
 from kubelend.core.lifecycle import Role
@@ -23,7 +24,6 @@ from kubelend.pki import identity
 from kubelend.pki.identity import BROKER_NAME, Profile
 from kubelend.wire import openapi, routes
 from kubelend.wire.route import EVENT_STREAM
-from newcomers import Newcomer
 
 MAY = "may"
 
@@ -52,7 +52,7 @@ BODIES = {
     "explain": lambda _: request_body(),
     "set_policy": lambda _: {"deny": ["somebody"]},
     "set_quota": lambda _: {"reservations": 1_000_000},
-    "renew_certificate": lambda caller: {"request": Newcomer(*who(caller)).request},
+    "renew_certificate": lambda caller: {"request": Applicant(*who(caller)).request},
 }
 """What to send where a body has to be; anywhere else none is sent."""
 
@@ -119,7 +119,7 @@ KEPT_OUT = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def enrolling(certificates, tmp_path_factory):
     directory = tmp_path_factory.mktemp("roles")
-    async with newcomers.enrolling(certificates, directory, trust_proxies=True) as broker:
+    async with applicants.enrolling(certificates, directory, trust_proxies=True) as broker:
         for name in ("provider", "stranger", "outcast"):
             await broker.cluster(name).advertise(*PLENTY)
         answer = await broker.admin().post("members", "cluster", "outcast", "revoke")
@@ -191,7 +191,7 @@ async def reservation(broker):
 
 
 async def token(broker):
-    return (await newcomers.token(broker)).split(".")[1]
+    return (await applicants.token(broker)).split(".")[1]
 
 
 async def cluster(_):
@@ -200,8 +200,8 @@ async def cluster(_):
 
 async def applicant(broker):
     """Who waits to be accepted."""
-    found = Newcomer(f"applicant-{next(COUNT)}")
-    assert (await found.ask(broker, await newcomers.token(broker))).status == 202
+    found = Applicant(f"applicant-{next(COUNT)}")
+    assert (await found.ask(broker, await applicants.token(broker))).status == 202
     return found.name
 
 

@@ -24,15 +24,15 @@ from schemathesis.generation.hypothesis.builder import (
 )
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+import applicants
 import brokers
 import kubelend
-import newcomers
 import roles
+from applicants import Applicant
 from callers import Answer, check_documented, offer, request_body, route_of
 from kubelend.core import durations
 from kubelend.wire import openapi, problems, routes, validation
 from kubelend.wire.route import EVENT_STREAM
-from newcomers import Newcomer
 from waiting import PATIENCE
 
 TYPES = {"null", "boolean", "object", "array", "number", "string", "integer"}
@@ -250,7 +250,7 @@ class Service:
     def applicant(self, token):
         """Asks to join, and has to wait for an administrator."""
         name = f"applicant-{next(self.turns)}"
-        body = {"token": token, "name": name, "request": Newcomer(name).request}
+        body = {"token": token, "name": name, "request": Applicant(name).request}
         trusted = self.viewer.verify
         asked = requests.post(self.enrolment, json.dumps(body), verify=trusted, timeout=LATE)
         assert asked.status_code == 202, asked.text
@@ -324,7 +324,7 @@ async def child(certificates, tmp_path_factory):
         max_duration=longest,
         max_wait=longest,
         max_waiting=str(10**6),
-        ca_path=str(newcomers.authority(certificates, directory)),
+        ca_path=str(applicants.authority(certificates, directory)),
         enrol_port="0",
     ) as broker:
         yield broker
