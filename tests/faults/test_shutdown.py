@@ -1,18 +1,16 @@
-"""Told to stop, the broker finishes what it has begun, begins nothing new, and ends well."""
+"""After a signal the broker finishes the calls in progress, accepts no new ones, and exits with 0."""
 
 import asyncio
 import contextlib
 import signal
 import sqlite3
 
-import aiohttp
 import pytest
 
 import bare
 import brokers
 import waiting
 from callers import Caller, wish
-from troubled import TroubledStore
 from waiting import PATIENCE
 
 
@@ -116,57 +114,3 @@ async def test_second_signal_does_not_cut_off_what_the_first_let_finish(certific
                 await asyncio.sleep(0.05)
         assert (await call).status == 201
         assert await asyncio.to_thread(broker.process.wait, PATIENCE) == 0
-
-
-async def test_store_is_free_again_after_the_end(certificates, tmp_path):
-    for number in range(2):
-        async with brokers.child(certificates, tmp_path) as broker:
-            await broker.cluster("a").advertise()
-            listed = await broker.viewer().read("reservations")
-            assert len(listed["reservations"]) == number
-            await broker.cluster("r").reserve("1m", "1Mi")
-            assert await broker.stop() == 0
-
-
-async def test_answer_that_is_begun_in_this_process_is_finished_too(certificates):
-    """The same without a process, with a store that is held by hand."""
-    store = TroubledStore()
-    async with contextlib.AsyncExitStack() as stack:
-        running = brokers.running(certificates, open_store=brokers.reopening(store))
-        broker = await running.__aenter__()
-        caller = Caller(broker.port, certificates.cluster("a"), "a")
-        stack.push_async_callback(caller.hang_up)
-        await caller.get("version")
-        store.hold()
-        call = asyncio.create_task(caller.advertise())
-        await waiting.until(lambda: store.commits == 1)
-        ending = asyncio.create_task(running.__aexit__(None, None, None))
-        await waiting.until(lambda: refuses_connections(broker.port))
-        assert not call.done()
-        assert not ending.done()
-        store.let_go()
-        assert (await call)["advertisement"]["clusterID"] == "a"
-        await ending
-    assert [found.id for found in store.kept.load().clusters] == ["a"]
-
-
-async def test_port_that_is_taken_ends_the_process_with_a_word(certificates, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    for directory in (first, second):
-        directory.mkdir()
-    async with brokers.child(certificates, first) as broker:
-        with pytest.raises(AssertionError, match=r"cannot listen on 127\.0\.0\.1"):
-            async with brokers.child(certificates, second, http_port=str(broker.port)):
-                pass
-        assert (await broker.cluster("a").get("version")).status == 200
-
-
-async def test_nobody_is_let_in_after_the_end(certificates):
-    async with brokers.running(certificates) as broker:
-        port = broker.port
-        assert not await refuses_connections(port)
-    assert await refuses_connections(port)
-    caller = Caller(port, certificates.cluster("a"), "a")
-    with pytest.raises(aiohttp.ClientError):
-        await caller.get("version")
-    await caller.hang_up()

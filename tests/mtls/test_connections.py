@@ -269,20 +269,18 @@ pytestmark = pytest.mark.broker(
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [
-        pytest.param(GET[:1], id="one byte"),
-        pytest.param(GET[:-2], id="all but the last line"),
-        pytest.param(GET + GET[:30], id="half of the second"),
-    ],
+    "calls, sent",
+    [(0, GET[:1]), (0, GET[:-2]), (1, GET[:30])],
+    ids=["one byte", "all but the last line", "half of the second"],
 )
-async def test_header_that_does_not_arrive_ends_the_connection(broker, sent):
+async def test_header_that_does_not_arrive_ends_the_connection(broker, calls, sent):
     async with connected(broker.cluster("slow")) as (reader, writer):
-        began = time.monotonic()
+        for _ in range(calls):
+            assert await is_answered(reader, writer)
         writer.write(sent)
+        began = time.monotonic()
         await others_are_served(broker)
-        answers = await end_of(reader)
-        assert answers.count(b"HTTP/1.1") == answers.count(b"HTTP/1.1 200 ") == sent.count(GET)
+        assert await end_of(reader) == b""
         assert time.monotonic() - began > QUICK.total_seconds() / 2
 
 
@@ -407,12 +405,10 @@ async def test_client_that_goes_away_leaves_no_trace(broker, log, sent):
 @pytest.mark.parametrize(
     "sent",
     [
-        pytest.param(b"\x00\x01\x02\x03\r\n\r\n", id="no HTTP"),
         pytest.param(b"GET / HTTP/9.9\r\n\r\n", id="no known version"),
         pytest.param(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", id="long path"),
         pytest.param(GET[:-2] + b"No colon here\r\n\r\n", id="header without a colon"),
         pytest.param(POST + b"Content-Length: -5\r\n\r\n", id="negative length"),
-        pytest.param(POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", id="two lengths"),
         pytest.param(
             POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", id="both lengths"
         ),

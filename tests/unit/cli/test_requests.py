@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from kubelend.cli import advertise, calls, output, request_flags, reservations
+from kubelend.cli import advertise, output, request_flags, reservations
 from kubelend.cli.output import Format
 from kubelend.cli.reservations import ReservationFilter
 from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidInput, NotFound, RateLimited
@@ -131,25 +131,6 @@ def test_flags_make_an_advertisement():
     assert "cost" not in advertisement(**REQUIRED)
     with pytest.raises(InvalidInput, match="--cpu and --memory are required"):
         advertisement(cpu="1")
-
-
-@pytest.mark.parametrize(
-    "field, flag",
-    [
-        ("resources.capacity.cpu", "--cpu"),
-        ("resources.capacity.extended.fpga", "--resource fpga"),
-        ("resources.allocated.memory", "--allocated-memory"),
-        ("cost.gpuCost", "--gpu-cost"),
-        ("labels.tier", "--label tier"),
-        ("validFor", "--valid-for"),
-    ],
-)
-def test_an_error_in_an_advertisement_names_the_flag(field, flag):
-    with (
-        pytest.raises(InvalidInput, match=f"^{flag}: is wrong$"),
-        calls.naming_flags(advertise.FIELDS),
-    ):
-        raise InvalidInput(f"{field}: is wrong")
 
 
 @pytest.mark.parametrize(
