@@ -7,7 +7,6 @@ import signal
 import pytest
 
 import processes
-from kubelend.cli import main
 from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -23,44 +22,28 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def bench(tmp_path, monkeypatch, capsys):
-    """Runs a benchmark in this process; returns its output."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-
-    def run(name, *more):
-        code = main.run(["dev", "bench", name, *SMALL[name], *more])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        assert_nothing_left(tmp_path)
-        return out
-
-    return run
+def bench(tmp_path, name, *more):
+    started = processes.kubelend("dev", "bench", name, *SMALL[name], *more, temporary=tmp_path)
+    code, out, err = processes.finished(started)
+    assert (code, err) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    assert processes.naming(tmp_path) == []
+    return out
 
 
-@pytest.fixture
-def figures(bench):
-    def run(name, *more):
-        (line,) = bench(name, "--json", *more).splitlines()
-        return json.loads(line)
-
-    return run
+def figures(tmp_path, name, *more):
+    (line,) = bench(tmp_path, name, "--json", *more).splitlines()
+    return json.loads(line)
 
 
-def assert_nothing_left(directory):
-    assert list(directory.iterdir()) == []
-    assert processes.naming(directory) == []
-
-
-def test_decide_gives_microseconds_per_decision(figures):
-    found = figures("decide")
+def test_decide_gives_microseconds_per_decision(tmp_path):
+    found = figures(tmp_path, "decide")
     assert found["clusters"] == 50
     assert found["us_per_decision"] == max(found["small_us"], found["large_us"]) > 0
 
 
-def test_reserve_gives_rates_latencies_and_an_audit(figures):
-    found = figures("reserve")
+def test_reserve_gives_rates_latencies_and_an_audit(tmp_path):
+    found = figures(tmp_path, "reserve")
     assert found["violations"] == 0
     assert found["reservations"] > 0
     assert found["reservations_per_s"] > 0
@@ -71,45 +54,45 @@ def test_reserve_gives_rates_latencies_and_an_audit(figures):
 
 
 @pytest.mark.parametrize("flags", [[], ["--direct"]], ids=["behind a proxy", "direct"])
-def test_advertise_gives_processor_time_and_memory(figures, flags):
-    found = figures("advertise", *flags)
+def test_advertise_gives_processor_time_and_memory(tmp_path, flags):
+    found = figures(tmp_path, "advertise", *flags)
     assert found["direct"] == bool(flags)
     assert found["advertisements"] == 24
     assert 0 <= found["cpu_percent"] < 400
     assert 10 < found["rss_mb"] < 2000
 
 
-def test_restart_gives_seconds_until_ready(figures):
-    found = figures("restart")
+def test_restart_gives_seconds_until_ready(tmp_path):
+    found = figures(tmp_path, "restart")
     assert found["reservations"] == 300
     assert found["starts"] == [found["seconds"]]
     assert found["seconds"] > 0
 
 
-def test_agent_gives_memory_and_processor_time_of_one_that_works(figures):
-    found = figures("agent")
+def test_agent_gives_memory_and_processor_time_of_one_that_works(tmp_path):
+    found = figures(tmp_path, "agent")
     assert (found["pods"], found["nodes"]) == (60, 3)
     assert 10 < found["events_per_s"] < 150
     assert 10 < found["rss_mb"] < 60
     assert 0 <= found["cpu_percent"] < 200
 
 
-def test_deliver_gives_the_time_until_the_provider_knows(figures):
-    found = figures("deliver")
+def test_deliver_gives_the_time_until_the_provider_knows(tmp_path):
+    found = figures(tmp_path, "deliver")
     assert found["count"] == 5
     assert 0 < found["p50_ms"] <= found["p99_ms"] < 10_000
 
 
-def test_agents_miss_nothing(figures):
-    found = figures("agents")
+def test_agents_miss_nothing(tmp_path):
+    found = figures(tmp_path, "agents")
     assert (found["count"], found["reservations"], found["missed"]) == (3, 20, 0)
     assert 0 <= found["p50_ms"] <= found["p99_ms"]
     assert 0 <= found["cpu_percent"] < 400
     assert 10 < found["rss_mb"] < 2000
 
 
-def test_without_json_a_table_is_printed(bench):
-    first, second = bench("restart").splitlines()
+def test_without_json_a_table_is_printed(tmp_path):
+    first, second = bench(tmp_path, "restart").splitlines()
     assert first.split() == ["BENCH", "WHAT", "MEASURED", "TARGET"]
     assert second.startswith("restart  s until ready, 300 reservations")
 
@@ -120,4 +103,5 @@ def test_an_interrupted_benchmark_leaves_nothing_behind(tmp_path):
     started.send_signal(signal.SIGINT)
     code, out, _ = processes.finished(started)
     assert (code, out) == (130, "")
-    assert_nothing_left(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert processes.naming(tmp_path) == []

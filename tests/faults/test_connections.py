@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import bare
 import brokers
+import raw_connections
 import waiting
 from waiting import PATIENCE
 
@@ -44,7 +44,7 @@ async def connections_of(broker):
 async def serves(broker):
     """Twenty calls, each on a new connection, long before the time of a handshake is over."""
     for _ in range(20):
-        await bare.others_are_served(broker)
+        await raw_connections.others_are_served(broker)
 
 
 def memory(broker):
@@ -56,13 +56,16 @@ async def test_ten_thousand_silent_connections_are_held_and_stop_nobody(certific
     async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
         before = memory(broker)
         with contextlib.ExitStack() as stack:
-            many = (bare.silent(broker.port, MANY // 100, f"127.0.1.{n}") for n in range(1, 101))
+            many = (
+                raw_connections.silent(broker.port, MANY // 100, f"127.0.1.{n}")
+                for n in range(1, 101)
+            )
             connections = [one for found in many for one in stack.enter_context(found)]
             await waiting.until(at_least(broker, MANY), PATIENCE)
             await serves(broker)
             assert (await broker.probe("/healthz"))[0] == 200
             assert await connections_of(broker) >= MANY
-            assert not any(map(bare.is_closed, connections[::100]))
+            assert not any(map(raw_connections.is_closed, connections[::100]))
             assert memory(broker) - before < 50 * 2**20
         await waiting.until(none_left(broker), PATIENCE)
         await serves(broker)
@@ -85,9 +88,11 @@ async def test_broker_that_runs_out_of_files_makes_room_and_goes_on(certificates
     """As if somebody had lowered its limit while it runs."""
     async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
         resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE, (100, 100))
-        with bare.silent(broker.port, 300) as connections:
+        with raw_connections.silent(broker.port, 300) as connections:
             # All of them have been seen: while they still come, each new one may push out a slow caller.
-            await waiting.until(lambda: sum(map(bare.is_closed, connections)) > 200, PATIENCE)
+            await waiting.until(
+                lambda: sum(map(raw_connections.is_closed, connections)) > 200, PATIENCE
+            )
             await serves(broker)
             spent = processor_time(broker)
             await asyncio.sleep(1)

@@ -7,8 +7,8 @@ import sqlite3
 
 import pytest
 
-import bare
 import brokers
+import raw_connections
 import waiting
 from callers import Caller, wish
 from waiting import PATIENCE
@@ -84,9 +84,9 @@ async def test_request_that_never_ends_holds_up_the_end_no_longer_than_allowed(
                 certificates, tmp_path / name, read_timeout="1h", shutdown_timeout=allowed
             )
             broker = await stack.enter_async_context(started)
-            stuck = bare.connected(broker.cluster("slow"))
+            stuck = raw_connections.connected(broker.cluster("slow"))
             _, writer = await stack.enter_async_context(stuck)
-            writer.write(bare.POST + b"Content-Length: 9\r\n\r\n")
+            writer.write(raw_connections.POST + b"Content-Length: 9\r\n\r\n")
             await writer.drain()
             await waiting.until(lambda: served_one(broker))
             broker.process.send_signal(signal.SIGTERM)

@@ -13,14 +13,23 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import bare
 import brokers
 import make
+import raw_connections
 import waiting
-from bare import CLOSE, GET, POST, answer_of, connected, end_of, others_are_served, transport_of
 from kubelend.core.lifecycle import Role
 from kubelend.pki import identity
 from kubelend.transports import listener, server
+from raw_connections import (
+    CLOSE,
+    GET,
+    POST,
+    answer_of,
+    connected,
+    end_of,
+    others_are_served,
+    transport_of,
+)
 from waiting import PATIENCE, until
 
 
@@ -37,7 +46,7 @@ async def all_arrived(broker, count):
 
 
 def closed(connections):
-    return [bare.is_closed(connection) for connection in connections]
+    return [raw_connections.is_closed(connection) for connection in connections]
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +83,7 @@ def hello(caller):
 @pytest.mark.parametrize("speaks", [False, True], ids=["silent", "silent after its hello"])
 async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_goes(start, speaks):
     broker = await start(max_handshakes=5)
-    with bare.silent(broker.port, 12, "127.0.0.2") as connections:
+    with raw_connections.silent(broker.port, 12, "127.0.0.2") as connections:
         for count, connection in enumerate(connections, 1):
             if speaks:
                 connection.sendall(hello(broker.cluster("a")))
@@ -88,7 +97,7 @@ async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_go
 
 async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
     for _ in range(5):
-        with bare.silent(broker.port, 1):
+        with raw_connections.silent(broker.port, 1):
             pass
     await others_are_served(broker)
     await until(lambda: open_now(broker) == 0)
@@ -99,7 +108,7 @@ async def test_end_of_a_broker_waits_for_no_handshake(certificates):
     with contextlib.ExitStack() as stack:
         limits: dict[str, Any] = dict.fromkeys(("handshake_timeout", "shutdown_timeout"), make.HOUR)
         async with brokers.running(certificates, **limits) as broker:
-            connections = stack.enter_context(bare.silent(broker.port, 5))
+            connections = stack.enter_context(raw_connections.silent(broker.port, 5))
             await all_arrived(broker, 5)
             connections[0].sendall(hello(broker.cluster("a")))
             await until(lambda: has_answer(connections[0]))
@@ -173,7 +182,7 @@ async def test_connection_is_refused_while_all_are_at_work_and_accepted_later(st
         async with broker.cluster("b").stream() as two:
             await one.event()
             await two.event()
-            with bare.silent(broker.port, 1) as connections:
+            with raw_connections.silent(broker.port, 1) as connections:
                 await until(lambda: all(closed(connections)))
             assert refused(broker, "TooManyConnections") == 1
         await broker.cluster("b").hang_up()
@@ -183,7 +192,7 @@ async def test_connection_is_refused_while_all_are_at_work_and_accepted_later(st
 
 async def test_flood_makes_one_line_and_all_are_counted(start, log):
     broker = await start(max_handshakes=1)
-    with bare.silent(broker.port, 30):
+    with raw_connections.silent(broker.port, 30):
         await until(lambda: refused(broker, "TooManyHandshakes") == 29)
     (line,) = log.lines("Connection rejected")
     assert (line["reason"], line["remote"]) == ("TooManyHandshakes", "127.0.0.1")
@@ -191,7 +200,7 @@ async def test_flood_makes_one_line_and_all_are_counted(start, log):
 
 async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_counted(broker, log):
     for _ in range(10):
-        with bare.silent(broker.port, 1) as [plain]:
+        with raw_connections.silent(broker.port, 1) as [plain]:
             plain.sendall(GET)
             assert b"HTTP" not in await asyncio.to_thread(plain.recv, 1000)
     name, labels = "kubelend_http_requests_rejected_total", {"route": "handshake"}

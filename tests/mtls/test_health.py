@@ -10,11 +10,11 @@ import brokers
 import kubelend
 import make
 import waiting
-from bare import CLOSE, GET, connected, end_of
 from callers import Caller, offer, wish
 from certificates import DAY, Certificates
 from clocks import Clock
 from kubelend.stores.memory import MemoryStore
+from raw_connections import CLOSE, GET, connected, end_of
 
 
 async def plain(port, path):

@@ -13,10 +13,10 @@ import pytest
 from cryptography import x509
 from hypothesis import strategies as st
 
-import bare
 import brokers
 import make
 import newcomers
+import raw_connections
 import waiting
 from kubelend.api import enrolment
 from kubelend.core.lifecycle import Role
@@ -540,7 +540,7 @@ async def holding(broker, count, sent=HEAD, source="127.0.0.1"):
 
 
 async def _abort(writer):
-    bare.transport_of(writer).abort()
+    raw_connections.transport_of(writer).abort()
     writer.close()
     with contextlib.suppress(ssl.SSLError, ConnectionError):
         await writer.wait_closed()
@@ -603,7 +603,7 @@ async def test_one_address_has_few_connections(broker):
         assert answer.status == 200
         assert rejected(broker, "TooManyOfCaller") == 4
         for reader in readers[:4]:
-            assert await bare.end_of(reader) == b""
+            assert await raw_connections.end_of(reader) == b""
 
 
 async def test_call_in_progress_is_not_ended_for_another(certificates, tmp_path, limit):

@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-import bare
 import brokers
 import make
+import raw_connections
 from callers import offer, wish
 from kubelend.core.resources import Resources
 from kubelend.stores.sqlite import SqliteStore
@@ -44,9 +44,9 @@ async def test_megabyte_is_too_much_for_every_route_that_reads(r, path):
 
 async def test_body_that_says_it_is_too_long_is_not_waited_for(broker):
     """Nothing of it has come, and nothing need come."""
-    async with bare.connected(broker.cluster("r")) as (reader, writer):
-        writer.write(bare.POST + b"Content-Length: 99999999999\r\n\r\n")
-        answer = await bare.answer_of(reader)
+    async with raw_connections.connected(broker.cluster("r")) as (reader, writer):
+        writer.write(raw_connections.POST + b"Content-Length: 99999999999\r\n\r\n")
+        answer = await raw_connections.answer_of(reader)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"99999999999 bytes are more than" in answer
 

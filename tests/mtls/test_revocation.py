@@ -9,10 +9,10 @@ import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from msgspec.structs import replace
 
-import bare
 import brokers
 import make
 import newcomers
+import raw_connections
 from callers import Stream, address, offer, wish
 from kubelend.api import instructions
 from kubelend.core.events import MemberChanged
@@ -41,13 +41,15 @@ async def revoke(broker, name="berlin", role="cluster", **fields):
 
 async def test_next_request_on_an_open_connection_is_refused_and_ends_it(broker, tmp_path):
     berlin = await joined(broker, tmp_path)
-    async with bare.connected(berlin) as (reader, writer):
-        writer.write(bare.GET)
+    async with raw_connections.connected(berlin) as (reader, writer):
+        writer.write(raw_connections.GET)
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
         done = await revoke(broker, reason="stolen")
         assert (done["member"]["standing"], done["member"]["reason"]) == ("Revoked", "stolen")
-        writer.write(bare.GET)
-        rest = (await bare.end_of(reader)).partition(b"HTTP/1.1 ")[2]  # and the broker ends it
+        writer.write(raw_connections.GET)
+        rest = (await raw_connections.end_of(reader)).partition(b"HTTP/1.1 ")[
+            2
+        ]  # and the broker ends it
         assert rest.startswith(b"403 ")
         assert b"the certificate of cluster berlin was revoked at" in rest
     assert (await berlin.get("version")).refusal == (403, "Revoked")
@@ -70,12 +72,14 @@ async def test_call_that_was_still_being_sent_is_refused(broker, tmp_path):
     berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
     await paris.advertise()
     text = json.dumps(wish()).encode()
-    async with bare.connected(berlin) as (reader, writer):
-        writer.write(bare.POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(text))
+    async with raw_connections.connected(berlin) as (reader, writer):
+        writer.write(
+            raw_connections.POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(text)
+        )
         assert (await reader.readline()) == b"HTTP/1.1 100 Continue\r\n"
         await revoke(broker)
         writer.write(text)
-        assert b"HTTP/1.1 403 " in await bare.end_of(reader)
+        assert b"HTTP/1.1 403 " in await raw_connections.end_of(reader)
     assert (await broker.admin().read("reservations"))["reservations"] == []
 
 

@@ -10,8 +10,8 @@ import pytest
 from cryptography import x509
 from msgspec.structs import replace
 
-import bare
 import newcomers
+import raw_connections
 import tls_peers
 import waiting
 from certificates import Certificates
@@ -351,12 +351,12 @@ async def finish(broker, tmp_path):
 
 
 async def test_open_connection_of_the_dropped_authority_is_refused_and_ends(rotated, tmp_path):
-    async with bare.connected(rotated.cluster("berlin")) as (reader, writer):
-        writer.write(bare.GET)
-        assert (await bare.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+    async with raw_connections.connected(rotated.cluster("berlin")) as (reader, writer):
+        writer.write(raw_connections.GET)
+        assert (await raw_connections.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
         await finish(rotated, tmp_path)
-        writer.write(bare.GET)
-        rest = await bare.end_of(reader)
+        writer.write(raw_connections.GET)
+        rest = await raw_connections.end_of(reader)
     assert b"HTTP/1.1 403 " in rest
     assert b"the CA of cluster berlin's certificate is no longer trusted" in rest
 
@@ -372,12 +372,12 @@ async def test_nobody_renews_over_an_open_connection_into_the_new_authority(rota
 async def test_call_whose_body_was_awaited_meanwhile_is_refused(rotated, tmp_path):
     request = b'{"request": ""}'
     head = b"POST /api/v1/certificates HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
-    async with bare.connected(rotated.cluster("berlin")) as (reader, writer):
+    async with raw_connections.connected(rotated.cluster("berlin")) as (reader, writer):
         writer.write(head + b"Content-Length: %d\r\n\r\n" % len(request))
         assert (await reader.readline()) == b"HTTP/1.1 100 Continue\r\n"
         await finish(rotated, tmp_path)
         writer.write(request)
-        assert b"HTTP/1.1 403 " in await bare.end_of(reader)
+        assert b"HTTP/1.1 403 " in await raw_connections.end_of(reader)
 
 
 async def test_stream_of_the_dropped_authority_ends_at_once_and_others_go_on(rotated, tmp_path):
@@ -394,10 +394,10 @@ async def test_stream_of_the_dropped_authority_ends_at_once_and_others_go_on(rot
 async def test_connections_of_the_new_authority_go_on(rotated, tmp_path):
     newcomer, answer = await renew(rotated.cluster("berlin"))
     berlin = rotated.holder(newcomer.save(answer, tmp_path / "berlin"), "berlin")
-    async with bare.connected(berlin) as (reader, writer):
+    async with raw_connections.connected(berlin) as (reader, writer):
         for _ in range(2):
-            writer.write(bare.GET)
-            assert (await bare.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+            writer.write(raw_connections.GET)
+            assert (await raw_connections.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
             if not (tmp_path / "authority" / "dropped.crt").exists():
                 await finish(rotated, tmp_path)
 

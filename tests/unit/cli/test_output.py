@@ -153,7 +153,9 @@ COST = bodies.Cost("0.02", "0.01", currency="EUR")
 TIMES = {"last_update_time": NOW - timedelta(seconds=12), "valid_until": NOW + 9 * MINUTE}
 CORDON: dict[str, Any] = {"cordoned": True, "cordon_reason": "new kernel"}
 CLUSTER = bodies.Cluster(
-    bodies.Advertisement("agent-cluster-2", METRICS, "eu-west", labels={"tier": "gold"}, cost=COST),
+    bodies.Advertisement(
+        "agent-cluster-2", METRICS, region="eu-west", labels={"tier": "gold"}, cost=COST
+    ),
     bodies.ClusterStatus("Active", True, "70.55", "Good", reservations=3, **TIMES, **CORDON),
 )
 
@@ -576,7 +578,8 @@ SHOWN = r"a\x1b[2K\r\n\x00\x9b31m\u202eb\u2028c\x85d"
 HOSTILE_COST = bodies.Cost("1", "1", currency=HOSTILE)
 HOSTILE_CLUSTER = bodies.Cluster(
     bodies.Advertisement(
-        *(HOSTILE, METRICS, HOSTILE),
+        *(HOSTILE, METRICS),
+        region=HOSTILE,
         labels={HOSTILE: HOSTILE},
         cost=HOSTILE_COST,
         endpoint_url=HOSTILE,
