@@ -21,26 +21,17 @@ from virtual_time import now, settled, stopped, with_rig
 class Rig:
     """The listener of cluster `me`."""
 
-    def __init__(
-        self, *, poll_every: timedelta = stream.POLL_INTERVAL, chance: float = 0.0
-    ) -> None:
-        self.broker = FakeBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
-        self.reservations, self.health = (
-            ReservationCache(),
-            ComponentHealth(lambda: now().timestamp()),
-        )
+    def __init__(self, poll_every: timedelta = stream.POLL_INTERVAL, chance: float = 0.0) -> None:
+        self.broker = FakeBroker("me", make.runner(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
+        self.reservations = ReservationCache()
+        self.health = ComponentHealth(lambda: now().timestamp())
         self.changes: list[str] = []
         self.reservations.subscribe(self.changes.append)
-        self.listener = InstructionListener(
-            self.broker,
-            self.reservations,
-            self.health,
-            poll_interval=poll_every,
-            chance=lambda: chance,
-        )
+        parts = self.broker, self.reservations, self.health
+        self.listener = InstructionListener(*parts, poll_interval=poll_every, chance=lambda: chance)
 
     @property
-    def desk(self) -> make.Desk:
+    def desk(self) -> make.CommandRunner:
         return self.broker.desk
 
     def reserve(self) -> ReservationId:

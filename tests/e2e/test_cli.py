@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,9 +147,9 @@ def watch(borrowed, broker, certificates):
         "KUBELEND_BROKER_URL": broker.url,
         "KUBELEND_CERT_PATH": str(certificates.cluster("paris")),
     }
-    program = Path(sys.executable).with_name("kubelend")
+    program = str(Path(sys.executable).with_name("kubelend"))
     command = [program, "get", "reservations", "--watch"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("NAME ")

@@ -28,11 +28,6 @@ def make_program(path, script):
     return path
 
 
-def test_each_test_has_a_namespace(kube, namespace):
-    assert namespace.startswith("each-test-has-a-namespace-")
-    assert namespace in names(kube)
-
-
 def test_clusters_on_one_store_are_apart(clusters):
     one, other = clusters(2)
     make_namespace(one, "only-here")

@@ -1,7 +1,5 @@
 """`kubelend dev lab` as a person runs it: clusters in the background, tried, looked at and ended."""
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import processes
-from kubelend.cli import main
 from kubelend.lab import hosts, walkthrough
 from waiting import PATIENCE, wait_until
 
@@ -27,19 +24,13 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def command(self, name, *flags):
-        return ["dev", "lab", name, f"--directory={self.directory}", *flags]
+    def start(self, command, *flags):
+        where = f"--directory={self.directory}"
+        arguments = ("dev", "lab", command, where, *flags)
+        return processes.kubelend(*arguments, temporary=self.directory.parent)
 
-    def start(self, name, *flags):
-        """In a process of its own, which can be interrupted."""
-        return processes.kubelend(*self.command(name, *flags), temporary=self.directory.parent)
-
-    def run(self, name, *flags):
-        """In this process: exit code, output and errors."""
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main.run(self.command(name, *flags))
-        return code, out.getvalue(), err.getvalue()
+    def run(self, command, *flags):
+        return processes.finished(self.start(command, *flags), LONGEST)
 
     @property
     def record(self):
@@ -170,7 +161,9 @@ def test_suggested_commands_work(site, kubectl):
     borrow(kubectl, site.directory / "request.yaml", "small")
     assert "agent-cluster-2-adv" in kubectl("broker-cluster", "get", "clusteradvertisements")
     kubectl("agent-cluster-1", "delete", "resourcerequest", "small")
-    assert main.run(["audit", "check", f"--store={site.record['store']}"]) == 0
+    arguments = ("audit", "check", f"--store={site.record['store']}")
+    audit = processes.kubelend(*arguments, temporary=site.directory.parent)
+    assert processes.finished(audit)[0] == 0
 
 
 def test_rejection_is_the_brokers_error(site, kubectl, tmp_path):

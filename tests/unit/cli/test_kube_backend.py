@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import yaml
@@ -97,7 +98,7 @@ def test_a_reservation_keeps_its_times_and_its_requester_is_its_namespace():
     [("", "Reserved"), ("Held", "Reserved"), ("Withdrawn", "Released"), ("Refused", "Failed")],
 )
 def test_an_instruction_is_the_reservation_that_is_lent(phase, shown):
-    names = {"reservation_name": "rsv-a-1", "requester_cluster_id": "a"}
+    names: dict[str, Any] = {"reservation_name": "rsv-a-1", "requester_cluster_id": "a"}
     spec = objects.ProviderInstructionSpec(**names, requested_cpu="1", requested_memory="1Gi")
     status = objects.ProviderInstructionStatus(phase=phase)
     instruction = ProviderInstruction(METADATA, spec, status)

@@ -150,7 +150,10 @@ METRICS = bodies.Metrics(
     available=bodies.Quantities("5950m", "6548816Ki", gpu="2"),
 )
 COST = bodies.Cost("0.02", "0.01", currency="EUR")
-TIMES = {"last_update_time": NOW - timedelta(seconds=12), "valid_until": NOW + 9 * MINUTE}
+TIMES: dict[str, Any] = {
+    "last_update_time": NOW - timedelta(seconds=12),
+    "valid_until": NOW + 9 * MINUTE,
+}
 CORDON: dict[str, Any] = {"cordoned": True, "cordon_reason": "new kernel"}
 CLUSTER = bodies.Cluster(
     bodies.Advertisement(
