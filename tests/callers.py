@@ -48,10 +48,6 @@ def request_body(cpu: str = "1", memory: str = "1Gi", *, gpu: str = "", **fields
     return {"requestedResources": wanted} | fields
 
 
-wish = request_body
-"""The former name, which other tests still use."""
-
-
 class Answer(NamedTuple):
     """What came back."""
 

@@ -28,13 +28,8 @@ class Rig:
         self.health = ComponentHealth(lambda: virtual_time.now().timestamp())
         self.changes: list[str] = []
         self.reservations.subscribe(self.changes.append)
-        self.listener = InstructionListener(
-            self.broker,
-            self.reservations,
-            self.health,
-            poll_interval=poll_every,
-            chance=lambda: chance,
-        )
+        parts = self.broker, self.reservations, self.health
+        self.listener = InstructionListener(*parts, poll_interval=poll_every, chance=lambda: chance)
 
     @property
     def runner(self) -> make.CommandRunner:

@@ -14,7 +14,7 @@ import pytest
 
 import brokers
 import waiting
-from callers import Json, wish
+from callers import Json, request_body
 from disks import mounted
 from kubelend.core.errors import StoreFailed
 from kubelend.stores import factory
@@ -66,7 +66,7 @@ async def held(store):
 
 async def test_change_is_answered_only_when_it_is_durable(store, held, r):
     store.hold()
-    await held.begin(r.post("reservations", wish()))
+    await held.begin(r.post("reservations", request_body()))
     await held.none_is_answered()
     assert store.kept.load().reservations == []
     store.let_go()
@@ -77,14 +77,14 @@ async def test_change_is_answered_only_when_it_is_durable(store, held, r):
 
 async def test_reservation_is_not_visible_before_it_is_durable(broker, store, held, a, r):
     store.hold()
-    await held.begin(r.post("reservations", wish("4")))
+    await held.begin(r.post("reservations", request_body("4")))
     held.ask(r.get("reservations"))
     held.ask(a.get("instructions"))
     held.ask(a.get("advertisements", "a"))
     held.ask(broker.admin().get("clusters"))
     held.ask(broker.viewer().get("reservations"))
-    held.ask(r.post("explain", wish()))
-    held.ask(r.post("reservations", wish(), dryRun="true"))
+    held.ask(r.post("explain", request_body()))
+    held.ask(r.post("reservations", request_body(), dryRun="true"))
     held.ask(a.get("reservations", "rsv-r-unknown"))
     await held.none_is_answered()
     store.let_go()
@@ -100,7 +100,7 @@ async def test_open_stream_gets_a_change_when_it_is_durable(store, held, a, r):
         await stream.event()
         assert (await stream.next()).comment == "open"
         store.hold()
-        await held.begin(r.post("reservations", wish()))
+        await held.begin(r.post("reservations", request_body()))
         held.ask(stream.event())
         await held.none_is_answered()
         store.let_go()
@@ -115,7 +115,7 @@ async def test_stream_that_opens_during_a_commit_starts_when_it_is_durable(store
     await held.begin(r.post("reservations", first["id"], "renew", {"duration": "9h"}))
     async with contextlib.AsyncExitStack() as stack:
         held.ask(stack.enter_async_context(a.stream()))
-        held.ask(r.post("reservations", wish("2")))
+        held.ask(r.post("reservations", request_body("2")))
         await held.none_is_answered()
         store.let_go()
         renewed, stream, second = await held.answers()
@@ -129,9 +129,9 @@ async def test_stream_that_opens_during_a_commit_starts_when_it_is_durable(store
 async def test_rejection_that_depends_on_a_pending_change_waits_too(store, held, r):
     """Had the store failed, the rejection would have been wrong."""
     store.hold()
-    await held.begin(r.post("reservations", wish("3"), key="k"))
-    held.ask(r.post("reservations", wish("2")))
-    held.ask(r.post("reservations", wish("2"), key="k"))
+    await held.begin(r.post("reservations", request_body("3"), key="k"))
+    held.ask(r.post("reservations", request_body("2")))
+    held.ask(r.post("reservations", request_body("2"), key="k"))
     await held.none_is_answered()
     store.let_go()
     _, full, reused = await held.answers()
@@ -143,7 +143,7 @@ async def test_pending_change_is_never_visible_when_the_store_fails(broker, stor
     made = await r.reserve("1")
     store.hold()
     await held.begin(r.delete("reservations", made["id"]))
-    held.ask(r.post("reservations", wish("4")))
+    held.ask(r.post("reservations", request_body("4")))
     held.ask(r.get("reservations", made["id"]))
     held.ask(r.post("reservations", made["id"], "activate"))
     held.ask(a.get("instructions"))
@@ -179,7 +179,7 @@ async def test_failed_commit_fails_all_calls_and_leaves_nothing(broker, store):
     kept = await r.reserve("1", key="kept")
     store.broken = StoreFailed("the disk is gone")
     answers = await asyncio.gather(
-        *(r.post("reservations", wish("1"), key=f"key-{n}") for n in range(20))
+        *(r.post("reservations", request_body("1"), key=f"key-{n}") for n in range(20))
     )
     codes = {answer.refusal for answer in answers}
     assert (503, "StoreFailed") in codes
@@ -206,7 +206,10 @@ async def test_commit_with_a_lost_response_is_found_by_its_key(broker, store):
     """It was kept, and nobody knew: asking again with the key gives it, and reserves nothing more."""
     r = broker.cluster("r")
     store.broken, store.loses_answers = StoreFailed("cut off"), True
-    assert (await r.post("reservations", wish("3"), key="k")).refusal == (503, "StoreFailed")
+    assert (await r.post("reservations", request_body("3"), key="k")).refusal == (
+        503,
+        "StoreFailed",
+    )
     store.broken = None
     await is_ready_again(broker)
     (found,) = (await r.read("reservations"))["reservations"]
@@ -222,7 +225,7 @@ async def test_streams_end_and_can_be_resumed_after_the_failure(broker, store):
     async with a.stream() as stream:
         _, seen = await stream.events(2)
         store.broken = StoreFailed("the disk is gone")
-        assert (await r.post("reservations", wish())).status == 503
+        assert (await r.post("reservations", request_body())).status == 503
         assert [event for event in await stream.rest() if not event.comment] == []
     assert (await a.get("instructions", "stream")).refusal == (503, "NotReady")
     store.broken = None
@@ -252,7 +255,9 @@ async def test_short_failure_loses_no_acknowledged_reservation(broker, store):
     answered: dict[str, str] = {}
 
     async def borrow(key):
-        while (answer := await r.post("reservations", wish("100m", "1Mi"), key=key)).status != 201:
+        while (
+            answer := await r.post("reservations", request_body("100m", "1Mi"), key=key)
+        ).status != 201:
             assert answer.status == 503
             await asyncio.sleep(0.01)
         assert answered.setdefault(key, answer.json["id"]) == answer.json["id"]
@@ -264,7 +269,7 @@ async def test_short_failure_loses_no_acknowledged_reservation(broker, store):
     async def disturb():
         for number in range(3):
             store.broken = StoreFailed("for a moment")
-            answer = await r.post("reservations", wish("1m", "1Mi"), key=f"lost-{number}")
+            answer = await r.post("reservations", request_body("1m", "1Mi"), key=f"lost-{number}")
             assert answer.status == 503
             store.broken = None
             await is_ready_again(broker)
@@ -294,7 +299,7 @@ async def test_broker_is_unready_while_the_disk_is_full(start, disk):
     answered = []
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(2**20 + 2**19))
-    while (answer := await r.post("reservations", wish("1m", "1Mi"))).status == 201:
+    while (answer := await r.post("reservations", request_body("1m", "1Mi"))).status == 201:
         answered.append(answer.json)
         with ballast.open("ab") as file:
             fill(file)
@@ -306,7 +311,7 @@ async def test_broker_is_unready_while_the_disk_is_full(start, disk):
     ballast.unlink()
     await is_ready_again(broker)
     assert (await r.read("reservations", limit="1000"))["reservations"] == answered
-    assert (await r.post("reservations", wish("1m", "1Mi"))).status == 201
+    assert (await r.post("reservations", request_body("1m", "1Mi"))).status == 201
 
 
 def fill(file):
@@ -330,7 +335,7 @@ async def test_damaged_file_at_the_start_is_reported_and_not_served(certificates
         assert await broker.probe("/healthz") == (200, "ok")
         a = broker.cluster("a")
         for answer in (
-            await a.post("reservations", wish()),
+            await a.post("reservations", request_body()),
             await a.get("reservations"),
             await a.get("instructions"),
             await a.get("instructions", "stream"),
@@ -355,7 +360,7 @@ async def test_deleted_store_is_not_replaced_by_an_empty_one(certificates, tmp_p
         await a.advertise()
         made = await r.reserve()
         directory.rename(elsewhere)
-        assert (await r.post("reservations", wish())).refusal == (503, "StoreFailed")
+        assert (await r.post("reservations", request_body())).refusal == (503, "StoreFailed")
         await waiting.until(lambda: any("has lost" in line["error"] for line in cannot(broker)))
         for _ in range(3):
             status, why = await broker.probe("/readyz")
@@ -471,5 +476,5 @@ async def test_kill_during_the_start_leaves_a_store_that_starts(certificates, tm
             await asyncio.sleep(delay)
             await broker.stop(signal.SIGKILL)
     async with brokers.child(certificates, tmp_path) as broker:
-        answer = await broker.cluster("r").post("reservations", wish())
+        answer = await broker.cluster("r").post("reservations", request_body())
         assert answer.status == 409

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from callers import wish
+from callers import request_body
 from failing_store import FailingStore
 from kube_stores import connecting
 from kubelend.core import audit
@@ -43,7 +43,7 @@ async def account(tenants, rome):
 async def held(broker):
     """What rome has asked for over REST, and uses."""
     await broker.cluster("bonn").advertise()
-    answer = await broker.cluster("rome").post("reservations", wish(duration="3h"), key=KEY)
+    answer = await broker.cluster("rome").post("reservations", request_body(duration="3h"), key=KEY)
     assert answer.status == 201
     return answer.json["id"]
 

@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 
 import make
-from callers import offer, wish
+from callers import offer, request_body
 
 
 async def log(broker, **query):
@@ -17,7 +17,7 @@ async def log(broker, **query):
 async def test_whole_life_is_logged_with_who_and_from_where(broker, store):
     await broker.cluster("a").post("advertisements", offer("a"))
     b = broker.cluster("b")
-    made = (await b.post("reservations", wish("1"))).json
+    made = (await b.post("reservations", request_body("1"))).json
     await b.post("reservations", made["id"], "activate")
     await broker.admin().delete("reservations", made["id"])
     released, activated, requested, advertised = await log(broker)
@@ -34,7 +34,7 @@ async def test_whole_life_is_logged_with_who_and_from_where(broker, store):
 
 async def test_end_that_nobody_asked_for_is_the_brokers(broker):
     await broker.cluster("a").post("advertisements", offer("a"))
-    await broker.cluster("b").post("reservations", wish("1", duration="1m"))
+    await broker.cluster("b").post("reservations", request_body("1", duration="1m"))
     broker.clock.pass_time(make.MINUTE)
     await broker.expire()
     ended = (await log(broker))[0]
@@ -44,7 +44,7 @@ async def test_end_that_nobody_asked_for_is_the_brokers(broker):
 
 async def test_refusals_are_logged_and_change_nothing(broker):
     b = broker.cluster("b")
-    await b.post("reservations", wish("1"))
+    await b.post("reservations", request_body("1"))
     await b.get("clusters")
     await b.post("advertisements", offer("a"))
     spoofed, forbidden, nothing = await log(broker, refused="true")
@@ -57,7 +57,7 @@ async def test_refusals_are_logged_and_change_nothing(broker):
 
 async def test_reservation_that_is_hidden_is_logged_as_such(broker):
     await broker.cluster("a").post("advertisements", offer("a"))
-    made = (await broker.cluster("b").post("reservations", wish("1"))).json
+    made = (await broker.cluster("b").post("reservations", request_body("1"))).json
     answer = await broker.cluster("c").get("reservations", made["id"])
     assert answer.refusal == (404, "NotFound")
     (hidden,) = await log(broker, refused="true")
@@ -82,7 +82,7 @@ async def test_mistakes_are_no_refusals(broker):
 
 async def test_lines_are_found_by_actor_action_subject_and_time(broker):
     await broker.cluster("a").post("advertisements", offer("a"))
-    made = (await broker.cluster("b").post("reservations", wish("1"))).json
+    made = (await broker.cluster("b").post("reservations", request_body("1"))).json
     broker.clock.pass_time(40 * make.MINUTE)
     await broker.admin().post("clusters", "a", "cordon")
 
@@ -121,12 +121,12 @@ async def test_every_route_that_changes_something_is_logged_with_its_caller(brok
     a, b, admin = broker.cluster("a"), broker.cluster("b"), broker.admin()
     await a.post("advertisements", offer("a"))
     await broker.cluster("c").post("advertisements", offer("c", "1"))
-    one = (await b.post("reservations", wish("2"))).json["id"]
+    one = (await b.post("reservations", request_body("2"))).json["id"]
     await a.post("instructions", one, "acknowledge")
     await b.post("reservations", one, "renew", {"duration": "3h"})
     await b.post("reservations", one, "activate")
     await b.delete("reservations", one)
-    two = (await b.post("reservations", wish("2"))).json["id"]
+    two = (await b.post("reservations", request_body("2"))).json["id"]
     await a.post("instructions", two, "refuse")
     await admin.post("clusters", "a", "cordon")
     await admin.post("clusters", "a", "uncordon")

@@ -10,10 +10,10 @@ import brokers
 import kubelend
 import make
 import waiting
-from bare import CLOSE, GET, connected, end_of
 from callers import offer, request_body
 from certificates import DAY, Certificates
 from clocks import Clock
+from raw_connections import CLOSE, GET, connected, end_of
 
 
 async def plain(port, path):

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import strategies as st
 
 import applicants
-import bare
 import brokers
 import make
+import raw_connections
 import waiting
 from applicants import Applicant
+from failing_store import outage
 from kubelend.api import enrolment
 from kubelend.pki import identity, tokens
 from kubelend.pki.keys import Algorithm
 from kubelend.stores.sqlite import SqliteStore
 from kubelend.transports.listener import ConnectionLimits
-from failing_store import outage
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.broker("enrolling", auto_accept="edge-*")
@@ -379,7 +379,7 @@ async def holding(broker, count, sent=HEAD, source="127.0.0.1"):
 
 
 async def _abort(writer):
-    bare.transport_of(writer).abort()
+    raw_connections.transport_of(writer).abort()
     writer.close()
     with contextlib.suppress(ssl.SSLError, ConnectionError):
         await writer.wait_closed()
@@ -444,7 +444,7 @@ async def test_one_address_has_few_connections(broker):
         assert answer.status == 200
         assert rejected(broker, "TooManyOfCaller") == 4
         for reader in readers[:4]:
-            assert await bare.end_of(reader) == b""
+            assert await raw_connections.end_of(reader) == b""
 
 
 @pytest.fixture

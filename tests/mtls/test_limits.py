@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-import bare
 import brokers
 import make
+import raw_connections
 from callers import offer, request_body
 from kubelend.stores.sqlite import SqliteStore
 from waiting import PATIENCE
@@ -36,9 +36,9 @@ async def test_body_at_the_limit_is_read_and_one_byte_more_is_not(broker):
 
 async def test_body_that_says_it_is_too_long_is_not_waited_for(broker):
     """Nothing of it has come, and nothing need come."""
-    async with bare.connected(broker.cluster("r")) as (reader, writer):
-        writer.write(bare.POST + b"Content-Length: 99999999999\r\n\r\n")
-        answer = await bare.answer_of(reader)
+    async with raw_connections.connected(broker.cluster("r")) as (reader, writer):
+        writer.write(raw_connections.POST + b"Content-Length: 99999999999\r\n\r\n")
+        answer = await raw_connections.answer_of(reader)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"99999999999 bytes are more than" in answer
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 import brokers
 import make
 import waiting
-from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
+from raw_connections import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
 from waiting import PATIENCE
 
 TIMES: dict[str, Any] = {"read_timeout": make.SECOND / 2, "idle_timeout": make.SECOND / 2}

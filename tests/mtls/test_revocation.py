@@ -10,10 +10,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from msgspec.structs import replace
 
 import applicants
-import bare
 import make
+import raw_connections
 from applicants import Applicant
-from callers import Stream, address, offer, wish
+from callers import Stream, address, offer, request_body
 from kubelend.api import instructions
 from kubelend.core.events import MemberChanged
 from kubelend.core.lifecycle import Role
@@ -38,13 +38,15 @@ async def revoke(broker, name="berlin", role="cluster", **fields):
 
 async def test_next_request_on_an_open_connection_is_refused_and_ends_it(broker, tmp_path):
     berlin = await joined(broker, tmp_path)
-    async with bare.connected(berlin) as (reader, writer):
-        writer.write(bare.GET)
+    async with raw_connections.connected(berlin) as (reader, writer):
+        writer.write(raw_connections.GET)
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
         done = await revoke(broker, reason="stolen")
         assert (done["member"]["standing"], done["member"]["reason"]) == ("Revoked", "stolen")
-        writer.write(bare.GET)
-        rest = (await bare.end_of(reader)).partition(b"HTTP/1.1 ")[2]  # and the broker ends it
+        writer.write(raw_connections.GET)
+        rest = (await raw_connections.end_of(reader)).partition(b"HTTP/1.1 ")[
+            2
+        ]  # and the broker ends it
         assert rest.startswith(b"403 ")
         assert b"the certificate of cluster berlin was revoked at" in rest
     assert (await berlin.get("version")).refusal == (403, "Revoked")
@@ -66,13 +68,15 @@ async def test_open_stream_ends_at_once_and_does_not_open_again(broker, tmp_path
 async def test_call_that_was_still_being_sent_is_refused(broker, tmp_path):
     berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
     await paris.advertise()
-    text = json.dumps(wish()).encode()
-    async with bare.connected(berlin) as (reader, writer):
-        writer.write(bare.POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(text))
+    text = json.dumps(request_body()).encode()
+    async with raw_connections.connected(berlin) as (reader, writer):
+        writer.write(
+            raw_connections.POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(text)
+        )
         assert (await reader.readline()) == b"HTTP/1.1 100 Continue\r\n"
         await revoke(broker)
         writer.write(text)
-        assert b"HTTP/1.1 403 " in await bare.end_of(reader)
+        assert b"HTTP/1.1 403 " in await raw_connections.end_of(reader)
     assert (await broker.admin().read("reservations"))["reservations"] == []
 
 

@@ -11,7 +11,7 @@ from cryptography import x509
 from msgspec.structs import replace
 
 import applicants
-import bare
+import raw_connections
 import tls_peers
 import waiting
 from applicants import Applicant
@@ -304,12 +304,12 @@ async def finish(broker, tmp_path):
 
 
 async def test_open_connection_of_the_dropped_authority_is_refused_and_ends(rotated, tmp_path):
-    async with bare.connected(rotated.cluster("berlin")) as (reader, writer):
-        writer.write(bare.GET)
-        assert (await bare.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+    async with raw_connections.connected(rotated.cluster("berlin")) as (reader, writer):
+        writer.write(raw_connections.GET)
+        assert (await raw_connections.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
         await finish(rotated, tmp_path)
-        writer.write(bare.GET)
-        rest = await bare.end_of(reader)
+        writer.write(raw_connections.GET)
+        rest = await raw_connections.end_of(reader)
     assert b"HTTP/1.1 403 " in rest
     assert b"the CA of cluster berlin's certificate is no longer trusted" in rest
 
