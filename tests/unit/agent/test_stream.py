@@ -281,6 +281,25 @@ async def test_broker_whose_revisions_start_over_is_believed_after_a_gap(source)
 
 
 @in_virtual_time
+async def test_broker_that_is_restored_while_the_agent_polls_is_believed_by_a_resumed_stream():
+    """The polls of the outage raised the known revisions; the stream resumes without a reset."""
+    rig = Rig()
+    found = reserve_long_ago(rig)
+    async with rig.running():
+        disconnect(rig)
+        await sleep(6)
+        assert rig.reservations.find(found) == rig.broker.body(found)
+        restore_backup(rig)
+        assert rig.reserve() == found
+        rig.runner.release(found)
+        rig.broker.error, rig.broker.stream_error = DOWN, None
+        await sleep(60)
+        rig.broker.send(found)
+        await settled()
+        assert rig.phase(found) == Phase.RELEASED
+
+
+@in_virtual_time
 async def test_reservations_that_a_restored_broker_ended_or_lost_are_fetched():
     rig = Rig()
     ended, lost = reserve_long_ago(rig), rig.reserve()
