@@ -29,7 +29,7 @@ from kubelend.apps import broker as app
 from kubelend.apps.certificates import CertificateManager
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import SINGLE_REPLICA, Leadership, OpenStore, Store
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.errors import StoreFailed
@@ -268,7 +268,9 @@ async def loaded(
 ) -> AsyncIterator[Broker]:
     """The use cases alone, in memory by default; no task of theirs runs."""
     open_store = reopening(store or MemoryStore())
-    broker = Broker(open_store, clock or Clock(), rules or BrokerRules(), Metrics(), leadership)
+    broker = Broker(
+        open_store, clock or Clock(), rules or BrokerRules(), BrokerMetrics(), leadership
+    )
     await broker.load()
     try:
         yield broker

@@ -21,7 +21,7 @@ from prometheus_client import parser
 
 import make
 from clocks import Clock
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.controllers.manager import ControllerManager
 from kubelend.core import audit
@@ -247,7 +247,10 @@ async def running(
     """
     found, clock = config.config_from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
     service = Broker(
-        lambda: KubernetesStore.open(found, namespace), clock, rules or BrokerRules(), Metrics()
+        lambda: KubernetesStore.open(found, namespace),
+        clock,
+        rules or BrokerRules(),
+        BrokerMetrics(),
     )
     async with Client.open(found) as client:
         manager = ControllerManager(service, client, namespace, TERMS)

@@ -16,7 +16,7 @@ import make
 from kubelend.api import middleware
 from kubelend.api.middleware import RequestScope
 from kubelend.api.request import JsonResponse, paginate
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core.errors import Forbidden, KubelendError
 from kubelend.kits import clock
 from kubelend.transports import server
@@ -30,7 +30,7 @@ class Root:
     """A root around a handler that ends like this, at the door or later, and what it reported as rejected."""
 
     def __init__(self, ending: Ending, *, at_the_door: bool) -> None:
-        self.metrics = Metrics()
+        self.metrics = BrokerMetrics()
         self.rejected: list[tuple[str, KubelendError]] = []
         self._ending, self._at_the_door = ending, at_the_door
         self.handler = middleware.handle(self._enter, self._refused, self.metrics)

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 import make
 from kubelend.broker import change_log
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, BrokerRules, LimitService
 from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core import audit_log, enrolment, events
@@ -32,7 +32,7 @@ async def broker(store, clock):
     rules = BrokerRules(
         stale_after=make.STALE_AFTER, max_waiting=1, lost_after=timedelta(minutes=5)
     )
-    made = Broker(lambda: store, clock, rules, Metrics())
+    made = Broker(lambda: store, clock, rules, BrokerMetrics())
     await made.load()
     await made.advertise(make.advertisement("a", OFFER))
     yield made

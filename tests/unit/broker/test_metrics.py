@@ -1,4 +1,4 @@
-"""Metrics of the broker: names and labels, counters and histograms, gauges of the ledger."""
+"""BrokerMetrics of the broker: names and labels, counters and histograms, gauges of the ledger."""
 
 import re
 import threading
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import kubelend
 import make
 from kubelend.broker import metrics as broker_metrics
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core import commands
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import KubelendError
@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 @pytest.fixture
 def metrics():
-    return Metrics()
+    return BrokerMetrics()
 
 
 def text(metrics):
@@ -60,7 +60,7 @@ def buckets(metrics, name, /, **labels):
 
 def used_metrics():
     """A broker that has at least one series of every metric."""
-    metrics = Metrics()
+    metrics = BrokerMetrics()
     runner = make.runner(a="cpu=4,memory=8Gi")
     runner.reserve("cpu=1,memory=1Gi")
     offer, until = make.advertisement("b"), make.T0 + make.HOUR
@@ -115,7 +115,7 @@ def test_documentation_names_only_existing_metrics():
 
 def test_outcomes_of_placements_are_counted_apart_and_exported_before_the_first(metrics):
     metrics.observe_placement("queued", 0.00012)
-    other, name = Metrics(), "kubelend_placement_duration_seconds"
+    other, name = BrokerMetrics(), "kubelend_placement_duration_seconds"
     for outcome, count in (("placed", 0), ("queued", 1), ("rejected", 0)):
         assert value(metrics, f"{name}_count", outcome=outcome) == count
         assert value(metrics, f"{name}_sum", outcome=outcome) == pytest.approx(0.00012 * count)
@@ -313,7 +313,7 @@ AMOUNTS = ("capacity", "allocatable", "reserved", "available")
 
 
 def snapshot_of(ledger, now):
-    ours = broker_metrics.Metrics()
+    ours = broker_metrics.BrokerMetrics()
     ours.set_ledger(ledger)
     return ours.snapshot(now)
 

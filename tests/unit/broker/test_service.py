@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import make
 from kubelend.broker import service
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.broker.streams import Subscription
 from kubelend.broker.writer import FAILOVER_PAUSE
@@ -47,7 +47,7 @@ async def running(broker):
 
 
 async def test_requests_are_rejected_before_the_load(store, clock):
-    fresh = Broker(lambda: store, clock, RULES, Metrics())
+    fresh = Broker(lambda: store, clock, RULES, BrokerMetrics())
     with pytest.raises(NotReady, match="starting: loading state from the store"):
         await fresh.holds(A)
     await fresh.close()
@@ -55,7 +55,7 @@ async def test_requests_are_rejected_before_the_load(store, clock):
 
 async def test_run_loads_as_soon_as_the_store_can_be_opened(store, clock):
     store.broken = StoreFailed("not yet")
-    fresh = Broker(lambda: store, clock, RULES, Metrics())
+    fresh = Broker(lambda: store, clock, RULES, BrokerMetrics())
     async with running(fresh):
         await until(lambda: fresh.unready == "without its store: not yet")
         store.broken = None
@@ -93,7 +93,7 @@ async def test_run_reloads_after_a_failure_while_expiring(broker, store, clock):
 
 
 async def test_stopping_broker_rejects_requests(store, clock):
-    made = Broker(lambda: store, clock, RULES, Metrics())
+    made = Broker(lambda: store, clock, RULES, BrokerMetrics())
     await made.load()
     await made.close()
     with pytest.raises(NotReady, match="stopping"):
@@ -101,7 +101,7 @@ async def test_stopping_broker_rejects_requests(store, clock):
 
 
 async def test_stopping_broker_finishes_pending_requests(store, clock):
-    made = Broker(lambda: store, clock, RULES, Metrics())
+    made = Broker(lambda: store, clock, RULES, BrokerMetrics())
     await made.load()
     store.hold()
     call = asyncio.create_task(made.advertise(make.advertisement("a")))
@@ -184,7 +184,7 @@ async def test_restarted_broker_answers_the_same(broker, store, clock):
     used = await broker.reserve(make.request("cpu=1,memory=1Gi"))
     used = await broker.activate(used.id)
     waiting = await broker.reserve(make.request("cpu=4,memory=1Gi", wait=make.HOUR))
-    heir = Broker(lambda: store, clock, RULES, Metrics())
+    heir = Broker(lambda: store, clock, RULES, BrokerMetrics())
     await heir.load()
     everything = service.PageRequest(0, 100)
     assert await heir.reservations(lambda _: True, None, everything) == [held, used, waiting]
@@ -305,7 +305,7 @@ async def fill(broker):
 @contextlib.asynccontextmanager
 async def failing_over(store, clock, patience=0.01):
     """A running broker."""
-    made = Broker(lambda: store, clock, FAILOVER_RULES, Metrics())
+    made = Broker(lambda: store, clock, FAILOVER_RULES, BrokerMetrics())
     task = asyncio.create_task(made.run(patience))
     try:
         await until(lambda: made.unready is None)

@@ -10,7 +10,7 @@ import make
 from clocks import Clock
 from kubelend.broker import streams
 from kubelend.broker.agent_sessions import MAX_INSTANCE_LENGTH, RECONNECT_GRACE, AgentSessions
-from kubelend.broker.streams import Action, Side, StreamHub, Subscription
+from kubelend.broker.streams import InstructionAction, Side, StreamHub, Subscription
 from kubelend.core.errors import IdentityInUse
 from kubelend.core.events import Archived, ClusterDeleted
 from kubelend.core.lifecycle import Phase, Role
@@ -145,20 +145,24 @@ def instructions(cluster, found):
     return [(i.side, i.action, i.message) for i in streams.instructions_for(cluster, found)]
 
 
-USE = (Side.REQUESTER, Action.USE, "Use a for 500m CPU / 256Mi Memory / 2 GPU")
+USE = (Side.REQUESTER, InstructionAction.USE, "Use a for 500m CPU / 256Mi Memory / 2 GPU")
 
 
-HOLD = (Side.PROVIDER, Action.HOLD, "Hold 500m CPU / 256Mi Memory / 2 GPU for requester r")
+HOLD = (
+    Side.PROVIDER,
+    InstructionAction.HOLD,
+    "Hold 500m CPU / 256Mi Memory / 2 GPU for requester r",
+)
 
 
 WITHDRAW = (
     Side.PROVIDER,
-    Action.WITHDRAW,
+    InstructionAction.WITHDRAW,
     "Release 500m CPU / 256Mi Memory / 2 GPU held for requester r",
 )
 
 
-STOP = (Side.REQUESTER, Action.STOP, "Why")
+STOP = (Side.REQUESTER, InstructionAction.STOP, "Why")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,7 @@ def test_instructions_of_requester_and_provider(phase, requester, provider):
 
 def test_requester_of_a_queued_reservation_waits():
     waiting = reservation(Phase.PENDING, target=None)
-    assert instructions("r", waiting) == [(Side.REQUESTER, Action.WAIT, "Why")]
+    assert instructions("r", waiting) == [(Side.REQUESTER, InstructionAction.WAIT, "Why")]
 
 
 @pytest.mark.parametrize("phase", [Phase.RESERVED, Phase.ACTIVE, Phase.FAILED])

@@ -15,7 +15,7 @@ from failing_store import FailingStore
 from kubelend.broker import authorization
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.group_commit import GroupCommit
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import NO_REPLICA
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry
@@ -316,7 +316,7 @@ class FakeReplica:
 @contextlib.asynccontextmanager
 async def running(leadership, open_store, replica=NO_REPLICA):
     clock = Clock()
-    broker = Broker(open_store, clock, RULES, Metrics(), leadership, replica)
+    broker = Broker(open_store, clock, RULES, BrokerMetrics(), leadership, replica)
     task = asyncio.create_task(broker.run(retry_after=0.01))
     try:
         yield broker
@@ -375,7 +375,7 @@ async def test_follower_reads_the_archive(store, replica):
 
 
 async def test_unexpected_replication_error_ends_the_process(store, replica):
-    broker = Broker(lambda: store, Clock(), RULES, Metrics(), FakeLeadership(), replica)
+    broker = Broker(lambda: store, Clock(), RULES, BrokerMetrics(), FakeLeadership(), replica)
     await replica.news.put(TypeError("broken"))
     with pytest.raises(TypeError, match="broken"):
         await broker.run()

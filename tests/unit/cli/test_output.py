@@ -13,7 +13,7 @@ from kubelend.cli import clusters, lab, limits, main, members, output, reservati
 from kubelend.cli.clusters import CLUSTERS
 from kubelend.cli.limits import POLICIES, QUOTAS
 from kubelend.cli.members import MEMBERS, TOKENS
-from kubelend.cli.output import Format
+from kubelend.cli.output import OutputFormat
 from kubelend.cli.reservations import RESERVATIONS
 from kubelend.core.errors import Forbidden, KubelendError
 from kubelend.kits import tables
@@ -545,7 +545,7 @@ def typed(one):
 
 @pytest.mark.parametrize(
     "format, read",
-    [(Format.JSON, json.loads), (Format.YAML, yaml.safe_load)],
+    [(OutputFormat.JSON, json.loads), (OutputFormat.YAML, yaml.safe_load)],
     ids=["json", "yaml"],
 )
 def test_programs_get_kind_and_body_and_of_a_list_the_items(format, read, capsys):
@@ -558,15 +558,15 @@ def test_programs_get_kind_and_body_and_of_a_list_the_items(format, read, capsys
 
 
 def test_a_name_has_its_kind_before_it(capsys):
-    RESERVATIONS.show(RESERVED, Format.NAME)
-    RESERVATIONS.show_list([PENDING], Format.NAME)
+    RESERVATIONS.show(RESERVED, OutputFormat.NAME)
+    RESERVATIONS.show_list([PENDING], OutputFormat.NAME)
     assert capsys.readouterr().out.split() == [
         "reservation/rsv-agent-cluster-1-abcdefghijklm",
         "reservation/rsv-agent-cluster-1-nopqrstuvwxyz",
     ]
 
 
-@pytest.mark.parametrize("format", [Format.TABLE, Format.WIDE, Format.NAME])
+@pytest.mark.parametrize("format", [OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.NAME])
 def test_an_empty_list_is_a_sentence_on_standard_error(format, capsys):
     RESERVATIONS.show_list([], format, " in namespace x")
     assert capsys.readouterr() == ("", "No reservations found in namespace x.\n")
@@ -671,8 +671,8 @@ def test_tables_rows_and_own_line_ends():
 def test_notes_names_and_errors_are_one_line_each(capsys):
     output.note(HOSTILE)
     output.print_error(Forbidden(HOSTILE, hint=HOSTILE))
-    output.show(Body(HOSTILE), Format.NAME, str, [HOSTILE, "b"])
-    output.show(Body(HOSTILE), Format.NAME, str, [])
+    output.show(Body(HOSTILE), OutputFormat.NAME, str, [HOSTILE, "b"])
+    output.show(Body(HOSTILE), OutputFormat.NAME, str, [])
     out, err = capsys.readouterr()
     assert out == f"{SHOWN}\nb\n"
     note, error, end = err.split("\n")

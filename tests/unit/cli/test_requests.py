@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubelend.cli import advertise, output, request_flags, reservations
-from kubelend.cli.output import Format
+from kubelend.cli.output import OutputFormat
 from kubelend.cli.reservations import ReservationFilter
 from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidInput, NotFound, RateLimited
 from kubelend.wire import bodies
@@ -262,7 +262,7 @@ async def test_an_interrupted_command_says_what_stays_pending(capsys):
     assert capsys.readouterr().err.splitlines()[-1] == STAYS
 
 
-@pytest.mark.parametrize("format", [Format.TABLE, Format.NAME, Format.JSON])
+@pytest.mark.parametrize("format", [OutputFormat.TABLE, OutputFormat.NAME, OutputFormat.JSON])
 async def test_all_are_released_though_the_output_is_lost(monkeypatch, format):
     backend = ScriptedBackend(RESERVATION)
     full_disk = Mock(**{"write.side_effect": OSError(28, "No space left on device")})
@@ -306,18 +306,18 @@ async def watch(capsys, format, *answers):
 
 
 async def test_a_watch_has_the_columns_of_a_table(capsys):
-    headers, row = (await watch(capsys, Format.WIDE, CHANGE)).splitlines()
+    headers, row = (await watch(capsys, OutputFormat.WIDE, CHANGE)).splitlines()
     assert headers.split()[-6:] == ["REQUESTER", "GPU", "STORAGE", "PRIORITY", "COST", "REASON"]
     assert row.split()[-6:] == ["borrower", "-", "-", "0", "-", "-"]
     assert headers.index("REQUESTER") == row.index("borrower")
-    headers, *rows = (await watch(capsys, Format.TABLE, CHANGE, CHANGE)).splitlines()
+    headers, *rows = (await watch(capsys, OutputFormat.TABLE, CHANGE, CHANGE)).splitlines()
     assert headers.split() == ["NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE"]
     assert len(rows) == 2
 
 
 async def test_a_rejected_watch_prints_nothing_but_the_error(capsys):
     with pytest.raises(Forbidden):
-        await watch(capsys, Format.TABLE, Forbidden("not for admins"))
+        await watch(capsys, OutputFormat.TABLE, Forbidden("not for admins"))
     assert capsys.readouterr().out == ""
 
 
@@ -325,11 +325,11 @@ async def test_a_change_is_one_line_whatever_is_in_it(capsys):
     hostile = replace(RESERVATION, id="rsv\x1b[2J\n\x9bfake  Active")
     change = replace(CHANGE, reservation=hostile)
     shown = r"rsv\x1b[2J\n\x9bfake  Active"
-    for columns in (Format.TABLE, Format.WIDE):
+    for columns in (OutputFormat.TABLE, OutputFormat.WIDE):
         _, row = (await watch(capsys, columns, change)).splitlines()
         assert row.startswith(shown)
-    assert await watch(capsys, Format.NAME, change) == f"reservation/{shown}\n"
-    line = await watch(capsys, Format.JSON, change)
+    assert await watch(capsys, OutputFormat.NAME, change) == f"reservation/{shown}\n"
+    line = await watch(capsys, OutputFormat.JSON, change)
     assert (json.loads(line)["id"], json.loads(line)["kind"]) == (hostile.id, "Reservation")
     assert line.strip().isprintable()
-    assert (await watch(capsys, Format.YAML, change)).startswith("---\nkind: Reservation\n")
+    assert (await watch(capsys, OutputFormat.YAML, change)).startswith("---\nkind: Reservation\n")

@@ -10,7 +10,7 @@ import broker_samples as samples
 import make
 from kubelend.broker import service
 from kubelend.controllers import advertisement_plan
-from kubelend.controllers.advertisement_plan import Action, advertisement_from_object
+from kubelend.controllers.advertisement_plan import AdvertisementAction, advertisement_from_object
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import Cluster, ClusterId
 from kubelend.wire.bodies import Amounts, Quantities
@@ -78,26 +78,26 @@ EDITED = samples.with_metadata(NAMED, generation=2)
 RENAMED = samples.with_spec(ADOPTED, cluster_name="")
 OF_LATER = advertisement_from_object(LATER)
 USERS = {
-    "new": (FOUND, None, None, Action.ADVERTISE),
-    "the ledger lost it": (FOUND, OFFER, None, Action.ADVERTISE),
-    "lost before a restart": (NAMED, None, None, Action.ADVERTISE),
+    "new": (FOUND, None, None, AdvertisementAction.ADVERTISE),
+    "the ledger lost it": (FOUND, OFFER, None, AdvertisementAction.ADVERTISE),
+    "lost before a restart": (NAMED, None, None, AdvertisementAction.ADVERTISE),
     "processed already": (ADOPTED, OFFER, record(), None),
     "processed before a restart": (ADOPTED, None, record(), None),
-    "another time alone": (LATER, OFFER, record(), Action.ADVERTISE),
-    "another amount": (LARGER, OFFER, record(), Action.ADVERTISE),
-    "newer one elsewhere": (RENAMED, OFFER, SAME_TIME, Action.REPAIR),
+    "another time alone": (LATER, OFFER, record(), AdvertisementAction.ADVERTISE),
+    "another amount": (LARGER, OFFER, record(), AdvertisementAction.ADVERTISE),
+    "newer one elsewhere": (RENAMED, OFFER, SAME_TIME, AdvertisementAction.REPAIR),
     "deleted": (samples.being_deleted(FOUND), None, None, None),
-    "record removed": (FOUND, OFFER, record(), Action.REPAIR),
+    "record removed": (FOUND, OFFER, record(), AdvertisementAction.REPAIR),
     "has no record": (samples.advertisement(name="any-name"), OFFER, record(), None),
     "processed before a restart, older": (NAMED, None, OF_AGENT, None),
     "processed before, same time": (NAMED, None, SAME_TIME, None),
-    "has an outdated record": (OBSERVED, None, OF_AGENT, Action.REPAIR),
-    "edited, older": (EDITED, None, OF_AGENT, Action.IGNORE_OUTDATED),
-    "edited, same time": (EDITED, None, SAME_TIME, Action.ADVERTISE),
-    "rejected before": (REJECTED, None, SAME_TIME, Action.ADVERTISE),
+    "has an outdated record": (OBSERVED, None, OF_AGENT, AdvertisementAction.REPAIR),
+    "edited, older": (EDITED, None, OF_AGENT, AdvertisementAction.IGNORE_OUTDATED),
+    "edited, same time": (EDITED, None, SAME_TIME, AdvertisementAction.ADVERTISE),
+    "rejected before": (REJECTED, None, SAME_TIME, AdvertisementAction.ADVERTISE),
     "nothing new": (EDITED, OFFER, OF_AGENT, None),
-    "new, and older": (EDITED, OF_LATER, OF_AGENT, Action.IGNORE_OUTDATED),
-    "replaces its own": (EDITED, OF_AGENT.advertisement, OF_AGENT, Action.ADVERTISE),
+    "new, and older": (EDITED, OF_LATER, OF_AGENT, AdvertisementAction.IGNORE_OUTDATED),
+    "replaces its own": (EDITED, OF_AGENT.advertisement, OF_AGENT, AdvertisementAction.ADVERTISE),
 }
 
 
@@ -119,14 +119,14 @@ TOO_MANY = record(replace(OFFER, labels={**MANY, "region": "eu"}))
 MANAGED = {
     "rejected": (FOUND, None, None),
     "up to date": (SHOWN, record(), None),
-    "orphan": (SHOWN, None, Action.DELETE_ORPHAN),
-    "edited": (samples.with_spec(SHOWN, cluster_name="x"), record(), Action.REPAIR),
-    "older record": (SHOWN, record(cordon="why"), Action.REPAIR),
+    "orphan": (SHOWN, None, AdvertisementAction.DELETE_ORPHAN),
+    "edited": (samples.with_spec(SHOWN, cluster_name="x"), record(), AdvertisementAction.REPAIR),
+    "older record": (SHOWN, record(cordon="why"), AdvertisementAction.REPAIR),
     "sums of the controllers": (SUMMED, record(), None),
     "record that fits no object": (
         samples.advertisement_object(record(replace(OFFER, labels=MANY))),
         TOO_MANY,
-        Action.REPAIR,
+        AdvertisementAction.REPAIR,
     ),
 }
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 import make
 from kubelend.broker import authorization, streams
-from kubelend.broker.streams import Action
+from kubelend.broker.streams import InstructionAction
 from kubelend.controllers.cluster_namespaces import plan
 from kubelend.controllers.cluster_namespaces.plan import NamespaceCache
 from kubelend.core.errors import (
@@ -97,18 +97,18 @@ def steps(cluster, found, requester=None, provider=None):
 LIVE = record()
 MOVED = record(target=PARIS, left=(BONN,), revision=8)
 OBJECTS = {
-    "requested elsewhere": (ROME, LIVE, None, None, [Action.USE]),
-    "not shown yet": (ROME, LIVE, requester_object(), None, [Action.USE]),
+    "requested elsewhere": (ROME, LIVE, None, None, [InstructionAction.USE]),
+    "not shown yet": (ROME, LIVE, requester_object(), None, [InstructionAction.USE]),
     "shown": (ROME, LIVE, requester_object(LIVE), None, []),
-    "finished": (ROME, OVER, requester_object(LIVE), None, [Action.STOP]),
+    "finished": (ROME, OVER, requester_object(LIVE), None, [InstructionAction.STOP]),
     "shown as finished": (ROME, OVER, requester_object(OVER), None, []),
     "finished before it was shown": (ROME, OVER, None, None, []),
     "evicted": (ROME, None, requester_object(OVER), None, ["DeleteObject"]),
     "a user's object stays": (ROME, None, requester_object(OVER, annotations={}), None, []),
-    "to hold": (BONN, LIVE, None, None, [Action.HOLD]),
+    "to hold": (BONN, LIVE, None, None, [InstructionAction.HOLD]),
     "held": (BONN, LIVE, None, provider_object(LIVE), []),
-    "withdrawn": (BONN, OVER, None, provider_object(LIVE), [Action.WITHDRAW]),
-    "moved away": (BONN, MOVED, None, provider_object(LIVE), [Action.WITHDRAW]),
+    "withdrawn": (BONN, OVER, None, provider_object(LIVE), [InstructionAction.WITHDRAW]),
+    "moved away": (BONN, MOVED, None, provider_object(LIVE), [InstructionAction.WITHDRAW]),
     "withdrawn long ago": (BONN, None, None, provider_object(OVER), ["DeleteObject"]),
     "other cluster": (PARIS, LIVE, None, None, []),
 }
@@ -160,7 +160,7 @@ def test_object_that_is_being_deleted_is_not_deleted_again():
 
 
 def test_undecodable_response_is_written_again():
-    assert steps(ROME, LIVE, CORRUPT) == [Action.USE]
+    assert steps(ROME, LIVE, CORRUPT) == [InstructionAction.USE]
 
 
 def test_shown_reservation_has_the_requested_spec():

@@ -24,7 +24,7 @@ from kubelend.core.audit_log import AuditEntry
 from kubelend.core.decision import Placement
 from kubelend.core.events import RecordDeleted
 from kubelend.core.ledger import Ledger
-from kubelend.core.lending import NO_POLICY, Access, OpeningHours
+from kubelend.core.lending import NO_POLICY, AccessLists, OpeningHours
 from kubelend.core.models import ClusterId, Limits
 
 
@@ -101,7 +101,7 @@ def test_the_same_list_twice_counts_once():
     one = make.policy(allow=["a"], hours=["08:00-18:00"])
     found = lending.effective_policy(one, one)
     assert found is not None
-    assert (found.access, found.hours) == (Access((("a",),)), (("08:00-18:00",),))
+    assert (found.access, found.hours) == (AccessLists((("a",),)), (("08:00-18:00",),))
 
 
 @pytest.mark.parametrize(
