@@ -82,9 +82,6 @@ class Running:
 
     # -- the objects of its cluster, as a person sees them
 
-    def path(self, kind: type[Kind], name: str) -> Path:
-        return self.directory / "objects" / kind.plural / f"default.{name}.yaml"
-
     def put(self, name: str, cpu: str = "1", **spec: str) -> None:
         """Drop a ResourceRequest in."""
         path = self.manifest(name)
@@ -102,27 +99,26 @@ class Running:
     def manifest(self, name: str) -> Path:
         return self.directory / "objects" / "requests" / f"default.{name}.yaml"
 
-    def find(self, kind: type[Kind], name: str) -> Kind | None:
+    def find_in(self, kind: type[Kind], name: str, namespace: str = "default") -> Kind | None:
         """None if it is not there, or being written."""
         try:
-            return yaml_documents.parse_object(self.path(kind, name).read_bytes(), kind)
+            return yaml_documents.parse_object(self._path(kind, name, namespace).read_bytes(), kind)
         except (FileNotFoundError, InvalidInput):
             return None
 
-    def all(self, kind: type[Kind]) -> list[Kind]:
-        names = self.path(kind, "*").parent.glob("default.*.yaml")
-        found = (self.find(kind, path.stem.removeprefix("default.")) for path in names)
-        return [one for one in found if one is not None]
-
     def sees(
-        self, kind: type[Kind], name: str, wanted: Callable[[Kind], bool] = lambda _: True
+        self,
+        kind: type[Kind],
+        name: str,
+        wanted: Callable[[Kind], bool] = lambda _: True,
+        namespace: str = "default",
     ) -> Kind:
         """Wait until an object is as wanted."""
         found: Kind | None = None
 
         def look() -> bool:
             nonlocal found
-            found = self.find(kind, name)
+            found = self.find_in(kind, name, namespace)
             return found is not None and wanted(found)
 
         self.wait_for(look)
@@ -130,7 +126,10 @@ class Running:
         return found
 
     def misses(self, kind: type[Kind], name: str) -> None:
-        self.wait_for(lambda: not self.path(kind, name).exists())
+        self.wait_for(lambda: not self._path(kind, name, "default").exists())
+
+    def _path(self, kind: type[Kind], name: str, namespace: str) -> Path:
+        return self.directory / "objects" / kind.plural / f"{namespace}.{name}.yaml"
 
 
 class ObjectFiles:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from unittest import mock
 
 import brokers
@@ -156,7 +156,7 @@ class Agent(Cluster):
         super().__init__(name, self._around.objects)
         self.wrap: Wrap = lambda inner: inner
         """Put around the way to the broker at the next start."""
-        self.spoil: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
+        self.wrap_objects: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
         """The same for the objects."""
         self.process = app.AgentApp(settings, self._around, name)
         self._connections = AsyncExitStack()
@@ -181,7 +181,7 @@ class Agent(Cluster):
         )
         communicator = await http.connect(options)
         self._connections.push_async_callback(communicator.close)
-        around = self._around._replace(objects=self.spoil(self.objects))
+        around = self._around._replace(objects=self.wrap_objects(self.objects))
         self.process = app.AgentApp(self.settings, around, self.name)
         self.process.communicator = self.wrap(communicator)
         self._roots = asyncio.create_task(tasks.run_all(self.process.root_tasks()), name=self.name)
@@ -217,22 +217,8 @@ class Agent(Cluster):
         await until_resolved(look)
 
 
-class Start(Protocol):
-    """Starts an agent at a broker's port, and waits until it is ready.
-
-    `prepare` is called before, and `settings` are AgentSettings beside the `QUICK` ones.
-    """
-
-    async def __call__(
-        self,
-        name: str,
-        port: int,
-        *,
-        cluster: str = SOME,
-        silence: timedelta = IDLE_TIMEOUT,
-        prepare: Callable[[Agent], None] = lambda _: None,
-        **settings: Any,
-    ) -> Agent: ...
+Start = Callable[..., Awaitable[Agent]]
+"""Starts an agent at a broker's port, and waits until it is ready; see `starting`."""
 
 
 class Scene(NamedTuple):
@@ -266,7 +252,10 @@ async def scene(
 
 @asynccontextmanager
 async def starting(certificates: Certificates, directory: Path) -> AsyncIterator[Start]:
-    """All are killed at the end; none may have ended by itself."""
+    """Starts agents, which are all killed at the end; none may have ended by itself.
+
+    `prepare` is called before, and `settings` are AgentSettings beside the `QUICK` ones.
+    """
     async with AsyncExitStack() as stack:
 
         async def start(

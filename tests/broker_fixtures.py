@@ -55,9 +55,9 @@ def clock() -> Any:
 @pytest.fixture
 def store() -> Any:
     """In memory; can be stopped, slowed down and broken."""
-    from troubled import TroubledStore
+    from failing_store import FailingStore
 
-    return TroubledStore()
+    return FailingStore()
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ async def _rest(
 
 def _enrolling(request: Request, **parameters: Any) -> AbstractAsyncContextManager[Any]:
     """Its clock begins with the machine's, by which certificates are checked."""
-    import newcomers
+    import applicants
 
     certificates, root = map(request.getfixturevalue, ("certificates", "tmp_path"))
-    authority = str(newcomers.authority(certificates, root))
+    authority = str(applicants.authority(certificates, root))
     return _rest(request, since_now=True, **{"ca_path": authority, "enrol_port": 0, **parameters})
 
 

@@ -38,47 +38,29 @@ def running(certificates: Path, directory: Path, **settings: Any) -> Iterator[Ru
     store = directory / "kubelend.db"
     values = LOOPBACK | {"http_cert_path": certificates, "store": str(store)} | settings
     ready: Future[dict[str, int]] = Future()
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-    thread = threading.Thread(
-        target=_run, args=(loop, BrokerSettings(**values), ready, stop), name="broker", daemon=True
-    )
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            try:
+                runner.run(_serve(BrokerSettings(**values), ready, stop))
+            except BaseException as error:
+                if not ready.done():
+                    ready.set_exception(error)
+                raise
+
+    thread = threading.Thread(target=run, name="broker", daemon=True)
     with logging_state.put_back():
         # Its log would stand in the output of the commands.
         structlog.configure(processors=[_drop])
         thread.start()
-        yield from _serving(thread, loop, ready, stop, store)
-
-
-def _serving(
-    thread: threading.Thread,
-    loop: asyncio.AbstractEventLoop,
-    ready: Future[dict[str, int]],
-    stop: asyncio.Event,
-    store: Path,
-) -> Iterator[Running]:
-    try:
-        ports = ready.result(PATIENCE)
-        yield Running(f"https://localhost:{ports['api']}", store, ports)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-
-
-def _run(
-    loop: asyncio.AbstractEventLoop,
-    settings: BrokerSettings,
-    ready: Future[dict[str, int]],
-    stop: asyncio.Event,
-) -> None:
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
-            runner.run(_serve(settings, ready, stop))
-        except BaseException as error:
-            if not ready.done():
-                ready.set_exception(error)
-            raise
+            ports = ready.result(PATIENCE)
+            yield Running(f"https://localhost:{ports['api']}", store, ports)
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
 
 
 async def _serve(

@@ -29,7 +29,7 @@ from kubelend.apps import broker as app
 from kubelend.apps.certificates import CertificateManager
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import SINGLE_REPLICA, Leadership, OpenStore, Store
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.errors import StoreFailed
@@ -105,15 +105,9 @@ def series(text: str, name: str, /, **labels: str) -> float:
 
 
 @asynccontextmanager
-async def running(
-    certificates: Certificates,
-    *,
-    open_store: OpenStore | None = None,
-    clock: Clock | None = None,
-    **settings: Any,
-) -> AsyncIterator[Running]:
-    """A broker that is ready, in memory unless told otherwise; `settings` are BrokerSettings."""
-    async with listening(certificates, open_store=open_store, clock=clock, **settings) as broker:
+async def running(certificates: Certificates, **parameters: Any) -> AsyncIterator[Running]:
+    """A broker that is ready; the parameters are those of `listening`."""
+    async with listening(certificates, **parameters) as broker:
         await until(lambda: broker.service.unready is None)
         yield broker
 
@@ -126,7 +120,7 @@ async def listening(
     clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """The same, perhaps before it is ready."""
+    """A broker, perhaps before it is ready, in memory by default; `settings` are BrokerSettings."""
     clock = clock or Clock()
     values = LOOPBACK | {"http_cert_path": certificates.server(), "rate_limit": 0} | settings
     started = app.open_broker(
@@ -272,9 +266,11 @@ async def loaded(
     rules: BrokerRules | None = None,
     leadership: Leadership = SINGLE_REPLICA,
 ) -> AsyncIterator[Broker]:
-    """The use cases alone, in memory unless told otherwise; no task of theirs runs."""
+    """The use cases alone, in memory by default; no task of theirs runs."""
     open_store = reopening(store or MemoryStore())
-    broker = Broker(open_store, clock or Clock(), rules or BrokerRules(), Metrics(), leadership)
+    broker = Broker(
+        open_store, clock or Clock(), rules or BrokerRules(), BrokerMetrics(), leadership
+    )
     await broker.load()
     try:
         yield broker

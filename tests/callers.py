@@ -2,7 +2,7 @@
 
     agent = broker.cluster("agent-cluster-1")
     await agent.advertise(cpu="10", memory="16Gi")
-    answer = await agent.post("reservations", wish(cpu="500m"))
+    answer = await agent.post("reservations", request_body(cpu="500m"))
     assert answer.status == 201
 
 Our own client is left out on purpose: it could share a mistake with the server. Every answer is held
@@ -42,7 +42,7 @@ def offer(
     return {"clusterID": cluster, "resources": {"capacity": capacity}} | fields
 
 
-def wish(cpu: str = "1", memory: str = "1Gi", *, gpu: str = "", **fields: Json) -> Json:
+def request_body(cpu: str = "1", memory: str = "1Gi", *, gpu: str = "", **fields: Json) -> Json:
     """The body of a request for a reservation."""
     wanted = {"cpu": cpu, "memory": memory} | ({"gpu": gpu} if gpu else {})
     return {"requestedResources": wanted} | fields
@@ -102,14 +102,9 @@ class Caller:
         self, *path_and_body: Json, key: str = "", content: bytes | None = None, **query: str
     ) -> Answer:
         """The last argument is the body unless it is a text; `content` is sent as it is."""
-        *path, body = (
-            path_and_body
-            if not isinstance(path_and_body[-1], str)
-            else (
-                *path_and_body,
-                None,
-            )
-        )
+        *path, body = path_and_body
+        if isinstance(body, str):
+            path, body = [*path, body], None
         headers = {IDEMPOTENCY_KEY: key} if key else {}
         if body is not None:
             content = json.dumps(body).encode()
@@ -149,13 +144,13 @@ class Caller:
         self, cpu: str = "1", memory: str = "1Gi", *, key: str = "", **fields: Json
     ) -> Json:
         """Borrow what must be placed; gives the reservation."""
-        answer = await self.post("reservations", wish(cpu, memory, **fields), key=key)
+        answer = await self.post("reservations", request_body(cpu, memory, **fields), key=key)
         assert answer.status == 201, answer
         return answer.json
 
     async def queue(self, cpu: str = "1", memory: str = "1Gi", **fields: Json) -> Json:
         """Borrow what must wait; gives the reservation."""
-        answer = await self.post("reservations", wish(cpu, memory, **fields))
+        answer = await self.post("reservations", request_body(cpu, memory, **fields))
         assert answer.status == 202, answer
         return answer.json
 
@@ -187,7 +182,7 @@ class Event(NamedTuple):
     comment: str = ""
 
     @property
-    def told(self) -> tuple[str, str, str]:
+    def instruction(self) -> tuple[str, str, str]:
         """Which side has to do what with which reservation."""
         return self.data["role"], self.data["action"], self.data["reservation"]["id"]
 

@@ -59,7 +59,7 @@ def install(agent: Agent) -> CrashPoint:
     """Returns a crash point for the next run of an agent."""
     crash = CrashPoint()
     agent.wrap = lambda inner: _Calls(inner, crash)
-    agent.spoil = lambda inner: _Objects(inner, crash)
+    agent.wrap_objects = lambda inner: _Objects(inner, crash)
     return crash
 
 

@@ -4,7 +4,7 @@
     liqo.behave("liqoctl peer", "fail", "no route to host")
     peering = LiqoctlPeering(liqo.kubeconfigs, "home", **liqo.programs)
 
-A program does what Liqo v1.2.0 does, as far as our calls go, unless it is told to `fail`, to `hang`, to `say`
+A program does what Liqo v1.2.0 does, as far as our calls go, unless it has to `fail`, to `hang`, to `say`
 something else, or to `wait` until the file `waiting` is removed, and fail then.
 """
 

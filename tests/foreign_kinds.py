@@ -6,7 +6,14 @@ and our manifests use, and require what those require: all else is refused when 
 
 from __future__ import annotations
 
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from kubelend.envtest import servers
+from kubelend.envtest.servers import ApiServers, LocalCluster
 
 Json = dict[str, Any]
 
@@ -72,8 +79,16 @@ KINDS = (
 )
 
 
-def definitions() -> list[Json]:
-    return [_definition(*kind) for kind in KINDS]
+@contextmanager
+def cluster(lab: ApiServers, name: str) -> Iterator[LocalCluster]:
+    """One that has these kinds, and none of ours until a manifest brings it."""
+    [started] = lab.start(f"{name}-{secrets.token_hex(4)}")
+    path = started.directory / "foreign.json"
+    items = [_definition(*kind) for kind in KINDS]
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    servers.apply_manifests(started, [path])
+    yield started
+    started.kill()
 
 
 def _definition(group: str, kind: str, plural: str, spec: Json) -> Json:

@@ -2,13 +2,13 @@
 
 with kube_agents.running(cluster, broker.url, certificates.cluster("rome"), tmp_path / "rome") as rome:
     rome.wait_until_ready()
-    rome.sees(ResourceRequest, "w", lambda found: found.status.phase == "Active")
+    rome.shows(ResourceRequest, "w", lambda found: found.status.phase == "Active")
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -34,24 +34,7 @@ class Running(agent_process.Running):
         except (UnexpectedAnswer, OSError):
             return None
 
-    def shows(
-        self,
-        kind: type[Kind],
-        name: str,
-        wanted: Callable[[Kind], bool] = lambda _: True,
-        namespace: str = "default",
-    ) -> Kind:
-        """Wait until an object is as wanted."""
-        found: Kind | None = None
-
-        def look() -> bool:
-            nonlocal found
-            found = self.find_in(kind, name, namespace)
-            return found is not None and wanted(found)
-
-        self.wait_for(look)
-        assert found is not None
-        return found
+    shows = agent_process.Running.sees
 
     def apply(self, text: str) -> None:
         """As a user does."""

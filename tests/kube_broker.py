@@ -1,4 +1,4 @@
-"""A broker at home in a real cluster: in this process, with a clock to move, and objects to apply to it.
+"""A broker in a real cluster: in this process, with a clock to move, and objects to apply to it.
 
     async with kube_broker.running(kube, namespace) as broker:
         await broker.advertise("lender", cpu="10")
@@ -21,7 +21,7 @@ from prometheus_client import parser
 
 import make
 from clocks import Clock
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.controllers.manager import ControllerManager
 from kubelend.core import audit
@@ -37,6 +37,7 @@ from kubelend.wire.objects import Object
 from waiting import PATIENCE, until
 
 Json = dict[str, Any]
+Explain = Callable[[], object]
 Kind = TypeVar("Kind", bound=Object)
 
 TERMS = RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
@@ -112,17 +113,15 @@ class Objects:
     async def find(self, kind: type[Kind], name: str) -> Kind | None:
         return await self.client.find(resources.resource_for(kind), name, self.namespace)
 
-    async def shows(
-        self, kind: type[Kind], name: str, look: Callable[[Kind], bool], patience: float = PATIENCE
-    ) -> Kind:
+    async def shows(self, kind: type[Kind], name: str, condition: Callable[[Kind], bool]) -> Kind:
         """Wait for an object to be as wanted."""
         seen: list[Kind | None] = [None]
 
         async def is_so() -> bool:
             seen[0] = await self.find(kind, name)
-            return seen[0] is not None and look(seen[0])
+            return seen[0] is not None and condition(seen[0])
 
-        await until(is_so, patience, explain=lambda: f"{kind.kind} {name} is {seen[0]}")
+        await self.until(is_so, lambda: f"{kind.kind} {name} is {seen[0]}")
         assert seen[0] is not None
         return seen[0]
 
@@ -166,8 +165,8 @@ class Objects:
             and sample.labels["group"] in ("broker.fluidos.eu", "")
         )
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        await until(condition)
+    async def until(self, condition: Callable[[], Any], explain: Explain = lambda: "") -> None:
+        await until(condition, explain=explain)
 
 
 class Running(Objects):
@@ -202,7 +201,7 @@ async def quiet(broker: Objects) -> None:
             before, count = count, await broker.writes()
 
 
-async def told(broker: Objects, name: str, count: int) -> list[tuple[str, str]]:
+async def events_of(broker: Objects, name: str, count: int) -> list[tuple[str, str]]:
     """The events on an object, once there are as many."""
     events: list[tuple[str, str]] = []
 
@@ -248,7 +247,10 @@ async def running(
     """
     found, clock = config.config_from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
     service = Broker(
-        lambda: KubernetesStore.open(found, namespace), clock, rules or BrokerRules(), Metrics()
+        lambda: KubernetesStore.open(found, namespace),
+        clock,
+        rules or BrokerRules(),
+        BrokerMetrics(),
     )
     async with Client.open(found) as client:
         manager = ControllerManager(service, client, namespace, TERMS)

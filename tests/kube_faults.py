@@ -1,8 +1,8 @@
-"""A broker at home in Kubernetes, used over REST and by objects at the same time, while something goes wrong.
+"""A broker in Kubernetes, used over REST and by objects at the same time, while something goes wrong.
 
-    async with kube_faults.home(cluster, namespace, certificates) as home:
-        done = await home.load.under(trouble)
-        await home.load.check(done)
+    async with kube_faults.loaded(cluster, namespace, certificates) as loaded:
+        done = await loaded.load.under(fault)
+        await loaded.load.check(done)
 
 Clients do not give up: a request without a response is repeated, with the same key or the same name. So at
 the end it is known what everybody was promised, and that has to be what the broker says, what the objects
@@ -28,7 +28,7 @@ import aiohttp
 import brokers
 from certificates import Certificates
 from clocks import RunningClock
-from kube_broker import Objects
+from kube_broker import Explain, Objects
 from kubelend.core import audit
 from kubelend.core.errors import AlreadyExists, Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
@@ -43,13 +43,13 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from waiting import PATIENCE, until
 
 Answer = TypeVar("Answer")
-Trouble = Callable[[], Awaitable[None]]
+Fault = Callable[[], Awaitable[None]]
 
 POLL = 0.1
 BY_OBJECT, BY_REST = "lender-by-object", "lender-by-rest"
 CPUS = 5
 """Of each lender: as many reservations of one CPU fit."""
-CREW = 3
+BORROWERS = 3
 """Borrowers of either kind at once, each of which keeps one; there is no room for all that they want."""
 LIVE = {"Pending", "Reserved", "Active"}
 LEASE: dict[str, Any] = {
@@ -59,6 +59,13 @@ LEASE: dict[str, Any] = {
 }
 KUBELEND = Path(sys.executable).with_name("kubelend")
 REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
+
+
+class RetryingObjects(Objects):
+    """Waits for a server that is away, too."""
+
+    async def until(self, condition: Callable[[], Any], explain: Explain = lambda: "") -> None:
+        await eventually(condition, explain)
 
 
 class Load:
@@ -84,7 +91,7 @@ class Load:
         await self.publish()
         await self.advertise()
         for lender in (BY_OBJECT, BY_REST):
-            await self.shows(
+            await self.objects.shows(
                 ClusterAdvertisement, f"{lender}-adv", lambda one: one.status.score != ""
             )
 
@@ -98,8 +105,8 @@ class Load:
 
     # -- who borrows
 
-    async def under(self, trouble: Trouble) -> set[str]:
-        """Have `trouble` while some ask and give back, and ask and keep; then all ask that there is room for.
+    async def under(self, fault: Fault) -> set[str]:
+        """Have `fault` while some ask and give back, and ask and keep; then all ask that there is room for.
 
         Gives the names of all that is promised in the end.
         """
@@ -107,12 +114,12 @@ class Load:
         async with asyncio.timeout(6 * PATIENCE), asyncio.TaskGroup() as group:
             workers = [
                 group.create_task(work(number))
-                for number in range(CREW)
+                for number in range(BORROWERS)
                 for work in (self._borrow_on, self._apply_on)
             ]
-            await eventually(lambda: self.answered > CREW)
+            await eventually(lambda: self.answered > BORROWERS)
             try:
-                await trouble()
+                await fault()
             finally:
                 self._is_over = True
         kept = {one.result() for one in workers}
@@ -134,20 +141,16 @@ class Load:
     async def apply_request(self, name: str) -> str:
         """With an object; the same."""
         await self.apply(lambda: self.objects.reserve(name))
-        found = await self.shows(Reservation, name, lambda one: one.status.phase != "")
+        found = await self.objects.shows(Reservation, name, lambda one: one.status.phase != "")
         self.answered += 1
         return name if found.status.phase == "Reserved" else ""
 
     async def remove(self, name: str) -> None:
         await self.objects_do(lambda: self.objects.delete(Reservation, name))
-
-        async def is_gone() -> bool:
-            return await self.objects.find(Reservation, name) is None
-
-        await eventually(is_gone)
+        await self.objects.gone(Reservation, name)
 
     async def _borrow_on(self, number: int) -> str:
-        """Until it is over, and one is kept; not the first, so that it falls into the time of trouble."""
+        """Until it is over, and one is kept; not the first, so that it falls into the time of fault."""
         kept, borrower = "", f"borrower-{number}"
         for turn in itertools.count():
             name = await self.borrow(borrower, f"key-{number}-{turn}")
@@ -216,20 +219,6 @@ class Load:
                         raise
                 await asyncio.sleep(POLL)
 
-    async def shows(self, kind: type[Any], name: str, look: Callable[[Any], bool]) -> Any:
-        """Wait for an object to be as wanted; a server that is away is waited for too."""
-        seen: list[Any] = [None]
-
-        async def is_so() -> bool:
-            seen[0] = await self.objects.find(kind, name)
-            return seen[0] is not None and look(seen[0])
-
-        try:
-            await eventually(is_so)
-        except TimeoutError:
-            raise AssertionError(f"{kind.kind} {name} is {seen[0]}") from None
-        return seen[0]
-
     async def _client(self, directory: Path, url: str) -> BrokerClient:
         if (directory, url) not in self._clients:
             made = BrokerClient(url, directory, backoff=NO_RETRIES)
@@ -238,50 +227,34 @@ class Load:
 
     # -- what has to be true in the end
 
-    async def check(self, promised: set[str], *, full: bool = True) -> None:
-        """Broker, objects and store tell the same, no lender has lent more than it has, the audit is clean.
-
-        `full`: nothing was given back and nobody was away, so all that fits is used.
-        """
-        lent = Counter(
-            found.target_cluster_id
-            for found in await self.rest("auditor", lambda one: one.all_reservations(), admin=True)
-            if found.id in promised
-        )
-        assert all(count <= CPUS for count in lent.values()), lent
+    async def check(self, promised: set[str]) -> None:
+        """Broker, objects and store agree, all that fits is used and no more, and the audit is clean."""
+        found = await self.all_reservations()
+        lent = Counter(one.target_cluster_id for one in found if one.id in promised)
         assert lent.total() == len(promised)
-        if full:
-            assert lent == {BY_OBJECT: CPUS, BY_REST: CPUS}
+        assert lent == {BY_OBJECT: CPUS, BY_REST: CPUS}
         await self._agree(promised, lent)
         await asyncio.to_thread(self._audit, promised)
 
     async def _agree(self, promised: set[str], lent: Counter[str]) -> None:
         """The broker and the objects say so, at the latest after a moment."""
-        told: list[Any] = []
+        reserved = {lender: str(lent[lender]) for lender in (BY_OBJECT, BY_REST)}
+        seen: list[Any] = []
 
         async def do_they() -> bool:
-            told[:] = [
-                {
-                    one.id
-                    for one in await self.rest(
-                        "auditor", lambda one: one.all_reservations(), admin=True
-                    )
-                    if one.status.phase in LIVE
-                },
+            by_rest, offers = await self.all_reservations(), await self.listed(ClusterAdvertisement)
+            shown = [one.spec for one in offers if one.spec.resources.reserved]
+            seen[:] = [
+                {one.id for one in by_rest if one.status.phase in LIVE},
                 {one.metadata.name for one in await self.listed(Reservation) if is_live(one)},
-                {
-                    one.spec.cluster_id: one.spec.resources.reserved.cpu
-                    for one in await self.listed(ClusterAdvertisement)
-                    if one.spec.resources.reserved
-                },
+                {spec.cluster_id: spec.resources.reserved.cpu for spec in shown},
             ]
-            shown = {lender: str(lent[lender]) for lender in (BY_OBJECT, BY_REST)}
-            return told == [promised, promised, shown]
+            return seen == [promised, promised, reserved]
 
-        try:
-            await eventually(do_they)
-        except TimeoutError:
-            raise AssertionError(f"promised is {promised}, {lent}; told is {told}") from None
+        await eventually(do_they, lambda: f"promised is {promised}, {lent}; seen is {seen}")
+
+    async def all_reservations(self) -> list[bodies.Reservation]:
+        return await self.rest("auditor", lambda one: one.all_reservations(), admin=True)
 
     async def listed(self, kind: type[Any]) -> list[Any]:
         resource = resources.resource_for(kind)
@@ -305,9 +278,9 @@ def is_live(found: Reservation) -> bool:
     return found.status.phase in LIVE and found.metadata.deletion_timestamp is None
 
 
-async def eventually(condition: Callable[[], Any], patience: float = 2 * PATIENCE) -> None:
+async def eventually(condition: Callable[[], Any], explain: Explain = lambda: "") -> None:
     """Like `until`, but polls less often, and again after errors that may pass."""
-    await until(condition, patience, poll=POLL, retry=_may_pass)
+    await until(condition, 2 * PATIENCE, poll=POLL, explain=explain, retry=_may_pass)
 
 
 def _may_pass(error: Exception) -> bool:
@@ -320,12 +293,12 @@ async def loading(
 ) -> AsyncIterator[Load]:
     """Borrowers of brokers that run, over the way to the API server that nobody breaks."""
     async with Client.open(config.config_from_kubeconfig(cluster.admin_kubeconfig)) as client:
-        load = Load(cluster, Objects(client, namespace), urls, certificates)
+        load = Load(cluster, RetryingObjects(client, namespace), urls, certificates)
         async with load.stack:
             yield load
 
 
-class Home(NamedTuple):
+class LoadedBroker(NamedTuple):
     """A broker in this process that serves both interfaces, and those who use it."""
 
     broker: brokers.Running
@@ -345,12 +318,12 @@ class Home(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def home(
+async def loaded(
     cluster: LocalCluster,
     namespace: str,
     certificates: Certificates,
     kubeconfig: Path | None = None,
-) -> AsyncIterator[Home]:
+) -> AsyncIterator[LoadedBroker]:
     """Ready, and with what both lenders offer."""
     async with starting(cluster, namespace, certificates, kubeconfig) as made:
         await eventually(made.is_ready)
@@ -364,7 +337,7 @@ async def starting(
     namespace: str,
     certificates: Certificates,
     kubeconfig: Path | None = None,
-) -> AsyncIterator[Home]:
+) -> AsyncIterator[LoadedBroker]:
     """Perhaps not ready. `kubeconfig`: another way to the same API server."""
     way = kubeconfig or cluster.admin_kubeconfig
     found = config.config_from_kubeconfig(way)
@@ -379,4 +352,4 @@ async def starting(
     ) as broker:
         urls = [f"https://localhost:{broker.port}"]
         async with loading(cluster, namespace, urls, certificates) as load:
-            yield Home(broker, load)
+            yield LoadedBroker(broker, load)

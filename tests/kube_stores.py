@@ -1,4 +1,4 @@
-"""Stores in Kubernetes for tests: in namespaces of their own, over clients that fail or wait when told to."""
+"""Stores in Kubernetes for tests: in namespaces of their own, over clients that fail or wait on demand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import config
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
+from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes.store import ClientFactory, KubernetesStore
 from store_kinds import ARCHIVE_FOR, new_namespace
 
@@ -36,7 +37,7 @@ class Place:
             self.access, self.namespace, archive_for=ARCHIVE_FOR, connect=connect
         )
 
-    def look(self) -> KubernetesStore:
+    def open_readonly(self) -> KubernetesStore:
         return KubernetesStore.open_readonly(self.access, self.namespace)
 
     def run(self, work: Callable[[Client], Coroutine[Any, Any, Result]]) -> Result:
@@ -48,26 +49,39 @@ class Place:
 
         return asyncio.run(with_client())
 
+    def find(self, resource: Resource[Any], name: str) -> Any:
+        return self.run(lambda client: client.find(resource, name, self.namespace))
 
-class Fate:
+    def edit(self, resource: Resource[Any], name: str, change: Any, subresource: str = "") -> None:
+        options = {"subresource": subresource}
+        self.run(lambda client: client.patch(resource, name, self.namespace, change, **options))
+
+    def delete(self, resource: Resource[Any], name: str, *, force: bool = False) -> None:
+        """As with `kubectl delete`; with `force` without the finalizers."""
+        if force:
+            self.edit(resource, name, {"metadata": {"finalizers": None}})
+        self.run(lambda client: client.delete(resource, name, self.namespace))
+
+
+class Interruption:
     """Cuts a client off at one of its writes: before it is sent, or when it was done."""
 
     def __init__(self, *, is_sent: bool) -> None:
         self.left = -1
         """Writes until then; below zero it does not happen."""
-        self.has_struck = False
+        self.has_happened = False
         self._is_sent = is_sent
 
     async def around(self, write: Coroutine[Any, Any, Result]) -> Result:
         self.left -= 1
-        strikes = self.left == 0
-        if self.has_struck or (strikes and not self._is_sent):
-            self.has_struck = True
+        is_now = self.left == 0
+        if self.has_happened or (is_now and not self._is_sent):
+            self.has_happened = True
             write.close()
             raise Unavailable("cut off")
-        self.has_struck = strikes
+        self.has_happened = is_now
         done = await write
-        if strikes:
+        if is_now:
             raise Unavailable("cut off")
         return done
 
@@ -111,8 +125,8 @@ def connecting(around: Around) -> ClientFactory:
     return Wrapped.open
 
 
-def told(store: Store, reservations: list[str]) -> tuple[Any, ...]:
-    """All that a store tells, of those reservations also what the archive has."""
+def stored_state(store: Store, reservations: list[str]) -> tuple[Any, ...]:
+    """All that a store has, of those reservations also from the archive."""
     with closing(store):
         loaded = store.load()
         records = [

@@ -9,23 +9,24 @@ async def test_connects(rig):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from msgspec.structs import replace
 
 import make
+import virtual_time
+from fake_broker import FakeBroker
 from kubelend.agent import instructions
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.peering import PeeringReconciler
-from kubelend.agent.ports import Peer, Readiness
+from kubelend.agent.ports import DONE, Peer, Readiness
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import KubelendError
 from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies
 from kubelend.wire.objects import ReservationInstruction, ReservationInstructionStatus, with_status
-from scripted_communicator import ScriptedCommunicator
-from virtual_time import now, settled, stopped, with_rig
+from virtual_time import now, settled
 
 AMOUNTS = bodies.Quantities("500m", "1Gi", gpu="2")
 
@@ -43,23 +44,36 @@ class FakePeering:
         self.seconds: dict[str, float] = {}
         self.unready: dict[str, str] = {}
         """The reason, by reservation."""
+        self.incomplete: dict[str, Readiness] = {}
+        """What `connect` and `disconnect` wait for."""
+        self.notify: Callable[[str], None] = lambda _: None
+        """Tells the reconciler of a change."""
 
-    async def connect(self, peer: Peer) -> None:
+    async def watch(self, on_change: Callable[[str], None]) -> None:
+        self.notify = on_change
+        await asyncio.Event().wait()
+
+    async def connect(self, peer: Peer) -> Readiness:
         await self._call("connect", peer)
         self.connected.add((peer.reservation, peer.cluster))
+        return self.incomplete.get("connect", DONE)
 
-    async def size(self, peer: Peer) -> None:
+    async def size(self, peer: Peer) -> Readiness:
         await self._call("size", peer)
         self.sizes[peer.reservation] = peer.resources.describe()
+        return DONE
 
     async def ready(self, peer: Peer) -> Readiness:
         await self._call("ready", peer)
         reason = self.unready.get(peer.reservation, "")
         return Readiness(not reason, reason or "node ready")
 
-    async def disconnect(self, peer: Peer) -> None:
+    async def disconnect(self, peer: Peer) -> Readiness:
         await self._call("disconnect", peer)
+        if "disconnect" in self.incomplete:
+            return self.incomplete["disconnect"]
         self.connected.discard((peer.reservation, peer.cluster))
+        return DONE
 
     def count(self, call: str) -> int:
         return sum(made.startswith(call + " ") for made in self.calls)
@@ -72,21 +86,20 @@ class FakePeering:
                 raise self.errors[name]
 
 
-class Activating(ScriptedCommunicator):
-    """A broker that can only activate."""
+class ActivatingBroker(FakeBroker):
+    """Activates what is in a cache of reservations."""
 
-    def __init__(self, rig: Rig) -> None:
-        super().__init__(now)
-        self.activated: list[str] = []
-        self.hangs = False
-        self._rig = rig
+    def __init__(self, reservations: ReservationCache) -> None:
+        super().__init__("me", make.runner())
+        self._reservations = reservations
+
+    @property
+    def activated(self) -> list[str]:
+        return [call.reservation for call in self.named("activate")]
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        self.activated.append(reservation)
-        await asyncio.sleep(3600 if self.hangs else 0)
-        if self.error is not None:
-            raise self.error()
-        known = self._rig.reservations.find(reservation)
+        await self._called("activate", reservation)
+        known = self._reservations.find(reservation)
         assert known is not None
         status = replace(known.status, phase="Active")
         return replace(known, status=status, revision=known.revision + 1)
@@ -100,7 +113,7 @@ class Rig:
         self.reservations = ReservationCache()
         self.health = ComponentHealth()
         self.peering = FakePeering()
-        self.broker = Activating(self)
+        self.broker = ActivatingBroker(self.reservations)
         self.restart()
 
     def restart(self) -> None:
@@ -114,6 +127,9 @@ class Rig:
         found = self.reservations.find(name)
         assert found is not None
         return found
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return virtual_time.running(self.reconciler.run())
 
     @property
     def error(self) -> str:
@@ -175,17 +191,5 @@ class Rig:
         return await self.objects.find(ReservationInstruction, key) is None
 
 
-def peering() -> Callable[..., Callable[..., None]]:
-    """Decorates a test with a `rig` that runs."""
-    return with_rig(running)
-
-
-@asynccontextmanager
-async def running(rig: Rig | None = None) -> AsyncGenerator[Rig, None]:
-    rig = rig or Rig()
-    task = asyncio.create_task(rig.reconciler.run())
-    await settled()
-    try:
-        yield rig
-    finally:
-        await stopped(task)
+peering = virtual_time.rig_decorator(Rig)
+"""Decorates a test with a `rig` that runs."""

@@ -46,13 +46,6 @@ def output(*command: str | Path) -> str:
     return done.stdout
 
 
-def complaint(*command: str | Path) -> str:
-    """What one says that does not."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode != 0, done.stdout
-    return done.stderr
-
-
 class Running(NamedTuple):
     """A process as /proc shows it."""
 

@@ -2,68 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
-from msgspec.structs import replace
-
 import make
 import virtual_time
+from failing_objects import FailingObjects
 from fake_broker import FakeBroker
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
 from kubelend.agent.reservation_cache import ReservationCache
-from kubelend.core.errors import KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.models import ReservationId
 from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
-from kubelend.sources.memory_objects import MemoryObjects
-from kubelend.wire.objects import Kind, ProviderInstruction
+from kubelend.wire.objects import ProviderInstruction
 
 EIGHT = "cpu=8,memory=8Gi"
 FINISHED_FOR = 10 * make.MINUTE
 
 
-class FailingObjects(MemoryObjects):
-    """Reads and writes fail while `error` is set."""
-
-    error: KubelendError | None = None
-    has_conflicts = False
-    """Whether another client changes each object just before its status is set for the first time."""
-
-    async def list(self, kind: type[Kind]) -> list[Kind]:
-        self._check()
-        return await super().list(kind)
-
-    async def find(self, kind: type[Kind], key: str) -> Kind | None:
-        self._check()
-        return await super().find(kind, key)
-
-    async def apply(self, wanted: Kind) -> Kind:
-        self._check()
-        return await super().apply(wanted)
-
-    async def set_status(self, wanted: Kind) -> Kind | None:
-        found = await super().find(type(wanted), wanted.key)
-        if self.has_conflicts and found is not None and not found.metadata.labels:
-            await super().apply(
-                replace(found, metadata=replace(found.metadata, labels={"team": "a"}))
-            )
-        return await super().set_status(wanted)
-
-    def _check(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-
 class Rig:
-    """A provider cluster `me`; `broker.desk` places on it or on `other`."""
+    """A provider cluster `me`; `broker.runner` places on it or on `other`."""
 
     def __init__(
         self,
@@ -74,8 +37,8 @@ class Rig:
         offset: timedelta = make.NO_TIME,
     ) -> None:
         """`offset`: how much its clock is ahead of the broker's."""
-        desk = make.desk(me="cpu=64,memory=64Gi", other="cpu=64,memory=64Gi")
-        self.broker = FakeBroker("me", desk)
+        large = "cpu=64,memory=64Gi"
+        self.broker = FakeBroker("me", make.runner(me=large, other=large))
         self.objects = FailingObjects(self.now)
         self.offset = offset
         self.policy = policy
@@ -89,11 +52,8 @@ class Rig:
 
     def restart(self) -> None:
         """As after a restart of the agent: only the objects stay."""
-        self.reservations, self.health, self.inventory = (
-            ReservationCache(),
-            ComponentHealth(),
-            Inventory(),
-        )
+        self.reservations, self.health = ReservationCache(), ComponentHealth()
+        self.inventory = Inventory()
         self.hold_changes: list[dict[str, Resources]] = []
         """The holds after each change."""
         holds = HoldTable(
@@ -117,17 +77,11 @@ class Rig:
         used = [Pod("p", "n", make.resources(pods))] if pods else []
         self.inventory.reset([node], used)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.provider.run())
-        await virtual_time.settled()
-        try:
-            yield
-        finally:
-            await virtual_time.stopped(task)
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return virtual_time.running(self.provider.run())
 
     def reserve(self, wanted: str = "cpu=3,memory=1Gi", **fields: Any) -> ReservationId:
-        return self.broker.desk.reserve(wanted, pinned="me", **fields)
+        return self.broker.runner.reserve(wanted, pinned="me", **fields)
 
     async def notify(self, *reservations: str) -> None:
         """The current states arrive, as by the stream."""
@@ -141,15 +95,13 @@ class Rig:
         return found
 
     def release(self, reservation: str) -> None:
-        self.broker.desk.release(ReservationId(reservation))
+        self.broker.runner.release(ReservationId(reservation))
 
     def holds(self) -> dict[str, Resources]:
         return {name: hold.resources for name, hold in self.inventory.holds.items()}
 
     async def find_instruction(self, reservation: str) -> ProviderInstruction | None:
-        return await MemoryObjects.find(
-            self.objects, ProviderInstruction, f"lending/{reservation}-provider"
-        )
+        return await self.objects.find(ProviderInstruction, f"lending/{reservation}-provider")
 
     async def instruction(self, reservation: str) -> ProviderInstruction:
         found = await self.find_instruction(reservation)
@@ -164,13 +116,5 @@ class Rig:
         return self.broker.body(reservation).status.acknowledged_at is not None
 
 
-def provider(**settings: Any) -> Callable[..., Callable[..., None]]:
-    """Decorates a test with a `rig` that runs; the parameters are those of `Rig`."""
-
-    @asynccontextmanager
-    async def open_rig() -> AsyncIterator[Rig]:
-        rig = Rig(**settings)
-        async with rig.running():
-            yield rig
-
-    return virtual_time.with_rig(open_rig)
+provider = virtual_time.rig_decorator(Rig)
+"""Decorates a test with a `rig` that runs; the parameters are those of `Rig`."""

@@ -10,7 +10,7 @@ async def test_request_is_reserved(rig):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,143 +18,79 @@ from typing import Any
 from msgspec.structs import replace
 
 import make
+import virtual_time
+from failing_objects import FailingObjects
 from fake_broker import FakeBroker
 from kubelend.agent.health import ComponentHealth
-from kubelend.agent.ports import LocalObjects
 from kubelend.agent.requester import ResourceRequestReconciler
 from kubelend.agent.reservation_cache import ReservationCache
-from kubelend.core import durations, explanations
-from kubelend.core.decision import NoFit
-from kubelend.core.errors import BrokerUnreachable
-from kubelend.core.lifecycle import Reason
-from kubelend.core.models import ClusterId, ReservationId
-from kubelend.sources.memory_objects import MemoryObjects
-from kubelend.wire import bodies, conversion
 from kubelend.wire.objects import (
-    Kind,
     Metadata,
     ReservationInstruction,
     ResourceRequest,
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
-from virtual_time import now, settled, stopped, with_rig
+from virtual_time import now, settled, stopped
 
-TERMS = conversion.RequestLimits(make.HOUR, 24 * make.HOUR, make.HOUR)
 OFFERS = {"p1": "cpu=8,memory=16Gi,gpu=2", "p2": "cpu=4,memory=8Gi"}
-UNREACHABLE = BrokerUnreachable("no route")
 
 
-def clock_off(by: timedelta) -> Callable[[], datetime]:
-    """A clock that is wrong by so much."""
-    return lambda: now() + by
-
-
-class LendingBroker(FakeBroker):
+def lending_broker() -> FakeBroker:
     """Of the requester `me`. Its providers always advertise, and reservations expire in time."""
-
-    def __init__(self, **offers: str) -> None:
-        super().__init__("me", make.Desk(now=make.T0))
-        self.offers = offers or OFFERS
-        self.keys: list[str] = []
-        """The idempotency key of each request."""
-        self.loses_responses = False
-        """Whether calls take effect without a response."""
-        self.response_delay = 0.0
-        """Seconds between the decision and the response."""
-
-    @property
-    def reserved(self) -> dict[str, str]:
-        """Reserved amounts by provider."""
-        amounts = {name: self.desk.reserved(name) for name in self.offers}
-        return {name: amount.describe() for name, amount in amounts.items() if amount}
-
-    def advance(self) -> None:
-        """Expire what is due, and advertise."""
-        self.desk.now = now()
-        self.desk.expire()
-        for name, offer in self.offers.items():
-            self.desk.advertise(name, offer)
-
-    async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        self.keys.append(key)
-        await self._called("request")
-        wanted = conversion.to_request(request, ClusterId(self.cluster), key, TERMS)
-        decision = self.desk.ask(wanted)
-        if isinstance(decision, NoFit):
-            raise explanations.no_capacity_error(decision.explanation)
-        return await self._response(decision)
-
-    async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
-        await self._called("renew", reservation)
-        found = self.desk[ReservationId(reservation)]
-        longer = durations.parse_duration(duration) if duration else found.request.duration
-        self.desk.renew(found.id, longer)
-        return await self._response(found.id)
-
-    async def release(self, reservation: str) -> bodies.Reservation:
-        await self._called("release", reservation)
-        self.desk.release(ReservationId(reservation), Reason.BY_REQUESTER)
-        return await self._response(ReservationId(reservation))
-
-    async def _called(self, name: str, reservation: str = "") -> None:
-        await super()._called(name, reservation)
-        self.advance()
-
-    async def _response(self, reservation: ReservationId) -> bodies.Reservation:
-        body = self.body(reservation)
-        await asyncio.sleep(self.response_delay)
-        if self.loses_responses:
-            raise UNREACHABLE
-        return body
-
-
-class FailingObjects(MemoryObjects):
-    """Writes fail while `error` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(now)
-        self.error: Exception | None = None
-
-    async def apply(self, wanted: Kind) -> Kind:
-        self._fail()
-        return await super().apply(wanted)
-
-    async def set_status(self, wanted: Kind) -> Kind | None:
-        self._fail()
-        return await super().set_status(wanted)
-
-    def _fail(self) -> None:
-        if self.error is not None:
-            raise self.error
+    broker = FakeBroker("me", make.CommandRunner())
+    broker.offers = OFFERS
+    return broker
 
 
 class Rig:
-    """A requester and everything around it."""
+    """A requester and everything around it, which can be stopped and started again."""
 
     def __init__(
         self,
         *,
-        objects: LocalObjects | None = None,
-        broker: LendingBroker | None = None,
-        clock: Callable[[], datetime] = now,
+        objects: type[FailingObjects] = FailingObjects,
         chance: float = 0.0,
-        reservations: ReservationCache | None = None,
         **settings: Any,
     ) -> None:
-        self.objects = objects or MemoryObjects(now)
-        self.broker = broker or LendingBroker()
-        self.reservations, self.health = reservations or ReservationCache(), ComponentHealth()
-        self.requester = ResourceRequestReconciler(
-            self.objects,
-            self.broker,
-            self.reservations,
-            self.health,
-            clock,
-            cluster_id="me",
-            chance=lambda: chance,
-            **settings,
-        )
+        self.objects, self.broker = objects(), lending_broker()
+        self.skew = timedelta()
+        """How much its clock is ahead."""
+        self._settings: dict[str, Any] = {"cluster_id": "me", "chance": lambda: chance} | settings
+        self._task: asyncio.Task[None] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.reservations, self.health = ReservationCache(), ComponentHealth()
+        parts = (self.objects, self.broker, self.reservations, self.health)
+        self.requester = ResourceRequestReconciler(*parts, self.now, **self._settings)
+
+    def now(self) -> datetime:
+        return now() + self.skew
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self.requester.run())
+        await settled()
+
+    async def stop(self) -> None:
+        """As a killed agent: only the objects and the broker stay."""
+        task, self._task = self._task, None
+        if task is not None:
+            await stopped(task)
+        self._reset()
+
+    async def restart(self, **settings: Any) -> None:
+        self._settings |= settings
+        await self.stop()
+        await self.start()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.start()
+        try:
+            yield
+        finally:
+            await self.stop()
 
     async def create_request(
         self, name: str = "w", namespace: str = "default", cpu: str = "1", **spec: Any
@@ -216,18 +152,5 @@ class Rig:
         await settled()
 
 
-def requester(**settings: Any) -> Callable[..., Callable[..., None]]:
-    """Decorates a test with a `rig`; the parameters are those of `Rig`."""
-    return with_rig(lambda: running(**settings))
-
-
-@asynccontextmanager
-async def running(**settings: Any) -> AsyncGenerator[Rig, None]:
-    """The parameters are those of `Rig`."""
-    rig = Rig(**settings)
-    task = asyncio.create_task(rig.requester.run())
-    await settled()
-    try:
-        yield rig
-    finally:
-        await stopped(task)
+requester = virtual_time.rig_decorator(Rig)
+"""Decorates a test with a `rig` that runs; the parameters are those of `Rig`."""

@@ -88,6 +88,21 @@ class Tenants:
         return await factory.open_communicator("kubernetes", wanted)
 
     @contextlib.asynccontextmanager
+    async def agent(
+        self, namespace: str, instance: str = "one", **options: Any
+    ) -> AsyncIterator[Any]:
+        """The same, closed at the end."""
+        found = await self.open(namespace, instance, **options)
+        try:
+            yield found
+        finally:
+            await found.close()
+
+    def account(self, namespace: str) -> contextlib.AbstractAsyncContextManager[Client]:
+        """What the cluster's account may do in its namespace."""
+        return Client.open(config.config_from_kubeconfig(self.kubeconfig(namespace)))
+
+    @contextlib.asynccontextmanager
     async def served_by(
         self,
         broker: Broker,

@@ -29,7 +29,6 @@ class Handshake:
     server_error: str = ""
     client_error: str = ""
     version: str | None = None
-    cipher: str = ""
     protocol: str | None = None
     caller: str = ""
     session: ssl.SSLSession | None = None
@@ -43,12 +42,12 @@ def shake_hands(
     session: ssl.SSLSession | None = None,
 ) -> Handshake:
     """One connection to 127.0.0.1 under the name `host`: a line each way, and an orderly end."""
-    seen = Handshake()
+    seen = Handshake(session=session)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_serve_one, args=(listener, server, seen))
         thread.start()
         try:
-            _call(listener.getsockname(), client, host, session, seen)
+            _call(listener.getsockname()[1], client, host, seen)
         except (ssl.SSLError, ConnectionError) as error:
             seen.client_error = str(error)
         thread.join(timeout=PATIENCE)
@@ -152,22 +151,15 @@ class _Connection:
                 self._incoming.write_eof()
 
 
-def _call(
-    address: tuple[str, int],
-    context: ssl.SSLContext,
-    host: str,
-    session: ssl.SSLSession | None,
-    seen: Handshake,
-) -> None:
+def _call(port: int, context: ssl.SSLContext, host: str, seen: Handshake) -> None:
+    """Resumes the session in `seen`, if there is one."""
     with (
-        socket.create_connection(address, timeout=PATIENCE) as raw,
-        context.wrap_socket(raw, server_hostname=host, session=session) as connection,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as raw,
+        context.wrap_socket(raw, server_hostname=host, session=seen.session) as connection,
     ):
         connection.sendall(b"hello\n")
         connection.recv(100)
-        cipher = connection.cipher()
         seen.version = connection.version()
-        seen.cipher = cipher[0] if cipher else ""
         seen.protocol = connection.selected_alpn_protocol()
         seen.session = connection.session
         connection.unwrap().close()

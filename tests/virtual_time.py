@@ -20,9 +20,9 @@ import asyncio
 import functools
 import inspect
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
@@ -31,6 +31,8 @@ import make
 Arguments = ParamSpec("Arguments")
 Given = TypeVarTuple("Given")
 Result = TypeVar("Result")
+
+Decorator = Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]
 
 LONGEST_WAIT = 1.0
 """Real seconds, for threads that no timer of the loop speaks of."""
@@ -49,23 +51,39 @@ def in_virtual_time(
     return run
 
 
-def with_rig(
-    open_rig: Callable[[], AbstractAsyncContextManager[Any]],
-) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """As `in_virtual_time`, for a test with a parameter `rig`: what `open_rig` yields while it runs."""
+def rig_decorator(make_rig: Callable[..., Any]) -> Callable[..., Decorator]:
+    """Gives a decorator as `in_virtual_time`, for tests with a parameter `rig`.
 
-    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-        async def run(**given: Any) -> None:
-            async with open_rig() as rig:
-                await test(rig=rig, **given)
+    Its parameters are those of `make_rig`, and the rig is `running()` while the test runs.
+    """
 
-        wrapped = in_virtual_time(functools.wraps(test)(run))
-        signature = inspect.signature(test)
-        others = [each for each in signature.parameters.values() if each.name != "rig"]
-        wrapped.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
-        return wrapped
+    def with_settings(**settings: Any) -> Decorator:
+        def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+            async def run(**given: Any) -> None:
+                rig = make_rig(**settings)
+                async with rig.running():
+                    await test(rig=rig, **given)
 
-    return decorate
+            wrapped = in_virtual_time(functools.wraps(test)(run))
+            signature = inspect.signature(test)
+            others = [each for each in signature.parameters.values() if each.name != "rig"]
+            wrapped.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+            return wrapped
+
+        return decorate
+
+    return with_settings
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """A task that has begun, and is stopped at the end; what it failed with before is raised."""
+    task = asyncio.create_task(work)
+    await settled()
+    try:
+        yield
+    finally:
+        await stopped(task)
 
 
 def now() -> datetime:

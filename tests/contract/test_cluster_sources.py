@@ -1,11 +1,10 @@
-"""What a collector relies on, wherever nodes and pods are. A new kind is one more of `STAGES`.
+"""What a collector relies on, wherever nodes and pods are. A new kind is one more stage.
 
 A stage has the source and can make things happen: `stir` has pods (in a real cluster nodes too) come, go and
 change, and `truth` says what is there, by other means than the source.
 """
 
 import asyncio
-import contextlib
 from contextlib import aclosing
 from datetime import timedelta
 
@@ -99,9 +98,9 @@ class KubernetesStage:
         await self._machines.clear()
 
 
-@contextlib.asynccontextmanager
-async def set_up(kind, request):
-    if kind == "simulated":
+@pytest.fixture(params=["simulated", pytest.param("kubernetes", marks=pytest.mark.kube)])
+async def stage(request):
+    if request.param == "simulated":
         yield SimulatedStage()
         return
     async with kube_objects.opened(request.getfixturevalue("kube")) as client:
@@ -111,18 +110,8 @@ async def set_up(kind, request):
         await stage.clear()
 
 
-KUBERNETES = [pytest.param("kubernetes", marks=pytest.mark.kube)]
-STAGES = ["simulated", *KUBERNETES]
-
-
-@pytest.fixture(params=STAGES)
-async def stage(request):
-    async with set_up(request.param, request) as stage:
-        yield stage
-
-
 class Picture:
-    """What a listener knows by what it was told."""
+    """What a consumer knows by the changes that it received."""
 
     def __init__(self):
         self.nodes = {}
@@ -165,49 +154,26 @@ async def test_first_comes_a_snapshot_of_all_that_is_there(stage):
     assert picture.nodes
     assert len(picture.nodes) == len(first.nodes)
     assert len(picture.pods) == len(first.pods)
+    assert stage.source.problem == ""
 
 
-async def test_changes_applied_to_the_snapshot_give_what_is_there(stage):
-    picture = Picture()
-    async with aclosing(stage.source.changes()) as changes:
-        picture.take(await anext(changes))
+async def test_changes_applied_to_the_snapshot_give_what_is_there_to_every_consumer(stage):
+    one, two = Picture(), Picture()
+    async with (
+        aclosing(stage.source.changes()) as first,
+        aclosing(stage.source.changes()) as second,
+    ):
+        one.take(await anext(first))
+        two.take(await anext(second))
         for _ in range(5):
             before = await stage.truth()
             await stage.stir()
             assert await stage.truth() != before
-            await follow(changes, picture, await stage.truth())
-
-
-@pytest.mark.parametrize("stage", KUBERNETES, indirect=True)
-async def test_nodes_that_leave_and_join_are_reported(stage):
-    async with aclosing(stage.source.changes()) as changes:
-        first = await anext(changes)
-        known = {node.name for node in first.nodes}
-        gone: set[str] = set()
-        new: set[str] = set()
-        for _ in range(5):
-            await stage.stir()
-        async with asyncio.timeout(PATIENCE):
-            while not (gone and new):
-                match await anext(changes):
-                    case NodeDeleted(name):
-                        gone.add(name)
-                    case Node() as node if node.name not in known:
-                        new.add(node.name)
-    assert gone & known
-    assert not new & gone
-
-
-async def test_scheduled_pods_are_on_nodes_that_are_known(stage):
-    await stage.stir()
-    picture = Picture()
-    async with aclosing(stage.source.changes()) as changes:
-        picture.take(await anext(changes))
-        await stage.stir()
-        await follow(changes, picture, await stage.truth())
-    nodes = {pod.node for pod in picture.pods.values() if pod.node}
-    assert nodes
-    assert nodes <= picture.nodes.keys()
+            await follow(first, one, await stage.truth())
+            await follow(second, two, await stage.truth())
+            nodes = {pod.node for pod in one.pods.values() if pod.node}
+            assert nodes
+            assert nodes <= one.nodes.keys(), "scheduled pods are on nodes that are known"
 
 
 async def test_called_anew_it_begins_with_a_snapshot_of_the_present(stage):
@@ -224,31 +190,9 @@ async def test_called_anew_it_begins_with_a_snapshot_of_the_present(stage):
         await follow(changes, picture, await stage.truth())
 
 
-async def test_two_listeners_see_the_same(stage):
-    one, two = Picture(), Picture()
-    async with (
-        aclosing(stage.source.changes()) as first,
-        aclosing(stage.source.changes()) as second,
-    ):
-        one.take(await anext(first))
-        two.take(await anext(second))
-        await stage.stir()
-        await follow(first, one, await stage.truth())
-        await follow(second, two, await stage.truth())
-    assert one.nodes == two.nodes
-    assert one.pods == two.pods
-    assert one.shows(await stage.truth())
-
-
 async def test_identity_stays(stage):
     identity = await stage.source.identity()
     assert identity
     await stage.stir()
     assert await stage.source.identity() == identity
     assert await stage.another().identity() == identity
-
-
-async def test_source_that_sees_has_no_problem(stage):
-    async with aclosing(stage.source.changes()) as changes:
-        await anext(changes)
-        assert stage.source.problem == ""

@@ -1,15 +1,20 @@
-"""What an agent relies on, whatever keeps its objects. A new kind is one more of `keepers.KINDS`."""
+"""What an agent relies on, whatever stores its objects. A new kind is one more of `KINDS`."""
 
 import asyncio
 from contextlib import aclosing
+from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
 
-import keepers
+import kube_objects
 import make
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, InvalidInput
+from kubelend.kits.clock import utc_now
+from kubelend.sources.file_objects import FileObjects
+from kubelend.sources.kubernetes_objects import KubernetesObjects
+from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire.objects import (
     Metadata,
     ProviderInstruction,
@@ -21,27 +26,52 @@ from kubelend.wire.objects import (
 )
 from waiting import PATIENCE
 
+KINDS = ("memory", "files", pytest.param("kubernetes", marks=pytest.mark.kube))
+NAMESPACES = ("default", "one", "two", "a", "b")
+"""Of the tests; only an API server needs them to be created."""
+LATE = timedelta(seconds=30)
 
-@pytest.fixture(params=keepers.KINDS)
-async def keeping(request, tmp_path):
-    async with keepers.keeping(request.param, tmp_path, request.getfixturevalue) as keeping:
-        yield keeping
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
 
 
 @pytest.fixture
-def objects(keeping):
-    return keeping.objects
+async def objects(kind, clock, request, tmp_path):
+    match kind:
+        case "memory":
+            yield MemoryObjects(clock)
+        case "files":
+            files = FileObjects(tmp_path, clock, poll=timedelta(hours=1))
+            yield files
+            files.close()
+        case "kubernetes":
+            async with kube_objects.opened(request.getfixturevalue("kube")) as client:
+                await kube_objects.make_namespaces(client, *NAMESPACES)
+                await kube_objects.clear(client)
+                yield KubernetesObjects(client, {})
+                await kube_objects.clear(client)
 
 
 @pytest.fixture
-def hands(keeping):
-    return keeping.clock
+def is_now(kind, clock):
+    """Whether it is the present time of the objects; an API server has its own clock."""
+    if kind == "kubernetes":
+        return lambda stamp: abs(stamp - utc_now()) < LATE
+    return lambda stamp: stamp == clock.now
 
 
 def resource_request(name="sample", cpu="1", namespace="default", **metadata):
     return ResourceRequest(
         Metadata(name, namespace, **metadata), ResourceRequestSpec(cpu, "1Gi", duration="1h")
     )
+
+
+INSTRUCTION = ProviderInstruction(
+    Metadata("a", "one"),
+    ProviderInstructionSpec("1", "1Gi", reservation_name="rsv-1", requester_cluster_id="r"),
+)
 
 
 def pending(found, message="no room yet"):
@@ -53,15 +83,19 @@ async def next_event(watch):
         return await anext(watch)
 
 
-# -- making and changing
+# -- creating and changing
 
 
-async def test_made_object_gets_what_its_keeper_knows(objects, hands):
-    made = await objects.apply(resource_request(labels={"team": "a"}, annotations={"why": "tests"}))
+async def test_created_object_has_its_metadata_and_no_status_yet(objects, is_now):
+    assert await objects.find(ResourceRequest, "default/sample") is None
+    assert await objects.list(ResourceRequest) == []
+    wanted = resource_request(labels={"team": "a"}, annotations={"why": "tests"})
+    made = await objects.apply(pending(wanted))
+    assert made.status == ResourceRequestStatus()
     assert made.metadata.uid
     assert made.metadata.resource_version
     assert made.metadata.generation == 1
-    assert hands.says(made.metadata.creation_timestamp)
+    assert is_now(made.metadata.creation_timestamp)
     assert made.metadata.labels == {"team": "a"}
     assert made.metadata.annotations == {"why": "tests"}
     assert made.spec == resource_request().spec
@@ -69,28 +103,13 @@ async def test_made_object_gets_what_its_keeper_knows(objects, hands):
     assert await objects.list(ResourceRequest) == [made]
 
 
-async def test_made_object_has_no_status_yet(objects):
-    made = await objects.apply(pending(resource_request()))
-    assert made.status == ResourceRequestStatus()
-
-
 async def test_kinds_and_namespaces_are_kept_apart(objects):
     first = await objects.apply(resource_request("a", namespace="one"))
     second = await objects.apply(resource_request("a", namespace="two"))
-    other = await objects.apply(
-        ProviderInstruction(
-            Metadata("a", "one"),
-            ProviderInstructionSpec("1", "1Gi", reservation_name="rsv-1", requester_cluster_id="r"),
-        )
-    )
+    other = await objects.apply(INSTRUCTION)
     assert len({first.metadata.uid, second.metadata.uid, other.metadata.uid}) == 3
     assert await objects.list(ResourceRequest) == [first, second]
     assert await objects.list(ProviderInstruction) == [other]
-
-
-async def test_what_is_not_there_is_not_found(objects):
-    assert await objects.find(ResourceRequest, "default/sample") is None
-    assert await objects.list(ResourceRequest) == []
 
 
 async def test_changed_spec_counts_a_generation(objects):
@@ -103,20 +122,14 @@ async def test_changed_spec_counts_a_generation(objects):
     assert await objects.find(ResourceRequest, "default/sample") == changed
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        pytest.param({"labels": {"a": "b"}}, id="labels"),
-        pytest.param({"annotations": {"a": "b"}}, id="annotations"),
-        pytest.param({"finalizers": ("x",)}, id="finalizers"),
-    ],
-)
-async def test_changed_metadata_is_written_and_counts_no_generation(objects, metadata):
-    made = await objects.apply(resource_request())
-    changed = await objects.apply(resource_request(**metadata))
-    assert changed.metadata.generation == 1
-    assert changed.metadata.resource_version != made.metadata.resource_version
-    for name, value in metadata.items():
+async def test_changed_metadata_is_written_and_counts_no_generation(objects):
+    changed = await objects.apply(resource_request())
+    fields = {"labels": {"a": "b"}, "annotations": {"a": "b"}, "finalizers": ("x",)}
+    for name, value in fields.items():
+        made, metadata = changed, {name: value}
+        changed = await objects.apply(replace(made, metadata=replace(made.metadata, **metadata)))
+        assert changed.metadata.generation == 1
+        assert changed.metadata.resource_version != made.metadata.resource_version
         assert getattr(changed.metadata, name) == value
 
 
@@ -136,7 +149,7 @@ async def test_status_leaves_everything_else_as_it_is(objects):
     assert await objects.find(ResourceRequest, "default/sample") == changed
 
 
-async def test_what_is_equal_is_not_written(objects):
+async def test_equal_object_is_not_written(objects):
     made = await objects.apply(resource_request())
     stated = await objects.set_status(pending(made))
     assert await objects.apply(resource_request()) == stated
@@ -146,18 +159,8 @@ async def test_what_is_equal_is_not_written(objects):
 
 
 async def test_status_keeps_its_times(objects):
-    made = await objects.apply(
-        ProviderInstruction(
-            Metadata("a"),
-            ProviderInstructionSpec(
-                "1",
-                "1Gi",
-                reservation_name="rsv-1",
-                requester_cluster_id="r",
-                expires_at=make.T0 + make.HOUR,
-            ),
-        )
-    )
+    expiring = replace(INSTRUCTION.spec, expires_at=make.T0 + make.HOUR)
+    made = await objects.apply(replace(INSTRUCTION, spec=expiring))
     status = ProviderInstructionStatus(enforced=True, last_update_time=make.T0 + make.MOMENT)
     stated = await objects.set_status(replace(made, status=status))
     assert stated.status == status
@@ -167,7 +170,7 @@ async def test_status_keeps_its_times(objects):
 # -- which object is meant
 
 
-async def test_other_uid_than_the_kept_one_is_a_conflict(objects):
+async def test_other_uid_than_the_stored_one_is_a_conflict(objects):
     made = await objects.apply(resource_request())
     await objects.delete(ResourceRequest, made.key)
     again = await objects.apply(resource_request())
@@ -197,21 +200,14 @@ async def test_status_of_an_old_version_is_a_conflict(objects):
     assert await objects.find(ResourceRequest, made.key) == stated
 
 
-async def test_status_by_who_read_nothing_is_taken(objects):
+async def test_status_without_a_version_is_accepted(objects):
     made = await objects.apply(resource_request())
     await objects.set_status(pending(made))
     stated = await objects.set_status(pending(resource_request(), "another word"))
     assert (stated.metadata.uid, stated.status.message) == (made.metadata.uid, "another word")
 
 
-async def test_change_by_who_read_nothing_is_taken(objects):
-    made = await objects.apply(resource_request())
-    changed = await objects.apply(resource_request(cpu="2"))
-    assert changed.metadata.uid == made.metadata.uid
-    assert changed.spec.requested_cpu == "2"
-
-
-async def test_deleted_object_is_not_made_anew_by_who_still_has_it(objects):
+async def test_deleted_object_is_not_recreated_from_an_old_version(objects):
     made = await objects.apply(resource_request())
     await objects.delete(ResourceRequest, made.key)
     with pytest.raises(Conflict):
@@ -239,13 +235,13 @@ async def test_deleted_object_is_gone_and_deleting_again_is_harmless(objects):
     assert await objects.list(ResourceRequest) == []
 
 
-async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, hands):
+async def test_finalizer_keeps_a_deleted_object_until_it_is_removed(objects, is_now, clock):
     made = await objects.apply(resource_request(finalizers=("kubelend/release", "other")))
-    hands.now += make.MINUTE
+    clock.pass_time(make.MINUTE)
     await objects.delete(ResourceRequest, made.key)
     going = await objects.find(ResourceRequest, made.key)
-    assert hands.says(going.metadata.deletion_timestamp)
-    hands.now += make.MINUTE
+    assert is_now(going.metadata.deletion_timestamp)
+    clock.pass_time(make.MINUTE)
     await objects.delete(ResourceRequest, made.key)
     assert await objects.find(ResourceRequest, made.key) == going
     going = await objects.apply(without_finalizers(going, keep=("other",)))
@@ -255,7 +251,7 @@ async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, 
     assert await objects.list(ResourceRequest) == []
 
 
-async def test_no_finalizer_is_added_to_what_is_going(objects):
+async def test_no_finalizer_is_added_to_what_is_being_deleted(objects):
     made = await objects.apply(resource_request(finalizers=("first",)))
     await objects.delete(ResourceRequest, made.key)
     found = await objects.find(ResourceRequest, made.key)
@@ -276,15 +272,10 @@ def without_finalizers(found, keep=()):
 # -- watching
 
 
-async def test_watch_begins_with_all_that_is_there(objects):
-    made = [await objects.apply(resource_request("a")), await objects.apply(resource_request("b"))]
+async def test_watch_lists_all_and_then_reports_what_is_created_changed_and_deleted(objects):
+    listed = [await objects.apply(resource_request(name)) for name in "ab"]
     async with aclosing(objects.watch(ResourceRequest)) as watch:
-        assert await next_event(watch) == Listed(made)
-
-
-async def test_watch_tells_what_is_new_otherwise_and_gone(objects):
-    async with aclosing(objects.watch(ResourceRequest)) as watch:
-        assert await next_event(watch) == Listed([])
+        assert await next_event(watch) == Listed(listed)
         made = await objects.apply(resource_request())
         assert await next_event(watch) == made
         changed = await objects.apply(resource_request(cpu="2"))
@@ -297,13 +288,13 @@ async def test_watch_tells_what_is_new_otherwise_and_gone(objects):
         assert gone.status == stated.status
 
 
-async def test_watch_tells_of_a_deletion_that_waits_for_finalizers(objects, hands):
+async def test_watch_reports_a_deletion_that_waits_for_finalizers(objects, is_now, clock):
     made = await objects.apply(resource_request(finalizers=("x",)))
     async with aclosing(objects.watch(ResourceRequest)) as watch:
         await next_event(watch)
         await objects.delete(ResourceRequest, made.key)
         going = await next_event(watch)
-        assert hands.says(going.metadata.deletion_timestamp)
+        assert is_now(going.metadata.deletion_timestamp)
         await objects.apply(without_finalizers(going))
         assert isinstance(await next_event(watch), Deleted)
 
@@ -314,19 +305,12 @@ async def test_watch_is_silent_about_what_was_not_written_and_about_other_kinds(
         await next_event(watch)
         await objects.apply(resource_request())
         await objects.set_status(made)
-        await objects.apply(
-            ProviderInstruction(
-                Metadata("a"),
-                ProviderInstructionSpec(
-                    "1", "1Gi", reservation_name="rsv-1", requester_cluster_id="r"
-                ),
-            )
-        )
+        await objects.apply(INSTRUCTION)
         changed = await objects.apply(resource_request(cpu="2"))
         assert await next_event(watch) == changed
 
 
-async def test_object_that_was_made_anew_is_told_as_gone_and_new(objects):
+async def test_recreated_object_is_reported_as_deleted_and_created(objects):
     made = await objects.apply(resource_request())
     async with aclosing(objects.watch(ResourceRequest)) as watch:
         await next_event(watch)
@@ -336,7 +320,7 @@ async def test_object_that_was_made_anew_is_told_as_gone_and_new(objects):
         assert await next_event(watch) == again
 
 
-async def test_all_watches_hear_of_a_change(objects):
+async def test_all_watches_receive_a_change(objects):
     async with (
         aclosing(objects.watch(ResourceRequest)) as one,
         aclosing(objects.watch(ResourceRequest)) as two,
@@ -369,36 +353,25 @@ async def test_changes_made_at_once_are_all_kept(objects):
 # -- names
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "default/..",
-        "default/../../etc/passwd",
-        "../x",
-        "default/a/b",
-        "default/",
-        "/a",
-        "default",
-        "default/A",
-        "default/a b",
-        "default/a\n",
-        "default/.a",
-        "default/-a",
-        "a.b/c",
-        "default/" + "a" * 254,
-        "a" * 64 + "/a",
-    ],
+INVALID_KEYS = (
+    *("default/..", "default/../../etc/passwd", "../x", "default/a/b", "default/", "/a", "default"),
+    *("default/A", "default/a b", "default/a\n", "default/.a", "default/-a", "a.b/c"),
+    *("default/" + "a" * 254, "a" * 64 + "/a"),
 )
-async def test_names_that_kubernetes_refuses_are_refused(objects, key):
-    namespace, _, name = key.partition("/")
-    with pytest.raises(InvalidInput):
-        await objects.apply(resource_request(name, namespace=namespace))
-    with pytest.raises(InvalidInput):
-        await objects.set_status(resource_request(name, namespace=namespace))
-    with pytest.raises(InvalidInput):
-        await objects.find(ResourceRequest, key)
-    with pytest.raises(InvalidInput):
-        await objects.delete(ResourceRequest, key)
+
+
+async def test_names_that_kubernetes_refuses_are_refused(objects):
+    for key in INVALID_KEYS:
+        namespace, _, name = key.partition("/")
+        wanted = resource_request(name, namespace=namespace)
+        for call, arguments in (
+            (objects.apply, (wanted,)),
+            (objects.set_status, (wanted,)),
+            (objects.find, (ResourceRequest, key)),
+            (objects.delete, (ResourceRequest, key)),
+        ):
+            with pytest.raises(InvalidInput):
+                await call(*arguments)
 
 
 async def test_names_with_dots_are_kept_apart(objects):

@@ -60,7 +60,6 @@ FULL_CLUSTER = make.cluster(
     ),
 )
 
-
 FULL_REQUEST = make.request(
     "cpu=500m,memory=1Gi,gpu=1,example.com/fpga=1",
     "borrower",
@@ -76,7 +75,6 @@ FULL_REQUEST = make.request(
     currency="EUR",
     key="key/1",
 )
-
 
 FULL_RESERVATION = make.reservation(
     "rsv-full",
@@ -101,10 +99,6 @@ FULL_RESERVATION = make.reservation(
 )
 
 
-def test_new_store_is_empty(opened):
-    assert opened.contents() == ({}, {}, 0)
-
-
 def test_every_committed_field_is_loaded(opened):
     plain = make.cluster("plain"), make.reservation("rsv-plain")
     opened.commit(FULL_CLUSTER, FULL_RESERVATION, *plain, revision=2**53 + 1)
@@ -113,12 +107,6 @@ def test_every_committed_field_is_loaded(opened):
         by_id(FULL_RESERVATION, plain[1]),
         2**53 + 1,
     )
-
-
-def test_commit_in_one_step_stores_the_same(opened):
-    opened.store.commit([make.cluster("a"), make.reservation("rsv-1")], 7)
-    clusters, reservations, revision = opened.contents()
-    assert (list(clusters), list(reservations), revision) == (["a"], ["rsv-1"], 7)
 
 
 def test_unfinished_prepare_stores_nothing(opened):
@@ -156,7 +144,9 @@ def test_last_change_of_a_record_in_a_commit_wins(opened):
     "changes, left",
     [
         pytest.param([ClusterDeleted(ClusterId("a"))], {"b"}, id="one of two"),
-        pytest.param([ClusterDeleted(ClusterId("ghost"))], {"a", "b"}, id="one that is not there"),
+        pytest.param(
+            [ClusterDeleted(ClusterId("unknown"))], {"a", "b"}, id="one that is not there"
+        ),
         pytest.param(
             [make.cluster("c"), ClusterDeleted(ClusterId("c"))], {"a", "b"}, id="made before"
         ),
@@ -192,7 +182,7 @@ def test_reservation_written_after_its_archival_is_in_the_working_set(opened):
     assert opened.contents() == ({}, by_id(again), 3)
 
 
-@pytest.mark.parametrize("id", ["rsv-1", "ghost", "", "rsv-1\0", "\ud800"])
+@pytest.mark.parametrize("id", ["rsv-1", "unknown", "", "rsv-1\0", "\ud800"])
 def test_archive_has_only_archived_reservations(opened, id):
     opened.commit(finished("rsv-1"), revision=1)
     assert opened.archived(id) is None
@@ -217,7 +207,7 @@ def test_newest_finish_time_of_a_commit_counts_in_any_order(opened):
 
 
 UNSTORABLE = [
-    pytest.param(Archived(ReservationId("ghost")), id="archives what is not there"),
+    pytest.param(Archived(ReservationId("unknown")), id="archives what is not there"),
     pytest.param(Archived(ReservationId("rsv-1")), id="archives what has not ended"),
 ]
 
@@ -238,13 +228,8 @@ def test_commit_with_one_invalid_change_stores_nothing(opened, bad):
         )
     assert opened.contents() == before
     assert opened.archived("rsv-2") is None
-
-
-def test_store_accepts_commits_after_a_rejected_one(opened):
-    with pytest.raises(StoreFailed):
-        opened.commit(Archived(ReservationId("ghost")), revision=1)
-    opened.commit(make.cluster("a"), revision=1)
-    assert opened.contents() == (by_id(make.cluster("a")), {}, 1)
+    opened.commit(make.cluster("b"), revision=4)
+    assert opened.contents()[0].keys() == {"a", "b"}
 
 
 def test_commit_with_an_older_revision_is_rejected(opened):
@@ -255,27 +240,15 @@ def test_commit_with_an_older_revision_is_rejected(opened):
 
 
 def test_empty_commit_stores_its_revision(opened):
+    assert opened.contents() == ({}, {}, 0)
     opened.commit(make.cluster("a"), revision=1)
     opened.commit(revision=2)
-    opened.commit(revision=2)
+    opened.store.commit([], 2)
     assert opened.contents() == (by_id(make.cluster("a")), {}, 2)
 
 
-STRANGE = [
-    "ä",
-    "a\u0308",
-    "A",
-    "a",
-    "a ",
-    " a",
-    "日本",
-    "🦀",
-    "a\0b",
-    "a'b\"c",
-    "%s",
-    "\u202e",
-    "a" * 5000,
-]
+STRANGE = ["ä", "a\u0308", "A", "a", "a ", " a", "日本", "🦀", "a\0b", "a'b\"c", "%s", "\u202e"]
+STRANGE.append("a" * 5000)
 
 
 def test_unusual_ids_are_distinct_and_unchanged(opened):
@@ -290,8 +263,6 @@ def test_unusual_ids_are_distinct_and_unchanged(opened):
 
 
 LARGE = {"kubernetes": (500, "much more than one object holds " * 80)}
-
-
 """Each reservation is two calls there."""
 
 
@@ -319,17 +290,13 @@ def test_close_is_idempotent(opened):
 
 # -- replay equals live
 
-
 NAMES = st.sampled_from("abc")
 
-
 NUMBERS = st.integers(0, 9)
-
 
 SIZES = st.sampled_from(
     ["cpu=1,memory=1Gi", "cpu=3,memory=2Gi", "cpu=2,memory=1Gi,example.com/fpga=1"]
 )
-
 
 ORDERS = st.one_of(
     st.tuples(st.just("advertise"), NAMES, SIZES),
@@ -359,49 +326,48 @@ def test_ledger_restored_from_kubernetes_equals_the_live_one(kube, orders):
 
 
 def check_restored(opened, orders):
-    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,example.com/fpga=1")
+    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,example.com/fpga=1")
     for order, *details in orders:
         if order == "commit":
-            commit_all(opened, desk)
+            commit_all(opened, runner)
         else:
             with suppress(KubelendError):
-                give(desk, order, *details)
-    commit_all(opened, desk)
+                give(runner, order, *details)
+    commit_all(opened, runner)
     restored = Ledger.restore(opened.reopened().load())
     opened.store.close()
-    assert make.state(restored) == make.state(desk.ledger)
+    assert make.state(restored) == make.state(runner.ledger)
 
 
-def commit_all(opened, desk):
-    opened.commit(*desk.changes, revision=desk.ledger.revision)
-    desk.changes.clear()
+def commit_all(opened, runner):
+    opened.commit(*runner.changes, revision=runner.ledger.revision)
+    runner.changes.clear()
 
 
-def give(desk, order, *details):
+def give(runner, order, *details):
     match order, *details:
         case "advertise", name, size:
-            desk.advertise(name, size)
+            runner.advertise(name, size)
         case "reserve", name, size, waits, key:
             wait = make.HOUR if waits else timedelta()
             asked = make.request(size, name, wait=wait, priority=key)
-            desk.ask(replace(asked, key=RequestKey(str(key)) if key else None))
+            runner.ask(replace(asked, key=RequestKey(str(key)) if key else None))
         case "expire", duration:
-            desk.pass_time(duration)
-            desk.expire()
+            runner.pass_time(duration)
+            runner.expire()
         case "apply", name, size:
-            if name not in desk.ledger.reservations:
-                desk.ask_as(ReservationId(name), make.request(size))
+            if name not in runner.ledger.reservations:
+                runner.ask_as(ReservationId(name), make.request(size))
         case (("cordon" | "uncordon" | "drain" | "remove" | "withdraw" | "retire"), name):
-            getattr(desk, order)(name)
+            getattr(runner, order)(name)
         case (("acknowledge" | "refuse"), number):
             found = ReservationId(f"rsv-{number}")
-            getattr(desk, order)(found, desk[found].target)
+            getattr(runner, order)(found, runner[found].target)
         case (("activate" | "release"), number):
-            getattr(desk, order)(ReservationId(f"rsv-{number}"))
+            getattr(runner, order)(ReservationId(f"rsv-{number}"))
 
 
 # -- documents and the audit log
-
 
 MEMBER = Member(
     Role.CLUSTER,
@@ -420,9 +386,7 @@ MEMBER = Member(
     revision=3,
 )
 
-
 TOKEN = Token(TokenId("abc"), "d1", Role.VIEWER, make.T0, "alice", make.T0, 5, "paris", revision=4)
-
 
 LIMITS = Limits(
     ClusterId("paris"),
@@ -468,13 +432,8 @@ def test_members_tokens_and_limits_are_loaded(opened):
 def test_last_document_wins_and_a_deleted_one_is_not_loaded(opened):
     opened.commit(MEMBER, TOKEN, LIMITS, revision=5)
     newer = Token(TOKEN.id, "d2", Role.VIEWER, make.T0, "alice", make.T0, 4)
-    opened.commit(
-        RecordDeleted("member", MEMBER.id),
-        TOKEN,
-        newer,
-        RecordDeleted("limits", LIMITS.id),
-        revision=6,
-    )
+    deleted = RecordDeleted("member", MEMBER.id), RecordDeleted("limits", LIMITS.id)
+    opened.commit(*deleted, TOKEN, newer, revision=6)
     assert documents(opened) == ([], [newer], [])
     opened.commit(RecordDeleted("token", TOKEN.id), RecordDeleted("token", "nobody"), revision=7)
     assert documents(opened) == ([], [], [])
@@ -508,7 +467,7 @@ def test_many_audit_lines_are_stored_in_order(opened):
 def test_rejected_commit_appends_no_audit_line(opened):
     opened.commit(*entries("1"), revision=1)
     with pytest.raises(StoreFailed):
-        opened.commit(*entries("2"), Archived(ReservationId("ghost")), revision=2)
+        opened.commit(*entries("2"), Archived(ReservationId("unknown")), revision=2)
     opened.commit(*entries("3"), revision=2)
     assert subjects(opened) == ["1", "3"]
     assert is_whole(opened)
@@ -517,19 +476,13 @@ def test_rejected_commit_appends_no_audit_line(opened):
 def test_truncation_stores_the_chain_head(opened):
     opened.commit(*entries("1", "2", "3", "4"), revision=1)
     cut(opened, 3)
-    assert [audit_log.decode_line(line).number for line in opened.reopened().audit_lines(0, 9)] == [
-        4,
-        5,
-    ]
+    assert [line.number for line in opened.reopened().audit_lines(0, 9)] == [4, 5]
     start, end = opened.reopened().audit_log_bounds()
     assert (start.number, end.number) == (3, 5)
     assert is_whole(opened)
     cut(opened, 5)
     opened.commit(*entries("7"), revision=1)
-    assert [audit_log.decode_line(line).number for line in opened.reopened().audit_lines(0, 9)] == [
-        6,
-        7,
-    ]
+    assert [line.number for line in opened.reopened().audit_lines(0, 9)] == [6, 7]
     assert is_whole(opened)
 
 

@@ -20,23 +20,11 @@ def clean(tmp_path):
     return not list(tmp_path.iterdir()) and not processes.naming(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """A demo from its beginning to its end: exit code, output, errors, and what it left."""
-    directory = tmp_path_factory.mktemp("demo")
-    return *processes.finished(
-        processes.kubelend("dev", "demo", temporary=directory), LONGEST
-    ), clean(directory)
-
-
-def test_the_demo_ends_well_and_leaves_nothing_behind(played):
-    code, _, err, left_clean = played
+def test_the_demo_shows_every_step_fits_a_terminal_and_leaves_nothing_behind(tmp_path):
+    started = processes.kubelend("dev", "demo", temporary=tmp_path)
+    code, out, err = processes.finished(started, LONGEST)
     assert (code, err) == (0, "")
-    assert left_clean
-
-
-def test_the_demo_shows_every_step(played):
-    out = played[1]
+    assert clean(tmp_path)
     for step in (*story.LIFECYCLE_STEPS, *story.FINAL_STEPS):
         assert step.title in out
     for seen in (
@@ -48,19 +36,14 @@ def test_the_demo_shows_every_step(played):
         "0 violations",
     ):
         assert seen in out
-
-
-def test_the_demo_fits_a_terminal_and_has_no_colour_in_a_pipe(played):
-    out = played[1]
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
-def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path, number):
+def test_a_demo_that_is_terminated_leaves_nothing_behind(tmp_path):
     started = processes.kubelend("dev", "demo", temporary=tmp_path)
     wait_until(lambda: len(processes.naming(tmp_path)) > 0)
-    started.send_signal(number)
+    started.send_signal(signal.SIGTERM)
     code, _, _ = processes.finished(started, LONGEST)
     assert code == 130
     assert clean(tmp_path)

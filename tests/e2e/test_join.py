@@ -1,5 +1,9 @@
-"""Joining, revoking and coming back as people do it: by pasting what the commands print."""
+"""Joining, revoking and coming back as people do it: by pasting what the commands print.
 
+Shells run what is pasted; all other commands run in this process, against one broker.
+"""
+
+import io
 import json
 import os
 import shlex
@@ -10,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import broker_process
-import newcomers
+import applicants
+import broker_thread
 import openssl
 import processes
+from kubelend.cli import main
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,12 +29,12 @@ FORBIDDEN, USAGE, UNAVAILABLE = 4, 2, 7
 class Machine:
     """A shell in a directory of its own, with `kubelend` on its path and what was exported so far."""
 
-    def __init__(self, directory, **variables):
-        directory.mkdir(exist_ok=True)
+    def __init__(self, directory):
+        directory.mkdir()
         self.directory = directory
         kept = {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**kept, "PATH": path, **variables}
+        self.environment = {**kept, "PATH": path}
 
     def start(self, command):
         return subprocess.Popen(
@@ -56,27 +61,51 @@ class Machine:
         return out, err
 
 
-@pytest.fixture
-def broker(certificates, tmp_path):
-    authority = newcomers.authority(certificates, tmp_path)
-    flags = (f"--ca-path={authority}", "--enrol-port=0")
-    with broker_process.running(certificates.server(), tmp_path, *flags) as broker:
+@pytest.fixture(scope="module")
+def broker(certificates, tmp_path_factory):
+    root = tmp_path_factory.mktemp("broker")
+    issues = {"ca_path": applicants.authority(certificates, root), "enrol_port": 0}
+    with broker_thread.running(certificates.server(), root, **issues) as broker:
         yield broker
 
 
 @pytest.fixture
-def alice(broker, certificates, tmp_path):
-    return Machine(
-        tmp_path / "alice",
-        KUBELEND_BROKER_URL=broker.url,
-        KUBELEND_CERT_PATH=str(certificates.admin("alice")),
-    )
+def kubelend(broker, monkeypatch, capsys, tmp_path):
+    """Runs a command in this process; gives exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line, directory="nowhere", **variables):
+        own = {"KUBELEND_BROKER_URL": broker.url, "KUBELEND_CERT_PATH": str(directory)}
+        with monkeypatch.context() as patch:
+            for name, value in (own | variables).items():
+                patch.setenv(name, value)
+            capsys.readouterr()
+            return main.run(shlex.split(line)), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def alice(kubelend, certificates):
+    return lambda line: kubelend(line, certificates.admin("alice"))
+
+
+@pytest.fixture
+def join(kubelend):
+    """Runs a printed command in this process."""
+
+    def run(command):
+        variable, _, rest = command.partition(" ")
+        name, token = variable.split("=")
+        return kubelend(rest.removeprefix("kubelend "), **{name: token})
+
+    return run
 
 
 def joined(alice, tmp_path, name):
     """Two commands, pasted: the one that the administrator was given, and the next step it prints."""
     machine = Machine(tmp_path / name)
-    command, _ = alice.paste(f"kubelend create token --cluster-id {name}")
+    _, command, _ = alice(f"create token --cluster-id {name}")
     _, err = machine.paste(command)
     (export,) = [line.removeprefix("Next: ") for line in err.splitlines() if "Next: " in line]
     machine.paste(export)
@@ -84,49 +113,52 @@ def joined(alice, tmp_path, name):
 
 
 @openssl.needed
-def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, tmp_path):
-    berlin, paris = joined(alice, tmp_path, "berlin"), joined(alice, tmp_path, "paris")
-    for machine, name in ((berlin, "berlin"), (paris, "paris")):
-        files = machine.directory / "certs" / name
-        assert openssl.accepts(files / "tls.crt", files / "ca.crt")
-    out, _ = berlin.paste("kubelend dev advertise --cpu 16 --memory 64Gi --allocated-cpu 5")
+def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, kubelend, tmp_path):
+    machines = [joined(alice, tmp_path, name) for name in ("berlin", "paris")]
+    own = [machine.directory / "certs" / machine.directory.name for machine in machines]
+    for directory in own:
+        assert openssl.accepts(directory / "tls.crt", directory / "ca.crt")
+    out, _ = machines[0].paste("kubelend dev advertise --cpu 16 --memory 64Gi --allocated-cpu 5")
     assert out == "cluster/berlin advertised: 11 cpu, 64Gi memory free\n"
-    out, _ = paris.paste("kubelend borrow --cpu 4 --memory 8Gi")
-    assert "Reserved on berlin" in out
-    out, _ = alice.paste("kubelend get clusters -o wide")
-    header, row = out.splitlines()
+
+    def berlin(line):
+        return kubelend(line, own[0])
+
+    def paris(line):
+        return kubelend(line, own[1])
+
+    assert "Reserved on berlin" in paris("borrow --cpu 4 --memory 8Gi")[1]
+    header, row = alice("get clusters -o wide")[1].splitlines()
     assert row[header.index("CERTIFICATE") :].split()[0] in {"364d", "365d"}
-    out, _ = alice.paste("kubelend get members")
-    assert [line.split()[:3] for line in out.splitlines()[1:]] == [
-        ["cluster", "berlin", "Accepted"],
-        ["cluster", "paris", "Accepted"],
-    ]
-    out, _ = alice.paste("kubelend revoke berlin --reason 'laptop stolen'")
+    members = [line.split()[:3] for line in alice("get members")[1].splitlines()]
+    assert ["cluster", "berlin", "Accepted"] in members
+    _, out, _ = alice("revoke berlin --reason 'laptop stolen'")
     assert out.startswith("cluster/berlin revoked; its reservations")
-    code, _, err = berlin.run("kubelend dev advertise --cpu 16 --memory 64Gi")
+    code, _, err = berlin("dev advertise --cpu 16 --memory 64Gi")
     assert code == FORBIDDEN
     assert err.startswith("error: the certificate of cluster berlin was revoked at")
-    out, _ = paris.paste("kubelend get reservations")
-    assert "Reserved" in out
-    _, _, err = paris.run("kubelend borrow --cpu 1 --memory 1Gi")
-    assert "Cordoned" in err
-    out, _ = alice.paste("kubelend revoke berlin --release --yes")
-    assert "1 lent reservation moved or released" in out
-    out, _ = alice.paste("kubelend delete cluster berlin")
-    assert out == (
+    assert "Reserved" in paris("get reservations")[1]
+    assert "Cordoned" in paris("borrow --cpu 1 --memory 1Gi")[2]
+    assert "1 lent reservation moved or released" in alice("revoke berlin --release --yes")[1]
+    assert alice("delete cluster berlin")[1] == (
         "cluster/berlin deleted; its certificates stay revoked until it is approved again\n"
     )
-    code, _, _ = berlin.run("kubelend dev advertise --cpu 16 --memory 64Gi")
-    assert code == FORBIDDEN
+    assert berlin("dev advertise --cpu 16 --memory 64Gi")[0] == FORBIDDEN
 
 
-def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
+def test_unbound_applicant_waits_resumes_and_is_accepted(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
-    out, err = alice.paste("kubelend create token --ttl 1h")
+    _, out, err = alice("create token --ttl 1h")
     assert "kubelend approve" in err
     command = out.strip().replace("CLUSTER", "rome")
-    waiting = machine.start(in_its_place(command))
+    variable, _, rest = command.partition(" ")
+    assert variable.startswith("KUBELEND_TOKEN=kl1.")
+    # The shell becomes the command and has its process number.
+    waiting = machine.start(f"export {variable}; exec {rest}")
     read_until(waiting.stderr, "kubelend approve rome")
+    (seen,) = [one for one in processes.naming(Path("certs/rome")) if one.pid == waiting.pid]
+    assert "kl1." not in seen.command
+    assert "--ca-hash" in seen.command
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(PATIENCE) == 130
     waiting.communicate()
@@ -134,130 +166,86 @@ def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     code, _, err = machine.run(f"{command} --wait 1s")
     assert code == UNAVAILABLE
     assert "rome has not been accepted yet" in err
-    out, _ = alice.paste("kubelend get members --status Pending")
-    pin = out.split()[-1]
+    pin = alice("get members --status Pending")[1].split()[-1]
     assert pin.startswith("sha256:")
     assert pin in err
-    _, _, err = alice.run(f"kubelend approve rome --key sha256:{'0' * 64}")
-    assert "another key has requested" in err
-    assert alice.paste(f"kubelend approve rome --key {pin}")[0] == "cluster/rome approved\n"
+    assert "another key has requested" in alice(f"approve rome --key sha256:{'0' * 64}")[2]
+    assert alice(f"approve rome --key {pin}")[1] == "cluster/rome approved\n"
     out, _ = machine.paste(command)
     assert out.startswith("wrote the certificate of cluster rome to certs/rome, valid until")
     assert (machine.directory / "certs/rome/tls.key").read_bytes() == key
 
 
-def test_token_is_in_no_argument_of_the_command_that_is_pasted(alice):
-    variable, *arguments = shlex.split(alice.paste("kubelend create token")[0])
-    assert variable.startswith("KUBELEND_TOKEN=kl1.")
-    assert arguments[:2] == ["kubelend", "join"]
-    assert "kl1." not in " ".join(arguments)
+@pytest.mark.parametrize("place", ["file", "stdin"])
+def test_token_may_come_from_a_file_or_stdin_too(alice, kubelend, tmp_path, monkeypatch, place):
+    made = json.loads(alice(f"create token --cluster-id by-{place} -o json")[1])
+    source = "-" if place == "stdin" else "token"
+    Path("token").write_text(made["token"] + "\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(made["token"] + "\n"))
+    url = f"https://localhost:{made['enrolPort']}"
+    flags = f"--ca-hash {made['caHash']} --cluster-id by-{place} --token-file {source} --out here"
+    code, _, err = kubelend(f"join {url} {flags}")
+    assert code == 0, err
+    assert Path("here/tls.crt").exists()
 
 
-def test_token_of_a_pasted_join_is_not_in_the_process_list(alice, tmp_path):
-    machine = Machine(tmp_path / "rome")
-    command = alice.paste("kubelend create token")[0].strip().replace("CLUSTER", "rome")
-    token = command.partition(" ")[0].removeprefix("KUBELEND_TOKEN=")
-    waiting = machine.start(in_its_place(command))
-    try:
-        read_until(waiting.stderr, "kubelend approve rome")
-        (seen,) = [one for one in processes.naming(Path("certs/rome")) if one.pid == waiting.pid]
-        assert token.split(".")[2] not in seen.command
-        assert "--ca-hash" in seen.command
-    finally:
-        waiting.kill()
-        waiting.communicate()
-
-
-@pytest.mark.parametrize("place", ["file", "stdin", "variable"])
-def test_token_may_come_from_a_file_stdin_or_the_environment(alice, tmp_path, place):
-    machine = Machine(tmp_path / "rome")
-    made = json.loads(alice.paste("kubelend create token --cluster-id rome -o json")[0])
-    rest = f"kubelend join https://localhost:{made['enrolPort']} --ca-hash {made['caHash']}"
-    rest += " --cluster-id rome"
-    if place == "file":
-        (machine.directory / "token").write_text(made["token"] + "\n")
-        machine.paste(f"{rest} --token-file token --out here")
-    elif place == "stdin":
-        machine.paste(f"echo {made['token']} | {rest} --token-file - --out here")
-    else:
-        machine.paste(f"KUBELEND_TOKEN={made['token']} {rest} --out here")
-    assert (machine.directory / "here/tls.crt").exists()
-
-
-def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
-    machine = Machine(tmp_path / "rome")
-    command = alice.paste("kubelend create token --cluster-id rome")[0].strip()
+def test_mistakes_are_reported_in_one_line_with_what_to_do(alice, join):
+    command = alice("create token --cluster-id oslo")[1].strip()
     url = command.split()[3]
     for change, code, text in (
         (("sha256:", "sha256:0"), USAGE, "must be sha256: followed by 64 hex digits"),
-        (("--cluster-id rome", "--cluster-id paris"), FORBIDDEN, "is bound to 'rome'"),
-        (("--cluster-id rome", "--name rome --role admin"), FORBIDDEN, "is for role cluster"),
+        (("--cluster-id oslo", "--cluster-id paris"), FORBIDDEN, "is bound to 'oslo'"),
+        (("--cluster-id oslo", "--name oslo --role admin"), FORBIDDEN, "is for role cluster"),
         ((url, "http://localhost"), USAGE, "is not a broker URL"),
         ((url, "https://localhost:1"), UNAVAILABLE, "connection refused"),
-        ((" --cluster-id rome", ""), USAGE, "--cluster-id is required"),
+        ((" --cluster-id oslo", ""), USAGE, "--cluster-id is required"),
     ):
-        found, out, err = machine.run(command.replace(*change))
+        found, out, err = join(command.replace(*change))
         assert (found, out) == (code, ""), err
         assert text in err
         assert len(err.splitlines()) == 1
         assert "kl1." not in err
 
 
-def test_tokens_are_listed_and_deleted(alice, tmp_path):
-    alice.paste("kubelend create token --role viewer --name bob --uses 2")
-    out, _ = alice.paste("kubelend get tokens")
-    header, row = out.splitlines()
+def test_tokens_are_listed_and_deleted(alice):
+    token = json.loads(alice("create token --role viewer --name eva --uses 2 -o json")[1])["id"]
+    header, *rows = alice("get tokens")[1].splitlines()
     assert header.split()[:4] == ["ID", "STATE", "ROLE", "NAME"]
-    token, *rest = row.split()
-    assert rest[:4] == ["Valid", "viewer", "bob", "2"]
-    assert alice.paste(f"kubelend delete token {token}")[0] == f"token/{token} deleted\n"
-    _, err = alice.paste("kubelend get tokens")
-    assert "No tokens found." in err
+    (row,) = [row.split() for row in rows if row.startswith(token)]
+    assert row[1:5] == ["Valid", "viewer", "eva", "2"]
+    assert alice(f"delete token {token}")[1] == f"token/{token} deleted\n"
+    assert token not in alice("get tokens")[1]
 
 
-def test_people_join_and_are_put_out(alice, broker, tmp_path):
-    machine = Machine(tmp_path / "bob")
-    command, _ = alice.paste("kubelend create token --role viewer --name bob")
+def test_people_join_and_are_put_out(alice, kubelend, join):
+    _, command, _ = alice("create token --role viewer --name bob")
     assert "--name bob --role viewer --out certs/bob" in command
-    machine.paste(command)
-    get = f"kubelend get clusters --broker-url {broker.url} --cert-path certs/bob"
-    assert machine.run(get)[0] == 0
-    out, _ = alice.paste("kubelend revoke bob --role viewer")
-    assert out == "viewer/bob revoked\n"
-    assert machine.run(get)[0] == FORBIDDEN
-    _, err = alice.paste("kubelend revoke bbo --role viewer")
-    assert "viewer/bbo never joined through this broker: check the name" in err
-    _, _, err = alice.run("kubelend revoke alice --role admin")
-    assert "cannot revoke or remove themselves" in err
+    assert join(command)[0] == 0
+    assert kubelend("get clusters", "certs/bob")[0] == 0
+    assert alice("revoke bob --role viewer")[1] == "viewer/bob revoked\n"
+    assert kubelend("get clusters", "certs/bob")[0] == FORBIDDEN
+    unknown = "viewer/bbo never joined through this broker: check the name"
+    assert unknown in alice("revoke bbo --role viewer")[2]
+    assert "cannot revoke or remove themselves" in alice("revoke alice --role admin")[2]
 
 
 def test_administrator_is_put_out_with_its_tokens_and_who_it_let_in_is_named(
-    alice, certificates, tmp_path
+    alice, kubelend, join, certificates
 ):
-    own = {**alice.environment, "KUBELEND_CERT_PATH": str(certificates.admin("mallory"))}
-    mallory = Machine(tmp_path / "mallory", **own)
-    first, second = (
-        mallory.paste(f"kubelend create token --role admin --name {name}")[0]
+    mallory = certificates.admin("mallory")
+    eve, oscar = (
+        kubelend(f"create token --role admin --name {name}", mallory)[1]
         for name in ("eve", "oscar")
     )
-    Machine(tmp_path / "eve").paste(first)
-    out, err = alice.paste("kubelend revoke mallory --role admin")
+    assert join(eve)[0] == 0
+    _, out, err = alice("revoke mallory --role admin")
     assert out == "admin/mallory revoked; 2 tokens that it created deleted\n"
     assert "It approved admin/eve, who stay members: check whether they should." in err
-    code, _, err = Machine(tmp_path / "oscar").run(second)
+    code, _, err = join(oscar)
     assert (code, "unknown token or wrong secret" in err) == (FORBIDDEN, True)
-
-
-def in_its_place(command):
-    """The same, so that the shell becomes the command and has its process number."""
-    variable, _, rest = command.partition(" ")
-    return f"export {variable}; exec {rest}"
 
 
 def read_until(stream, text):
     """Lines of a process until one has the text."""
-    while True:
-        line = stream.readline()
+    while text not in (line := stream.readline()):
         assert line, f"it ended without saying {text!r}"
-        if text in line:
-            return

@@ -1,4 +1,4 @@
-"""The tour of the README as a newcomer takes it: every block, in order, pasted into one shell."""
+"""The tour of the README: every block, in order, pasted into one shell."""
 
 import os
 import re
@@ -76,15 +76,12 @@ def members(session):
     return found
 
 
-@pytest.fixture(scope="module")
-def taken(tmp_path_factory):
-    """The tour from its beginning to its end: exit code, all that it printed, and what still runs."""
-    directory = tmp_path_factory.mktemp("tour")
-    ports = free_ports(4)
+def paste(text, directory, environment):
+    """Exit code, all that it printed, and the processes that still run."""
     shell = subprocess.Popen(
-        ["bash", "-c", script(tour(), ports[2])],
+        ["bash", "-c", text],
         cwd=directory,
-        env=environment(*ports),
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -98,32 +95,28 @@ def taken(tmp_path_factory):
         for pid in members(shell.pid):
             os.kill(pid, signal.SIGKILL)
         shell.wait()
-    log = directory / "broker.log"
-    return shell.returncode, out, log.read_text() if log.exists() else "", left
+    return shell.returncode, out, left
 
 
-def test_every_command_of_the_tour_succeeds(taken):
-    code, out, log, _ = taken
-    assert code == 0, f"{out}\n{log}"
+SHOWN = [
+    "wrote the certificate of cluster berlin to certs/berlin",
+    "phase: Active",
+    "Hold 500m CPU / 256Mi Memory for requester paris",
+    "Reserved on berlin",
+    "exit code 5",
+    "cluster/berlin cordoned",
+    "cluster/berlin revoked",
+    "refused with exit code 4",
+    "No violations",
+]
+
+
+def test_the_tour_succeeds_shows_what_it_promises_and_leaves_no_process_behind(tmp_path):
+    ports = free_ports(4)
+    code, out, left = paste(script(tour(), ports[2]), tmp_path, environment(*ports))
+    log = tmp_path / "broker.log"
+    assert code == 0, f"{out}\n{log.read_text() if log.exists() else ''}"
     assert out.endswith("the tour is over\n")
-
-
-def test_the_tour_shows_what_it_promises(taken):
-    out = taken[1]
-    shown = [
-        "wrote the certificate of cluster berlin to certs/berlin",
-        "phase: Active",
-        "Hold 500m CPU / 256Mi Memory for requester paris",
-        "Reserved on berlin",
-        "exit code 5",
-        "cluster/berlin cordoned",
-        "cluster/berlin revoked",
-        "refused with exit code 4",
-        "No violations",
-    ]
-    assert [text for text in shown if text not in out] == []
-    assert sorted(shown, key=out.index) == shown
-
-
-def test_the_tour_leaves_no_process_behind(taken):
-    assert taken[3] == []
+    assert [text for text in SHOWN if text not in out] == []
+    assert sorted(SHOWN, key=out.index) == SHOWN
+    assert left == []

@@ -17,7 +17,12 @@ def trial(tmp_path):
     return envtest_processes.TemporaryDeployment(tmp_path)
 
 
-def test_a_trial_broker_answers_whoever_has_a_certificate_of_the_trial(trial):
+def test_a_trial_broker_answers_its_clients_whatever_the_environment_and_is_stopped(
+    trial, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KUBELEND_STORE", "/nowhere/else.db")
+    monkeypatch.setenv("KUBELEND_RATE_LIMIT", "nonsense")
+
     async def version(url):
         async with BrokerClient(url, trial.certificate("ada", Role.ADMIN)) as client:
             return await client.version()
@@ -26,11 +31,7 @@ def test_a_trial_broker_answers_whoever_has_a_certificate_of_the_trial(trial):
         assert broker.wait_until_ready() > 0
         assert asyncio.run(version(broker.url)).api == "v1"
         assert broker.loaded_reservations() == 0
-
-
-def test_leaving_stops_the_broker_and_stopping_again_does_nothing(trial, tmp_path):
-    with trial.broker() as broker:
-        broker.wait_until_ready()
+    assert trial.store.exists()
     assert processes.naming(tmp_path) == []
     assert broker.stop() == 0
 
@@ -41,23 +42,10 @@ def test_a_broker_that_does_not_start_says_why(trial):
     assert "--http-port" in problem.value.hint
 
 
-def test_settings_of_the_person_do_not_reach_the_trial(trial, monkeypatch):
-    monkeypatch.setenv("KUBELEND_STORE", "/nowhere/else.db")
-    monkeypatch.setenv("KUBELEND_RATE_LIMIT", "nonsense")
-    with trial.broker() as broker:
-        assert broker.wait_until_ready() > 0
-    assert trial.store.exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["terminated", "hung up"])
-def test_the_directory_is_removed_when_the_process_is_told_to_end(number):
+def test_the_directory_is_removed_and_handlers_are_restored_after_a_signal(number):
+    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), envtest_processes.temporary_deployment() as trial:
         signal.raise_signal(number)
     assert not trial.directory.exists()
-
-
-def test_the_handlers_of_signals_are_put_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with envtest_processes.temporary_deployment():
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before

@@ -26,13 +26,6 @@ REQUESTING = {
     "before it is activated": ("before", "activate"),
     "after it is activated": ("after", "activate"),
 }
-RELEASING = {
-    "before it is released": ("before", "release"),
-    "after it is released": ("after", "release"),
-    "before the finalizer is removed": ("before", "apply ResourceRequest"),
-    "after the finalizer is removed": ("after", "apply ResourceRequest"),
-    "before the instruction is finished": ("before", "set_status ReservationInstruction"),
-}
 HOLDING = {
     "before it is received": ("before", "instruction"),
     "before the object is written": ("before", "apply ProviderInstruction"),
@@ -42,10 +35,17 @@ HOLDING = {
     "before the status is set": ("before", "set_status ProviderInstruction"),
     "after the status is set": ("after", "set_status ProviderInstruction"),
 }
-WITHDRAWING = {
-    "before it is received": ("before", "instruction"),
-    "before the status is set": ("before", "set_status ProviderInstruction"),
-    "after the status is set": ("after", "set_status ProviderInstruction"),
+ENDING = {
+    "before it is released": ("borrower", "before", "release"),
+    "after it is released": ("borrower", "after", "release"),
+    "before the finalizer is removed": ("borrower", "before", "apply ResourceRequest"),
+    "after the finalizer is removed": ("borrower", "after", "apply ResourceRequest"),
+    "before the instruction is finished": (
+        *("borrower", "before", "set_status ReservationInstruction"),
+    ),
+    "before the provider receives it": ("lender", "before", "instruction"),
+    "before the provider sets the status": ("lender", "before", "set_status ProviderInstruction"),
+    "after the provider sets the status": ("lender", "after", "set_status ProviderInstruction"),
 }
 
 
@@ -53,101 +53,79 @@ def table(points):
     return pytest.mark.parametrize("point", points.values(), ids=points.keys())
 
 
-@pytest.fixture
-def crash_of():
-    """The crash points by the names of the agents."""
-    return {}
+class Crashing:
+    """A lender and a borrower, each with the crash point of its present run."""
+
+    def __init__(self, broker):
+        self.broker = broker
+        self.agents, self.points = {}, {}
+
+    def install(self, agent):
+        self.agents[agent.name] = agent
+        self.points[agent.name] = crash_points.install(agent)
+
+    def __getitem__(self, name):
+        return self.agents[name]
+
+    async def crash(self, name):
+        """It crashes at its point."""
+        await self.points[name].reached()
+        await self[name].kill()
+
+    async def restart(self, name):
+        """Another one starts with the objects that are left."""
+        self.install(self[name])
+        await self[name].start()
+
+    async def assert_one_reservation(self):
+        """And there never was another."""
+        (reservation,) = await agents.until_agreed(self.broker, *self.agents.values())
+        every = await self.broker.viewer().read("reservations")
+        assert [found["id"] for found in every["reservations"]] == [reservation]
+
+    async def until_over(self):
+        await agents.until_over(self.broker, *self.agents.values())
 
 
 @pytest.fixture
-async def lender(scene, crash_of):
-    return await scene.start("lender", scene.broker.port, prepare=crashing(crash_of))
-
-
-@pytest.fixture
-async def borrower(scene, crash_of):
-    nothing = agents.NOTHING
-    return await scene.start(
-        "borrower", scene.broker.port, cluster=nothing, prepare=crashing(crash_of)
-    )
-
-
-def crashing(crash_of):
-    def bind(agent):
-        crash_of[agent.name] = crash_points.install(agent)
-
-    return bind
-
-
-async def restarted(agent, crash):
-    """It crashes at its point, and another one starts with the objects that it has left."""
-    await crash.reached()
-    await agent.kill()
-    crash_points.install(agent)
-    await agent.start()
-
-
-async def assert_one_reservation(scene, *members):
-    """And there never was another."""
-    (reservation,) = await agents.until_agreed(scene.broker, *members)
-    every = await scene.broker.viewer().read("reservations")
-    assert [found["id"] for found in every["reservations"]] == [reservation]
+async def pair(scene):
+    found = Crashing(scene.broker)
+    for name, cluster in (("lender", agents.SOME), ("borrower", agents.NOTHING)):
+        await scene.start(name, scene.broker.port, cluster=cluster, prepare=found.install)
+    return found
 
 
 @table(REQUESTING)
-async def test_requester_that_crashes_while_it_requests_has_one_reservation(
-    scene, lender, borrower, crash_of, point
-):
-    crash = crash_of["borrower"]
-    crash.at(*point)
-    await borrower.create_request("w")
-    await restarted(borrower, crash)
-    await borrower.becomes("w", "Active")
-    await assert_one_reservation(scene, lender, borrower)
-    await agents.until_over(scene.broker, lender, borrower)
-
-
-@table(REQUESTING)
-async def test_request_that_is_deleted_while_no_agent_runs_leaves_nothing(
-    scene, lender, borrower, crash_of, point
-):
-    crash = crash_of["borrower"]
-    crash.at(*point)
-    await borrower.create_request("w")
-    await crash.reached()
-    await borrower.kill()
-    await borrower.delete_request("w")
-    crash_points.install(borrower)
-    await borrower.start()
-    await agents.until_over(scene.broker, lender, borrower)
-
-
-@table(RELEASING)
-async def test_requester_that_crashes_while_it_releases_releases(
-    scene, lender, borrower, crash_of, point
-):
-    crash = crash_of["borrower"]
-    await borrower.create_request("w")
-    await borrower.becomes("w", "Active")
-    await assert_one_reservation(scene, lender, borrower)
-    crash.at(*point)
-    await borrower.delete_request("w")
-    await restarted(borrower, crash)
-    await agents.until_over(scene.broker, lender, borrower)
+async def test_requester_that_crashes_while_it_requests_has_one_reservation(pair, point):
+    """And none, if the request is deleted while no agent runs."""
+    borrower = pair["borrower"]
+    pair.points["borrower"].at(*point)
+    await borrower.create_request("kept")
+    await pair.crash("borrower")
+    await pair.restart("borrower")
+    await borrower.becomes("kept", "Active")
+    await pair.assert_one_reservation()
+    pair.points["borrower"].at(*point)
+    await borrower.create_request("dropped")
+    await pair.crash("borrower")
+    await borrower.delete_request("dropped")
+    await pair.restart("borrower")
+    await borrower.wait_deleted("dropped")
+    kept = (await borrower.request("kept")).status.reservation_name
+    assert list(await agents.until_agreed(pair.broker, *pair.agents.values())) == [kept]
+    await pair.until_over()
 
 
 @table(HOLDING)
-async def test_provider_that_crashes_while_it_reserves_holds_it_once(
-    scene, lender, borrower, crash_of, point
-):
-    crash = crash_of["lender"]
-    crash.at(*point)
-    await borrower.create_request("w")
-    await restarted(lender, crash)
-    await borrower.becomes("w", "Active")
-    await assert_one_reservation(scene, lender, borrower)
-    await until_resolved(lambda: unacknowledged(scene.broker))
-    await agents.until_over(scene.broker, lender, borrower)
+async def test_provider_that_crashes_while_it_reserves_holds_it_once(pair, point):
+    pair.points["lender"].at(*point)
+    await pair["borrower"].create_request("w")
+    await pair.crash("lender")
+    await pair.restart("lender")
+    await pair["borrower"].becomes("w", "Active")
+    await pair.assert_one_reservation()
+    await until_resolved(lambda: unacknowledged(pair.broker))
+    await pair.until_over()
 
 
 async def unacknowledged(broker):
@@ -155,18 +133,17 @@ async def unacknowledged(broker):
     return ", ".join(name for name, one in found.items() if "acknowledgedAt" not in one["status"])
 
 
-@table(WITHDRAWING)
-async def test_provider_that_crashes_while_it_withdraws_holds_nothing(
-    scene, lender, borrower, crash_of, point
-):
-    crash = crash_of["lender"]
-    await borrower.create_request("w")
-    await borrower.becomes("w", "Active")
-    await assert_one_reservation(scene, lender, borrower)
-    crash.at(*point)
-    await borrower.delete_request("w")
-    await restarted(lender, crash)
-    await agents.until_over(scene.broker, lender, borrower)
+@table(ENDING)
+async def test_agent_that_crashes_while_a_reservation_ends_leaves_nothing(pair, point):
+    name, *operation = point
+    await pair["borrower"].create_request("w")
+    await pair["borrower"].becomes("w", "Active")
+    await pair.assert_one_reservation()
+    pair.points[name].at(*operation)
+    await pair["borrower"].delete_request("w")
+    await pair.crash(name)
+    await pair.restart(name)
+    await pair.until_over()
 
 
 # -- components
@@ -230,7 +207,7 @@ async def test_failed_component_ends_the_agent_with_its_reason(
         agent = await start("a", broker.port, cluster=agents.NOTHING)
         await agent.kill()
         agent.wrap = lambda inner: BrokenCalls(inner, call)
-        agent.spoil = lambda inner: BrokenObjects(inner, kind)
+        agent.wrap_objects = lambda inner: BrokenObjects(inner, kind)
         await agent.create_request("w")
         with structlog.testing.capture_logs() as log:
             await agent.start()

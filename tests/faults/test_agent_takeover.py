@@ -5,7 +5,6 @@ import signal
 from collections import Counter
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -24,8 +23,6 @@ from kubelend.wire.objects import (
 from waiting import until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
-
-OFTEN: dict[str, Any] = {"advertisement_requeue_interval": timedelta(milliseconds=300)}
 
 
 class CallCounter(Middleware):
@@ -89,7 +86,8 @@ async def test_second_agent_reports_why_it_waits_and_does_nothing(scene, monkeyp
     # It may read the instructions, but must not act on them.
     monkeypatch.setattr(stream, "PERMANENT_ERROR_INTERVAL", timedelta(milliseconds=200))
     other = await scene.start("other", scene.broker.port)
-    one = await scene.start("one", scene.broker.port, **OFTEN)
+    often = timedelta(milliseconds=300)
+    one = await scene.start("one", scene.broker.port, advertisement_requeue_interval=often)
     await lent_and_borrowed(one, other)
     async with second(one) as two:
         await two.create_request("mine")
@@ -107,50 +105,30 @@ async def test_second_agent_reports_why_it_waits_and_does_nothing(scene, monkeyp
         await agents.until_over(scene.broker, one, other)
 
 
-async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, monkeypatch):
-    """As during the update of a deployment: both see the objects, and one acts."""
-    monkeypatch.setattr(stream, "PERMANENT_ERROR_INTERVAL", timedelta(milliseconds=200))
-    other = await scene.start("other", scene.broker.port)
-    one = await scene.start("one", scene.broker.port, **OFTEN)
-    async with second(one, objects=one.objects) as two:
-        await refused(two, times=1)
-        for number in range(10):
-            await one.create_request(f"w{number}")
-        await refused(two, times=3)
-        for number in range(10):
-            await one.becomes(f"w{number}", "Active")
-        assert len(await agents.until_agreed(scene.broker, one, other)) == 10
-        await one.kill()
-        await two.wait_until_ready()
-        await one.create_request("more")
-        await one.becomes("more", "Active")
-        assert len(await agents.until_agreed(scene.broker, two, other)) == 11
-        await agents.until_over(scene.broker, two, other)
-
-
-async def test_second_agent_takes_over_quickly_when_the_first_ends(certificates, tmp_path):
-    slow: dict[str, Any] = {"advertisement_requeue_interval": timedelta(minutes=4)}
-    async with agents.scene(
-        certificates, tmp_path, grace=agent_sessions.RECONNECT_GRACE, agent_timeout=agents.HOUR
-    ) as (
-        broker,
-        start,
-        _,
-    ):
-        other, one = await start("other", broker.port), await start("one", broker.port, **slow)
+async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone_until_the_first_ends(
+    certificates, tmp_path
+):
+    """As during the update of a deployment: both see the objects, one acts, and the other takes over soon."""
+    settings = {"grace": agent_sessions.RECONNECT_GRACE, "agent_timeout": agents.HOUR}
+    async with agents.scene(certificates, tmp_path, **settings) as (broker, start, _):
+        other = await start("other", broker.port)
+        slow = timedelta(minutes=4)
+        one = await start("one", broker.port, advertisement_requeue_interval=slow)
         await lent_and_borrowed(one, other)
         async with second(one, objects=one.objects) as two:
+            await refused(two, times=1)
+            for number in range(8):
+                await one.create_request(f"w{number}")
             await refused(two, times=3)
+            for number in range(8):
+                await one.becomes(f"w{number}", "Active")
+            assert len(await agents.until_agreed(broker, one, other)) == 10
             await one.kill()
-            await until_resolved(lambda: unready(two))
+            await two.wait_until_ready()
             await two.create_request("more")
             await two.becomes("more", "Active")
-            assert len(await agents.until_agreed(broker, two, other)) == 3
+            assert len(await agents.until_agreed(broker, two, other)) == 11
             await agents.until_over(broker, two, other)
-
-
-async def unready(agent):
-    return agent.process.health.not_ready_reason
 
 
 async def test_agent_that_was_cut_off_for_too_long_is_replaced(certificates, tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import bare
 import brokers
+import raw_connections
 import waiting
 from waiting import PATIENCE
 
@@ -36,31 +36,15 @@ def files():
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@contextlib.contextmanager
-def many_silent(broker, addresses):
-    """`MANY` connections, as many from each address."""
-    with contextlib.ExitStack() as stack:
-        yield [
-            connection
-            for address in addresses
-            for connection in stack.enter_context(
-                bare.silent(broker.port, MANY // len(addresses), address)
-            )
-        ]
-
-
-async def value(broker, name, **labels):
-    return brokers.series((await broker.probe("/metrics", "metrics"))[1], name, **labels)
-
-
 async def connections_of(broker):
-    return await value(broker, "kubelend_open_connections")
+    _, text = await broker.probe("/metrics", "metrics")
+    return brokers.series(text, "kubelend_open_connections")
 
 
 async def serves(broker):
     """Twenty calls, each on a new connection, long before the time of a handshake is over."""
     for _ in range(20):
-        await bare.others_are_served(broker)
+        await raw_connections.others_are_served(broker)
 
 
 def memory(broker):
@@ -71,40 +55,20 @@ def memory(broker):
 async def test_ten_thousand_silent_connections_are_held_and_stop_nobody(certificates, tmp_path):
     async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
         before = memory(broker)
-        hundred = [f"127.0.1.{number}" for number in range(1, 101)]
-        with many_silent(broker, hundred) as connections:
+        with contextlib.ExitStack() as stack:
+            many = (
+                raw_connections.silent(broker.port, MANY // 100, f"127.0.1.{n}")
+                for n in range(1, 101)
+            )
+            connections = [one for found in many for one in stack.enter_context(found)]
             await waiting.until(at_least(broker, MANY), PATIENCE)
             await serves(broker)
             assert (await broker.probe("/healthz"))[0] == 200
             assert await connections_of(broker) >= MANY
-            assert not any(map(bare.is_closed, connections[::100]))
+            assert not any(map(raw_connections.is_closed, connections[::100]))
             assert memory(broker) - before < 50 * 2**20
         await waiting.until(none_left(broker), PATIENCE)
         await serves(broker)
-
-
-async def test_ten_thousand_of_one_address_leave_room_for_a_client_behind_it(
-    certificates, tmp_path
-):
-    async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
-        opening = asyncio.to_thread(open_all, broker)
-        serving = asyncio.create_task(serves(broker))
-        with await opening:
-            await serving
-            await serves(broker)
-            assert await connections_of(broker) <= 1025
-        name = "kubelend_connections_rejected_total"
-        assert await value(broker, name, reason="TooManyHandshakes") >= MANY - 1100
-        refused = broker.logged("Connection rejected")
-    assert [line["reason"] for line in refused[:1]] == ["TooManyHandshakes"]
-    assert len(refused) < 20
-
-
-def open_all(broker):
-    """All of them, to be closed at once."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(many_silent(broker, ["127.0.0.1"]))
-    return stack
 
 
 async def test_more_connections_than_files_is_a_warning_and_fewer(certificates, tmp_path):
@@ -124,9 +88,11 @@ async def test_broker_that_runs_out_of_files_makes_room_and_goes_on(certificates
     """As if somebody had lowered its limit while it runs."""
     async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
         resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE, (100, 100))
-        with bare.silent(broker.port, 300) as connections:
+        with raw_connections.silent(broker.port, 300) as connections:
             # All of them have been seen: while they still come, each new one may push out a slow caller.
-            await waiting.until(lambda: sum(map(bare.is_closed, connections)) > 200, PATIENCE)
+            await waiting.until(
+                lambda: sum(map(raw_connections.is_closed, connections)) > 200, PATIENCE
+            )
             await serves(broker)
             spent = processor_time(broker)
             await asyncio.sleep(1)

@@ -1,18 +1,16 @@
-"""Told to stop, the broker finishes what it has begun, begins nothing new, and ends well."""
+"""After a signal the broker finishes the calls in progress, accepts no new ones, and exits with 0."""
 
 import asyncio
 import contextlib
 import signal
 import sqlite3
 
-import aiohttp
 import pytest
 
-import bare
 import brokers
+import raw_connections
 import waiting
-from callers import Caller, wish
-from troubled import TroubledStore
+from callers import Caller, request_body
 from waiting import PATIENCE
 
 
@@ -46,7 +44,8 @@ async def test_calls_that_wait_for_the_disk_are_answered_before_the_end(
         await asyncio.gather(*(r.get("version") for _ in range(10)))
         with writer_blocked(path):
             calls = [
-                asyncio.create_task(r.post("reservations", wish("1m", "1Mi"))) for _ in range(10)
+                asyncio.create_task(r.post("reservations", request_body("1m", "1Mi")))
+                for _ in range(10)
             ]
             await asyncio.wait(calls, timeout=0.2)
             broker.process.send_signal(number)
@@ -86,9 +85,9 @@ async def test_request_that_never_ends_holds_up_the_end_no_longer_than_allowed(
                 certificates, tmp_path / name, read_timeout="1h", shutdown_timeout=allowed
             )
             broker = await stack.enter_async_context(started)
-            stuck = bare.connected(broker.cluster("slow"))
+            stuck = raw_connections.connected(broker.cluster("slow"))
             _, writer = await stack.enter_async_context(stuck)
-            writer.write(bare.POST + b"Content-Length: 9\r\n\r\n")
+            writer.write(raw_connections.POST + b"Content-Length: 9\r\n\r\n")
             await writer.drain()
             await waiting.until(lambda: served_one(broker))
             broker.process.send_signal(signal.SIGTERM)
@@ -109,64 +108,10 @@ async def test_second_signal_does_not_cut_off_what_the_first_let_finish(certific
         r = broker.cluster("r")
         await r.get("version")
         with writer_blocked(tmp_path / "kubelend.db"):
-            call = asyncio.create_task(r.post("reservations", wish()))
+            call = asyncio.create_task(r.post("reservations", request_body()))
             await asyncio.wait([call], timeout=0.2)
             for _ in range(3):
                 broker.process.send_signal(signal.SIGTERM)
                 await asyncio.sleep(0.05)
         assert (await call).status == 201
         assert await asyncio.to_thread(broker.process.wait, PATIENCE) == 0
-
-
-async def test_store_is_free_again_after_the_end(certificates, tmp_path):
-    for number in range(2):
-        async with brokers.child(certificates, tmp_path) as broker:
-            await broker.cluster("a").advertise()
-            listed = await broker.viewer().read("reservations")
-            assert len(listed["reservations"]) == number
-            await broker.cluster("r").reserve("1m", "1Mi")
-            assert await broker.stop() == 0
-
-
-async def test_answer_that_is_begun_in_this_process_is_finished_too(certificates):
-    """The same without a process, with a store that is held by hand."""
-    store = TroubledStore()
-    async with contextlib.AsyncExitStack() as stack:
-        running = brokers.running(certificates, open_store=brokers.reopening(store))
-        broker = await running.__aenter__()
-        caller = Caller(broker.port, certificates.cluster("a"), "a")
-        stack.push_async_callback(caller.hang_up)
-        await caller.get("version")
-        store.hold()
-        call = asyncio.create_task(caller.advertise())
-        await waiting.until(lambda: store.commits == 1)
-        ending = asyncio.create_task(running.__aexit__(None, None, None))
-        await waiting.until(lambda: refuses_connections(broker.port))
-        assert not call.done()
-        assert not ending.done()
-        store.let_go()
-        assert (await call)["advertisement"]["clusterID"] == "a"
-        await ending
-    assert [found.id for found in store.kept.load().clusters] == ["a"]
-
-
-async def test_port_that_is_taken_ends_the_process_with_a_word(certificates, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    for directory in (first, second):
-        directory.mkdir()
-    async with brokers.child(certificates, first) as broker:
-        with pytest.raises(AssertionError, match=r"cannot listen on 127\.0\.0\.1"):
-            async with brokers.child(certificates, second, http_port=str(broker.port)):
-                pass
-        assert (await broker.cluster("a").get("version")).status == 200
-
-
-async def test_nobody_is_let_in_after_the_end(certificates):
-    async with brokers.running(certificates) as broker:
-        port = broker.port
-        assert not await refuses_connections(port)
-    assert await refuses_connections(port)
-    caller = Caller(port, certificates.cluster("a"), "a")
-    with pytest.raises(aiohttp.ClientError):
-        await caller.get("version")
-    await caller.hang_up()

@@ -102,14 +102,12 @@ async def machines(bonn):
         await machines.pod("p", "a", cpu="1500m", memory="1Gi")
         await machines.pod("done", "b", cpu="1")
         await machines.pod_says("done", phase="Succeeded")
-        bonn.shows(
-            Advertisement,
-            "cluster-advertisement",
-            lambda one: (
-                one.status.published and amount(one.spec.resources.allocated) == ("1500m", "1Gi")
-            ),
-        )
+        bonn.shows(Advertisement, "cluster-advertisement", is_published)
         yield machines
+
+
+def is_published(shown):
+    return shown.status.published and amount(shown.spec.resources.allocated) == ("1500m", "1Gi")
 
 
 def amount(found):
@@ -120,17 +118,11 @@ def has(phase):
     return lambda found: found.status.phase == phase
 
 
-def test_sums_are_advertised(bonn, machines):
-    shown = bonn.shows(Advertisement, "cluster-advertisement", has("Active"))
-    found = shown.spec.resources
-    assert shown.spec.cluster_id == "bonn"
-    assert amount(found.capacity) == ("6", "12Gi")
-    assert amount(found.allocatable) == ("6", "12Gi")
-    assert amount(found.available) == ("4500m", "11Gi")
-    assert shown.status.published
-
-
-def test_request_becomes_a_promise_at_both_ends_and_is_given_back(rome, bonn, machines):
+def test_sums_are_advertised_and_a_request_is_reserved_held_used_and_released(rome, bonn, machines):
+    shown = bonn.shows(Advertisement, "cluster-advertisement", has("Active")).spec
+    assert shown.cluster_id == "bonn"
+    assert amount(shown.resources.capacity) == amount(shown.resources.allocatable) == ("6", "12Gi")
+    assert amount(shown.resources.available) == ("4500m", "11Gi")
     rome.apply(REQUEST % "training")
     found = rome.shows(ResourceRequest, "training", has("Active"), "team")
     reservation = found.status.reservation_name
@@ -143,14 +135,6 @@ def test_request_becomes_a_promise_at_both_ends_and_is_given_back(rome, bonn, ma
     rome.cluster.kubectl("delete", "resourcerequest", "training", "--namespace=team")
     rome.shows(ReservationInstruction, reservation, has("Finished"), LENDING)
     bonn.wait_for(lambda: bonn.find_in(ProviderInstruction, held.metadata.name) is None)
-
-
-def test_annotations_of_others_stay(rome, bonn, machines):
-    """What kubectl has noted there is how it knows its own changes from those of others."""
-    rome.apply(REQUEST % "noted")
-    found = rome.shows(ResourceRequest, "noted", has("Active"), "team")
-    assert "kubectl.kubernetes.io/last-applied-configuration" in found.metadata.annotations
-    rome.cluster.kubectl("delete", "resourcerequest", "noted", "--namespace=team")
 
 
 def test_restart_of_the_api_server_in_the_middle_is_survived(rome, bonn, machines):
@@ -191,18 +175,18 @@ def test_roles_allow_nothing_else(pair, rome):
             pair[0].kubectl(*refused, kubeconfig=agent)
 
 
-def test_missing_definitions_are_told_and_waited_for(lab, start):
-    [bare] = lab.start(f"bare-{secrets.token_hex(4)}")
+def test_missing_definitions_are_reported_and_waited_for(lab, start):
+    [empty] = lab.start(f"empty-{secrets.token_hex(4)}")
     try:
-        kube_roles.grant(bare, "agent")
-        with start("bare", bare) as agent:
+        kube_roles.grant(empty, "agent")
+        with start("empty", empty) as agent:
             agent.wait_for(lambda: "apply the CRDs" in agent.get("/readyz")[1])
             assert agent.get("/readyz")[0] == 503
-            servers.apply_manifests(bare, sorted(DEFINITIONS.glob("*.yaml")))
+            servers.apply_manifests(empty, sorted(DEFINITIONS.glob("*.yaml")))
             agent.wait_until_ready()
             agent.shows(Advertisement, "cluster-advertisement", has("Active"))
     finally:
-        bare.kill()
+        empty.kill()
 
 
 def test_agent_without_a_broker_is_named_after_its_cluster(kube, tmp_path):

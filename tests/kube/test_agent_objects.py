@@ -21,7 +21,7 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
-from waiting import PATIENCE, until_resolved
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -87,7 +87,7 @@ def pending(found):
 # -- others who are quicker
 
 
-async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, make_request):
+async def test_concurrent_change_is_a_conflict_with_a_version(objects, hasty, make_request):
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.apply(make_request(cpu="2")))
     with pytest.raises(Conflict, match="was modified"):
@@ -100,22 +100,20 @@ async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, 
     assert (found.spec.requested_cpu, found.status.phase) == ("4", "")
 
 
-async def test_change_in_between_is_kept_beside_that_of_who_has_not_read(
-    objects, hasty, make_request
-):
+async def test_concurrent_change_is_kept_without_a_version(objects, hasty, make_request):
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.set_status(pending(made)))
     changed = await late.apply(make_request(cpu="2"))
     assert (changed.spec.requested_cpu, changed.status.phase) == ("2", "Pending")
 
 
-async def test_object_that_somebody_makes_in_between_is_changed(objects, hasty, make_request):
+async def test_object_that_is_created_concurrently_is_changed(objects, hasty, make_request):
     late = hasty(lambda: objects.apply(make_request(cpu="1")))
     changed = await late.apply(make_request(cpu="2"))
     assert (changed.spec.requested_cpu, changed.metadata.generation) == ("2", 2)
 
 
-async def test_object_that_goes_in_between_is_not_made_anew(objects, hasty, make_request):
+async def test_object_that_is_deleted_concurrently_is_not_recreated(objects, hasty, make_request):
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.delete(ResourceRequest, made.key))
     with pytest.raises(Conflict):
@@ -129,10 +127,11 @@ async def test_object_that_goes_in_between_is_not_made_anew(objects, hasty, make
 async def test_what_others_have_written_beside_ours_stays(kube_client, objects, make_request):
     made = await objects.apply(make_request())
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": "u-1"}
-    change = {"metadata": {"ownerReferences": [owner]}}
+    change = {"metadata": {"ownerReferences": [owner], "annotations": {"theirs": "kept"}}}
     await kube_client.patch(REQUESTS, made.metadata.name, made.metadata.namespace, change)
     newest = await objects.find(ResourceRequest, made.key)
-    await objects.apply(replace(newest, spec=make_request(cpu="2").spec))
+    changed = await objects.apply(replace(newest, spec=make_request(cpu="2").spec))
+    assert changed.metadata.annotations == {"theirs": "kept"}
     path = REQUESTS.path(made.metadata.namespace, made.metadata.name)
     assert b'"ownerReferences"' in await kube_client.raw("GET", path)
 
@@ -156,34 +155,25 @@ async def test_missing_namespace_is_reported(objects, make_request):
         await objects.apply(replace(make_request(), metadata=Metadata("a", "nowhere")))
 
 
-async def test_missing_permission_is_told_and_waited_for(kube, namespace):
+async def test_missing_permission_is_reported_and_waited_for(kube, namespace):
     user = f"agent-{secrets.token_hex(4)}"
     async with kube_objects.opened(kube, user) as client:
         objects = KubernetesObjects(client, {ResourceRequest: namespace})
         async with contextlib.aclosing(objects.watch(ResourceRequest)) as watch:
             first = asyncio.ensure_future(anext(watch))
 
-            async def problem():
-                told = f'resourcerequests.rear.fluidos.eu is forbidden: User "{user}" cannot list'
-                return (
-                    "" if told in objects.watch_problem else f"unseen is {objects.watch_problem!r}"
-                )
-
-            await until_resolved(problem)
+            forbidden = f'resourcerequests.rear.fluidos.eu is forbidden: User "{user}" cannot list'
+            await until(lambda: forbidden in objects.watch_problem)
             kube_roles.grant(kube, user)
             async with asyncio.timeout(PATIENCE):
                 assert await first == Listed([])
-
-            async def trouble():
-                return objects.watch_problem
-
             following = asyncio.ensure_future(anext(watch))
-            await until_resolved(trouble)
+            await until(lambda: not objects.watch_problem)
             following.cancel()
             await asyncio.wait([following])
 
 
-async def test_object_that_cannot_be_read_is_told_and_passed_over(clusters):
+async def test_object_that_cannot_be_decoded_is_reported_and_skipped(clusters):
     """Under the definition of another version, or none at all, anything can be there."""
     [cluster] = clusters()
     cluster.kubectl(

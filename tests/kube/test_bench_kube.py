@@ -29,31 +29,22 @@ def found(kube_assets, tmp_path_factory):
     return json.loads(line)
 
 
-def test_the_audit_finds_all_reservations_and_nothing_wrong(found):
+def test_reservations_pass_the_audit_and_writes_are_counted(found, kube_assets):
     assert (found["reservations"], found["violations"]) == (24, 0)
     assert found["reservations_per_s"] > 0
     assert 0 < found["p50_ms"] <= found["p99_ms"]
-
-
-def test_a_reservation_is_made_with_two_writes_and_a_share_of_a_commit(found):
     writes = found["writes"]
     assert (writes["POST reservations"], writes["PATCH reservations/status"]) == (1.0, 1.0)
     assert 0 < writes["PUT ledgerrecords"] <= 1
     assert found["writes_per_reservation"] == pytest.approx(sum(writes.values()), abs=0.01)
+    assert found["kubernetes"] == str(kube_assets.version)
 
 
-def test_nothing_is_written_while_nothing_happens(found):
+def test_idle_broker_writes_nothing_and_its_start_on_a_history_is_measured(found):
     assert found["idle_writes_per_minute"] == 0
     assert found["idle_seconds"] >= 2
-
-
-def test_the_start_on_a_history_takes_time(found):
     assert (found["advertisements"], found["history"]) == (5, 50)
     assert found["start_seconds"] > 0
-
-
-def test_the_version_of_the_server_is_told(found, kube_assets):
-    assert found["kubernetes"] == str(kube_assets.version)
 
 
 def test_an_interrupted_benchmark_leaves_nothing_behind(kube_assets, tmp_path):

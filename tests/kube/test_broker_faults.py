@@ -24,7 +24,6 @@ from store_kinds import new_namespace
 
 pytestmark = pytest.mark.timeout(240)
 
-
 RESERVATIONS = resources.resource_for(Reservation)
 
 
@@ -38,9 +37,9 @@ def own(lab):
 
 
 @pytest.fixture
-async def home(own, certificates):
-    async with kube_faults.home(own, new_namespace(own), certificates) as home:
-        yield home
+async def loaded(own, certificates):
+    async with kube_faults.loaded(own, new_namespace(own), certificates) as loaded:
+        yield loaded
 
 
 @pytest.fixture
@@ -51,14 +50,24 @@ async def line(own):
 
 
 @pytest.fixture
-async def far_home(own, certificates, line, tmp_path):
+async def distant(own, certificates, line, tmp_path):
     """A broker behind the line; those who use objects are not."""
     kubeconfig = tmp_path / "kubeconfig"
     text = own.admin_kubeconfig.read_text()
     kubeconfig.write_text(text.replace(own.url, f"https://127.0.0.1:{line.port}"))
     namespace = new_namespace(own)
-    async with kube_faults.home(own, namespace, certificates, kubeconfig) as home:
-        yield home
+    async with kube_faults.loaded(own, namespace, certificates, kubeconfig) as loaded:
+        yield loaded
+
+
+async def test_missing_permissions_are_reported_by_the_probe(kube, namespace, certificates):
+    nobody = kube.kubeconfig_for("nobody")
+    async with kube_faults.starting(kube, namespace, certificates, nobody) as started:
+
+        async def reports_why():
+            return "forbidden" in await started.readiness()
+
+        await eventually(reports_why)
 
 
 def cut_power(cluster):
@@ -67,36 +76,35 @@ def cut_power(cluster):
     cluster.wait_until_ready()
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_restart_of_the_api_server_loses_no_reservation(own, home, how):
-    async def trouble():
-        await asyncio.to_thread(getattr(own, how))
-        await eventually(home.is_unready)
+async def test_restart_of_the_api_server_loses_no_reservation(own, loaded):
+    async def fault():
+        await asyncio.to_thread(own.kill)
+        await eventually(loaded.is_unready)
         await asyncio.to_thread(own.start)
         await asyncio.to_thread(own.wait_until_ready)
-        await eventually(home.is_ready)
+        await eventually(loaded.is_ready)
 
-    await home.load.check(await home.load.under(trouble))
+    await loaded.load.check(await loaded.load.under(fault))
 
 
-async def test_suspended_etcd_delays_only(lab, home):
+async def test_suspended_etcd_delays_only(lab, loaded):
     answered = []
 
-    async def trouble():
+    async def fault():
         lab.etcd.pause()
         try:
-            await eventually(home.is_unready)
-            answered.append(home.load.answered)
+            await eventually(loaded.is_unready)
+            answered.append(loaded.load.answered)
             # As long as the lease is good for, so that another broker would lead by now.
             await asyncio.sleep(3)
-            answered.append(home.load.answered)
+            answered.append(loaded.load.answered)
         finally:
             lab.etcd.resume()
-        await eventually(home.is_ready)
+        await eventually(loaded.is_ready)
 
-    promised = await home.load.under(trouble)
+    promised = await loaded.load.under(fault)
     assert answered[0] == answered[1]  # while nothing can be kept nothing is promised
-    await home.load.check(promised)
+    await loaded.load.check(promised)
 
 
 async def leave_and_come(load):
@@ -114,11 +122,13 @@ async def settle_before(load):
     for name in ("leaves", "vanishes"):
         assert await load.apply_request(name)
     await load.objects.advertise("passing", "0")
-    await load.shows(ClusterAdvertisement, "passing-adv", lambda one: one.status.score != "")
+    await load.objects.shows(
+        ClusterAdvertisement, "passing-adv", lambda one: one.status.score != ""
+    )
 
 
-async def is_caught_up(home):
-    ledger, _ = home.broker.service.current()
+async def is_caught_up(loaded):
+    ledger, _ = loaded.broker.service.current()
     lenders = ledger.clusters
     known = ledger.reservations
     return (
@@ -142,11 +152,11 @@ async def has_forgotten(client, since):
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["remembers", "has forgotten"])
-async def test_changes_during_a_network_partition_are_caught_up(lab, own, far_home, line, forgets):
+async def test_changes_during_a_network_partition_are_caught_up(lab, own, distant, line, forgets):
     """Where the server has forgotten what it was last asked for (410), everything is listed anew."""
-    load = far_home.load
+    load = distant.load
 
-    async def trouble():
+    async def fault():
         since = (await load.objects.client.list(RESERVATIONS)).resource_version
         line.cut()
         try:
@@ -155,22 +165,21 @@ async def test_changes_during_a_network_partition_are_caught_up(lab, own, far_ho
                 await asyncio.to_thread(cut_power, own)
                 kube_fixtures.compact(lab.etcd)
                 await eventually(lambda: has_forgotten(load.objects.client, since))
-            await eventually(far_home.is_unready)
+            await eventually(distant.is_unready)
         finally:
             line.mend()
-        await eventually(far_home.is_ready)
-        await eventually(lambda: is_caught_up(far_home))
+        await eventually(distant.is_ready)
+        await eventually(lambda: is_caught_up(distant))
         await load.remove("comes")
 
     await settle_before(load)
-    await load.check(await load.under(trouble))
+    await load.check(await load.under(fault))
 
 
 # -- killed brokers
 
-
-KILLS = 10
-WISHES = 24
+KILLS = 6
+REQUESTS = 24
 
 
 def flags(kube, namespace, identity):
@@ -223,7 +232,7 @@ def requests(namespace):
             "metadata": {"name": f"request-{number}", "namespace": namespace},
             "spec": {"requestedResources": {"cpu": "1", "memory": "1Gi"}, "requesterID": "me"},
         }
-        for number in range(WISHES)
+        for number in range(REQUESTS)
     )
 
 
@@ -249,20 +258,22 @@ async def test_leader_killed_while_objects_are_applied_leaves_each_in_one_phase(
         applying = asyncio.create_task(
             asyncio.to_thread(kube.kubectl, "apply", f"--filename={documents}")
         )
-        await load.shows(Reservation, "request-1", lambda one: one.status.phase != "")
+        await load.objects.shows(Reservation, "request-1", lambda one: one.status.phase != "")
         await asyncio.to_thread(kill, brokers[0])
         await applying
         found = [
-            await load.shows(Reservation, f"request-{number}", lambda one: one.status.phase != "")
-            for number in range(WISHES)
+            await load.objects.shows(
+                Reservation, f"request-{number}", lambda one: one.status.phase != ""
+            )
+            for number in range(REQUESTS)
         ]
         phases = Counter(one.status.phase for one in found)
-        assert phases == {"Reserved": 2 * CPUS, "Failed": WISHES - 2 * CPUS}
+        assert phases == {"Reserved": 2 * CPUS, "Failed": REQUESTS - 2 * CPUS}
         await load.check({one.metadata.name for one in found if one.status.phase in LIVE})
         for one in found:
-            told = Counter(reason for reason, _ in await load.objects.events(one.metadata.name))
-            assert set(told) <= {one.status.phase}
-            assert told.total() <= 2
+            emitted = Counter(reason for reason, _ in await load.objects.events(one.metadata.name))
+            assert set(emitted) <= {one.status.phase}
+            assert emitted.total() <= 2
 
 
 def has_answered(load, enough):

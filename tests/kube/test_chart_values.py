@@ -37,35 +37,27 @@ def test_wrong_values_are_refused_by_name(helm, name, values, complaint):
         charts.template(helm, name, values)
 
 
+TWO = {"replicas": 2, "store": {"kind": "kubernetes"}}
+ENROLS = {"enrolment": {"enabled": True}}
+OF_OBJECTS = {"interfaces": ["kubernetes"]}
+NO_SECRET = {"broker": {"transport": "kubernetes"}}
+NO_NAMESPACE = {"broker": {"transport": "kubernetes", "kubeconfigSecret": "hub"}}
+NO_ISSUER = URL | {"certificate": {"from": "certManager"}}
+
+
 @pytest.mark.parametrize(
     "name, values, advice",
     [
         ("broker", {"replicas": 2}, "set store.kind=kubernetes"),
-        (
-            "broker",
-            {"replicas": 2, "store": {"kind": "kubernetes"}},
-            "openssl genpkey -algorithm ed25519",
-        ),
-        ("broker", {"enrolment": {"enabled": True}}, "kubelend ca init"),
-        ("broker", {"interfaces": ["kubernetes"]}, "set store.kind=kubernetes"),
-        (
-            "broker",
-            THREE | {"interfaces": ["kubernetes"], "enrolment": {"enabled": True}},
-            "add http to interfaces",
-        ),
+        ("broker", TWO, "openssl genpkey -algorithm ed25519"),
+        ("broker", ENROLS, "kubelend ca init"),
+        ("broker", OF_OBJECTS, "set store.kind=kubernetes"),
+        ("broker", THREE | OF_OBJECTS | ENROLS, "add http to interfaces"),
         ("agent", {}, "broker.url: is needed"),
-        ("agent", {"broker": {"transport": "kubernetes"}}, "--from-file=kubeconfig"),
-        (
-            "agent",
-            {"broker": {"transport": "kubernetes", "kubeconfigSecret": "hub"}},
-            "kubelend create clusternamespace",
-        ),
+        ("agent", NO_SECRET, "--from-file=kubeconfig"),
+        ("agent", NO_NAMESPACE, "kubelend create clusternamespace"),
         ("agent", URL | {"certificate": {"from": "join"}}, "kubelend create token"),
-        (
-            "agent",
-            URL | {"certificate": {"from": "certManager"}},
-            "needs clusterID and issuer.name",
-        ),
+        ("agent", NO_ISSUER, "needs clusterID and issuer.name"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_do(helm, name, values, advice):

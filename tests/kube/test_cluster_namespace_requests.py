@@ -8,20 +8,19 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from callers import wish
+from callers import request_body
+from failing_store import FailingStore
 from kube_stores import connecting
 from kubelend.core import audit
-from kubelend.core.errors import Gone, IdentityInUse, KeyReused, StoreFailed
-from kubelend.kube import config, resources
+from kubelend.core.errors import Gone, KeyReused, StoreFailed
+from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import AgentRequest, Metadata
-from troubled import TroubledStore
 from waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
-
 
 KEY = "resourcerequest-1"
 SOME, MORE = bodies.Quantities("1", "1Gi"), bodies.Quantities("2", "1Gi")
@@ -37,14 +36,14 @@ def rome(tenants):
 @pytest.fixture
 async def account(tenants, rome):
     """What the cluster's account may do in its namespace."""
-    async with Client.open(config.config_from_kubeconfig(tenants.kubeconfig(rome))) as client:
+    async with tenants.account(rome) as client:
         yield client
 
 
 async def held(broker):
     """What rome has asked for over REST, and uses."""
     await broker.cluster("bonn").advertise()
-    answer = await broker.cluster("rome").post("reservations", wish(duration="3h"), key=KEY)
+    answer = await broker.cluster("rome").post("reservations", request_body(duration="3h"), key=KEY)
     assert answer.status == 201
     return answer.json["id"]
 
@@ -61,51 +60,26 @@ def request_object(name, namespace, amounts=SOME, **metadata):
     return Reservation(known, ReservationSpec(amounts, duration="3h", request=asked))
 
 
-async def is_deleted(client, name, namespace):
+async def until_object(client, name, namespace, condition):
+    found = None
+
     async def look():
-        return await client.find(RESERVATIONS, name, namespace) is None
+        nonlocal found
+        found = await client.find(RESERVATIONS, name, namespace)
+        return condition(found)
 
     await until(look)
+    return found
+
+
+async def is_deleted(client, name, namespace):
+    await until_object(client, name, namespace, lambda found: found is None)
 
 
 async def rejection(client, name, namespace):
-    async def look():
-        found = await client.find(RESERVATIONS, name, namespace)
-        return found is not None and found.status.response is not None
-
-    await until(look)
-    found = await client.find(RESERVATIONS, name, namespace)
+    found = await until_object(client, name, namespace, lambda one: one and is_answered(one))
     assert found.status.response.body == ""
     return found.status.reason
-
-
-@contextlib.asynccontextmanager
-async def opened(tenants, *arguments):
-    agent = await tenants.open(*arguments)
-    try:
-        yield agent
-    finally:
-        await agent.close()
-
-
-@pytest.mark.parametrize("by_hand", [False, True], ids=["by time", "by hand"])
-async def test_rejected_request_of_a_second_agent_keeps_the_first_ones_reservation(
-    tenants, broker, rome, account, by_hand
-):
-    async with tenants.served_by(broker.service), opened(tenants, rome) as first:
-        reservation = await held(broker)
-        await first.publish(bodies.Advertisement("rome", bodies.Metrics(SOME)))
-        assert [one.id for one in await first.instructions()] == [reservation]
-        async with opened(tenants, rome, "second") as second:
-            with pytest.raises(IdentityInUse):
-                await second.request(bodies.ReservationRequest(SOME, duration="3h"), KEY)
-        name = cluster_namespaces.request_object_name(KEY)
-        assert await rejection(account, name, rome) == "IdentityInUse"
-        if by_hand:
-            await account.delete(RESERVATIONS, name, rome)
-        broker.clock.pass_time(RETENTION)
-        await is_deleted(account, name, rome)
-        assert await phase(broker, reservation) == "Reserved"
 
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["by time", "by hand"])
@@ -113,7 +87,7 @@ async def test_copied_request_with_other_amounts_keeps_the_first_ones_reservatio
     tenants, broker, rome, account, by_hand
 ):
     await broker.cluster("bonn").advertise()
-    async with tenants.served_by(broker.service), opened(tenants, rome) as agent:
+    async with tenants.served_by(broker.service), tenants.agent(rome) as agent:
         found = await agent.request(bodies.ReservationRequest(SOME, duration="3h"), KEY)
         await account.create(RESERVATIONS, request_object("copy", rome, MORE))
         assert await rejection(account, "copy", rome) == "KeyReused"
@@ -128,7 +102,7 @@ async def test_copied_request_with_other_amounts_keeps_the_first_ones_reservatio
 async def test_agent_that_deletes_its_rejected_request_keeps_the_reservation(
     tenants, broker, rome, account
 ):
-    async with tenants.served_by(broker.service), opened(tenants, rome) as agent:
+    async with tenants.served_by(broker.service), tenants.agent(rome) as agent:
         reservation = await held(broker)
         assert [one.id for one in await agent.instructions()] == [reservation]
         with pytest.raises(KeyReused):
@@ -164,7 +138,7 @@ async def test_deleted_request_keeps_the_reservation_of_another_pending_one(
         assert await phase(broker, reservation) == "Reserved"
 
 
-class OutdatedStore(TroubledStore):
+class OutdatedStore(FailingStore):
     """Another broker may have written to it; nothing has met that yet."""
 
     is_outdated = False
@@ -180,7 +154,7 @@ async def test_deleted_request_stays_while_another_broker_may_have_its_reservati
     store = OutdatedStore()
     broker = await start(open_store=lambda: store)
     await broker.cluster("bonn").advertise()
-    async with tenants.served_by(broker.service), opened(tenants, rome) as agent:
+    async with tenants.served_by(broker.service), tenants.agent(rome) as agent:
         await agent.request(bodies.ReservationRequest(SOME, duration="3h"), KEY)
         for name in ("deleted", "later"):
             await account.create(RESERVATIONS, request_object(name, rome, MORE))
@@ -195,14 +169,7 @@ async def test_deleted_request_stays_while_another_broker_may_have_its_reservati
 
 # -- labels and single objects
 
-
 REQUEST = bodies.ReservationRequest(SOME, duration="1h")
-
-
-@pytest.fixture
-async def admin(kube):
-    async with Client.open(config.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
-        yield client
 
 
 @pytest.fixture
@@ -216,26 +183,10 @@ def ledger(broker):
     return found
 
 
-@contextlib.asynccontextmanager
-async def agent_of(tenants, namespace):
-    found = await tenants.open(namespace)
-    try:
-        yield found
-    finally:
-        await found.close()
-
-
-async def apply_request(admin, namespace, name="w"):
+async def apply_request(kube_client, namespace, name="w"):
     """What a person asks for."""
     made = Reservation(Metadata(name, namespace), ReservationSpec(SOME, duration="1h"))
-    return await admin.create(RESERVATIONS, made)
-
-
-async def until_object(admin, name, namespace, wanted):
-    async def look():
-        return wanted(await admin.find(RESERVATIONS, name, namespace))
-
-    await until(look)
+    return await kube_client.create(RESERVATIONS, made)
 
 
 def is_answered(found):
@@ -255,12 +206,12 @@ async def test_reservation_with_more_labels_than_an_object_takes_is_shown(tenant
     record = await broker.service.reserve(
         make.request(requester="rome", labels=labels, wait=make.MINUTE)
     )
-    async with tenants.served_by(broker.service), agent_of(tenants, tenants.create("rome")) as rome:
+    async with tenants.served_by(broker.service), tenants.agent(tenants.create("rome")) as rome:
         assert (await rome.find(record.id)).status.phase == "Pending"
 
 
 async def test_object_that_cannot_be_processed_is_skipped_and_logged_once(
-    tenants, broker, lender, admin
+    tenants, broker, lender, kube_client
 ):
     async def granting(record, _):
         if record.request.priority == 7:
@@ -271,15 +222,15 @@ async def test_object_that_cannot_be_processed_is_skipped_and_logged_once(
     with capture_logs() as logs:
         async with (
             tenants.served_by(broker.service, granting=granting),
-            agent_of(tenants, rome) as talk,
+            tenants.agent(rome) as talk,
         ):
             corrupt = Reservation(Metadata("corrupt", rome), ReservationSpec(SOME, priority=7))
-            await admin.create(RESERVATIONS, corrupt)
+            await kube_client.create(RESERVATIONS, corrupt)
             await until(lambda: len(ledger(broker).reservations) == 1)
             assert (await talk.request(REQUEST, "k")).status.phase == "Reserved"
             await broker.service.load()  # which has every object looked at again
             await talk.ping()
-            found = await admin.find(RESERVATIONS, "corrupt", rome)
+            found = await kube_client.find(RESERVATIONS, "corrupt", rome)
             assert found.status.response is None
             assert len(ledger(broker).reservations) == 2
     said = [
@@ -290,22 +241,22 @@ async def test_object_that_cannot_be_processed_is_skipped_and_logged_once(
 
 
 async def test_object_deleted_before_it_has_the_finalizer_reserves_nothing(
-    tenants, broker, lender, admin
+    tenants, broker, lender, kube_client
 ):
     rome = tenants.create("rome")
 
     async def too_late(write):
         try:
-            await admin.delete(RESERVATIONS, "w", rome)
+            await kube_client.delete(RESERVATIONS, "w", rome)
         except asyncio.CancelledError:
             write.close()
             raise
         return await write
 
-    await apply_request(admin, rome)
+    await apply_request(kube_client, rome)
     async with tenants.served_by(broker.service, connect=connecting(too_late)):
-        await until_object(admin, "w", rome, lambda found: found is None)
-        async with agent_of(tenants, rome) as talk:
+        await is_deleted(kube_client, "w", rome)
+        async with tenants.agent(rome) as talk:
             await talk.ping()
     assert ledger(broker).reservations == {}
 
@@ -313,19 +264,19 @@ async def test_object_deleted_before_it_has_the_finalizer_reserves_nothing(
 # -- opening
 
 
-async def test_requests_from_before_the_label_are_answered(tenants, broker, lender, admin):
+async def test_requests_from_before_the_label_are_answered(tenants, broker, lender, kube_client):
     rome = tenants.create("rome", labelled=False)
-    async with tenants.served_by(broker.service), agent_of(tenants, tenants.create("bonn")) as bonn:
-        await apply_request(admin, rome)
+    async with tenants.served_by(broker.service), tenants.agent(tenants.create("bonn")) as bonn:
+        await apply_request(kube_client, rome)
         await bonn.ping()
-        assert not is_answered(await admin.find(RESERVATIONS, "w", rome))
+        assert not is_answered(await kube_client.find(RESERVATIONS, "w", rome))
         tenants.label(rome, "rome")
-        await until_object(admin, "w", rome, is_answered)
+        await until_object(kube_client, "w", rome, is_answered)
         [record] = ledger(broker).reservations.values()
         assert record.requester == "rome"
 
 
-async def test_objects_deleted_before_the_label_are_ignored(tenants, broker, lender, admin):
+async def test_objects_deleted_before_the_label_are_ignored(tenants, broker, lender, kube_client):
     blind, seen, relisted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Blind(Client):
@@ -346,16 +297,16 @@ async def test_objects_deleted_before_the_label_are_ignored(tenants, broker, len
 
     rome = tenants.create("rome", labelled=False)
     async with tenants.served_by(broker.service, connect=Blind.open):
-        async with agent_of(tenants, tenants.create("bonn")) as bonn:
+        async with tenants.agent(tenants.create("bonn")) as bonn:
             await bonn.ping()
-        await apply_request(admin, rome)
+        await apply_request(kube_client, rome)
         await asyncio.wait_for(seen.wait(), PATIENCE)
         blind.set()
-        await admin.delete(RESERVATIONS, "w", rome)
+        await kube_client.delete(RESERVATIONS, "w", rome)
         await asyncio.wait_for(relisted.wait(), PATIENCE)
         blind.clear()
         tenants.label(rome, "rome")
-        async with agent_of(tenants, rome) as talk:
+        async with tenants.agent(rome) as talk:
             await talk.ping()
             assert await talk.instructions() == []
     assert ledger(broker).reservations == {}
@@ -365,25 +316,27 @@ async def test_objects_deleted_before_the_label_are_ignored(tenants, broker, len
 
 
 async def test_removed_label_removes_finalizers_and_keeps_reservations(
-    tenants, broker, lender, admin
+    tenants, broker, lender, kube_client
 ):
     rome = tenants.create("rome")
     async with tenants.served_by(broker.service):
-        await apply_request(admin, rome)
-        await apply_request(admin, rome, "other")
+        await apply_request(kube_client, rome)
+        await apply_request(kube_client, rome, "other")
         for name in ("w", "other"):
-            await until_object(admin, name, rome, lambda one: is_answered(one) and is_held(one))
+            await until_object(
+                kube_client, name, rome, lambda one: is_answered(one) and is_held(one)
+            )
         tenants.label(rome, "")
         for name in ("w", "other"):
-            await until_object(admin, name, rome, lambda one: not is_held(one))
-        await admin.delete(RESERVATIONS, "other", rome)
-        assert await admin.find(RESERVATIONS, "other", rome) is None
+            await until_object(kube_client, name, rome, lambda one: not is_held(one))
+        await kube_client.delete(RESERVATIONS, "other", rome)
+        assert await kube_client.find(RESERVATIONS, "other", rome) is None
         assert {one.phase for one in ledger(broker).reservations.values()} == {"Reserved"}
         tenants.label(rome, "rome")
-        await until_object(admin, "w", rome, is_held)
-        async with agent_of(tenants, rome) as talk:
+        await until_object(kube_client, "w", rome, is_held)
+        async with tenants.agent(rome) as talk:
             assert len(await talk.instructions()) == 2
-            await admin.delete(RESERVATIONS, "w", rome)
+            await kube_client.delete(RESERVATIONS, "w", rome)
             await until(lambda: "Released" in phases(broker))
         assert sorted(phases(broker)) == ["Released", "Reserved"]
         assert audit.invariant_violations(ledger(broker)) == []
@@ -393,33 +346,35 @@ def phases(broker):
     return [one.phase.value for one in ledger(broker).reservations.values()]
 
 
-async def test_label_removed_while_no_broker_ran_removes_finalizers(tenants, broker, lender, admin):
+async def test_label_removed_while_no_broker_ran_removes_finalizers(
+    tenants, broker, lender, kube_client
+):
     rome = tenants.create("rome")
     async with tenants.served_by(broker.service):
-        async with agent_of(tenants, rome) as talk:
+        async with tenants.agent(rome) as talk:
             found = await talk.request(REQUEST, "k")
         name = cluster_namespaces.request_object_name("k")
-        assert is_held(await admin.find(RESERVATIONS, name, rome))
+        assert is_held(await kube_client.find(RESERVATIONS, name, rome))
     tenants.label(rome, "")
     foreign = Metadata("foreign", rome, finalizers=(RESERVATION_FINALIZER,))
-    await admin.create(RESERVATIONS, Reservation(foreign, ReservationSpec(SOME)))
+    await kube_client.create(RESERVATIONS, Reservation(foreign, ReservationSpec(SOME)))
     async with tenants.served_by(broker.service):
-        await until_object(admin, name, rome, lambda one: not is_held(one))
-        assert is_held(await admin.find(RESERVATIONS, "foreign", rome))
+        await until_object(kube_client, name, rome, lambda one: not is_held(one))
+        assert is_held(await kube_client.find(RESERVATIONS, "foreign", rome))
     assert ledger(broker).reservations[found.id].phase == "Reserved"
 
 
 async def test_namespace_of_another_cluster_shows_nothing_of_the_previous_one(
-    tenants, broker, lender, admin
+    tenants, broker, lender, kube_client
 ):
     mail = tenants.create("rome")
     async with tenants.served_by(broker.service):
-        async with agent_of(tenants, mail) as talk:
+        async with tenants.agent(mail) as talk:
             found = await talk.request(REQUEST, "k")
         tenants.label(mail, "bonn")
         name = cluster_namespaces.request_object_name("k")
-        await until_object(admin, name, mail, lambda one: one is None)
-        async with agent_of(tenants, mail) as talk:
+        await is_deleted(kube_client, name, mail)
+        async with tenants.agent(mail) as talk:
             [held] = await talk.instructions()
             assert (held.id, held.requester_id) == (found.id, "rome")
     assert ledger(broker).reservations[found.id].phase == "Reserved"

@@ -6,118 +6,94 @@ import secrets
 import subprocess
 
 import pytest
+import yaml
 
 import charts
 import foreign_kinds
 from charts import KUSTOMIZE
 from kubelend.cli import app, options
-from kubelend.envtest import servers
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.kube]
 
-MONITORING = {
-    "metrics": {
-        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "rules": {"enabled": True},
-        "dashboard": {"enabled": True},
-    }
-}
-EVERYWHERE = MONITORING | {
-    "image": {"pullSecrets": [{"name": "registry"}]},
-    "podLabels": {"team": "platform"},
-    "podAnnotations": {"note": "x"},
-    "nodeSelector": {"kubernetes.io/os": "linux"},
-    "tolerations": [{"key": "infra", "operator": "Exists"}],
-    "affinity": {"podAntiAffinity": {}},
-    "priorityClassName": "system-cluster-critical",
-    "extraVolumes": [{"name": "more", "emptyDir": {}}],
-    "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
-}
-THREE = {"replicas": 3, "store": {"kind": "kubernetes"}, "grantKey": {"secret": "grants"}}
-PEERS = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
-URL = {"broker": {"url": "https://broker.example.org:8443"}}
-HASH = f"sha256:{'0' * 64}"
+EVERYWHERE = """
+metrics:
+  serviceMonitor: {enabled: true, labels: {release: prometheus}}
+  rules: {enabled: true}
+  dashboard: {enabled: true}
+image: {pullSecrets: [{name: registry}]}
+podLabels: {team: platform}
+podAnnotations: {note: x}
+nodeSelector: {kubernetes.io/os: linux}
+tolerations: [{key: infra, operator: Exists}]
+affinity: {podAntiAffinity: {}}
+priorityClassName: system-cluster-critical
+extraVolumes: [{name: more, emptyDir: {}}]
+extraVolumeMounts: [{name: more, mountPath: /more}]
+"""
+BROKER_EVERYTHING = f"""
+{EVERYWHERE}
+replicas: 3
+store: {{kind: kubernetes}}
+grantKey: {{secret: grants}}
+interfaces: [http, kubernetes]
+clusterNamespaces: true
+flags: {{stale-after: 5m, rate-limit: 200, trust-proxies: true}}
+tls: {{names: [broker.example.org, 192.0.2.1, "2001:db8::1"]}}
+certManager: {{enabled: true}}
+enrolment: {{enabled: true}}
+service: {{type: LoadBalancer, externalTrafficPolicy: Local}}
+networkPolicy:
+  callersFrom: [{{ipBlock: {{cidr: 10.0.0.0/8}}}}]
+  metricsFrom: [{{ipBlock: {{cidr: 10.0.0.0/8}}}}]
+"""
+OWN_AUTHORITY = """
+enrolment: {enabled: true}
+authority: {secret: ca, passphraseSecret: pass}
+"""
+ISSUER = "certManager: {enabled: true, issuer: {kind: ClusterIssuer, name: company}}"
+URL = 'broker: {url: "https://broker.example.org:8443"}'
+BY_KUBECONFIG = """
+broker: {transport: kubernetes, kubeconfigSecret: hub, namespace: cluster-berlin}
+cluster: {id: berlin}
+"""
+JOINS = f"""
+{URL}
+certificate:
+  from: join
+  join: {{url: "https://broker.example.org:8444", clusterID: berlin, caHash: "sha256:{"0" * 64}"}}
+"""
+AGENT_EVERYTHING = f"""
+{URL}
+{EVERYWHERE}
+certificate:
+  from: certManager
+  certManager: {{clusterID: berlin, issuer: {{kind: ClusterIssuer, name: kubelend}}}}
+cluster: {{name: Berlin, region: eu, labels: {{tier: gold, a: b}}}}
+prices: {{cpu: "0.05", memory: "0.01", currency: EUR}}
+policy: {{allow: [paris]}}
+namespaces: {{requests: default}}
+flags: {{enforce: false, finished-for: 5m}}
+"""
 
 CASES = {
-    "broker-default": ("broker", {}),
-    "broker-in-memory": ("broker", {"store": {"kind": "memory"}}),
-    "broker-with-own-authority": (
+    "broker-default": ("broker", "{}"),
+    "broker-in-memory": ("broker", "store: {kind: memory}"),
+    "broker-with-own-authority": ("broker", OWN_AUTHORITY),
+    "broker-three": (
         "broker",
-        {"enrolment": {"enabled": True}, "authority": {"secret": "ca", "passphraseSecret": "pass"}},
+        "{replicas: 3, store: {kind: kubernetes}, grantKey: {secret: grants}}",
     ),
-    "broker-three": ("broker", THREE),
-    "broker-of-objects": (
-        "broker",
-        {"interfaces": ["kubernetes"], "store": {"kind": "kubernetes"}},
-    ),
-    "broker-with-cluster-namespaces": ("broker", {"clusterNamespaces": True}),
-    "broker-everything": (
-        "broker",
-        THREE
-        | EVERYWHERE
-        | {
-            "interfaces": ["http", "kubernetes"],
-            "clusterNamespaces": True,
-            "flags": {"stale-after": "5m", "rate-limit": 200, "trust-proxies": True},
-            "tls": {"names": ["broker.example.org", "192.0.2.1", "2001:db8::1"]},
-            "certManager": {"enabled": True},
-            "enrolment": {"enabled": True},
-            "service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
-            "networkPolicy": {"callersFrom": PEERS, "metricsFrom": PEERS},
-        },
-    ),
-    "broker-with-an-issuer": (
-        "broker",
-        {"certManager": {"enabled": True, "issuer": {"kind": "ClusterIssuer", "name": "company"}}},
-    ),
+    "broker-of-objects": ("broker", "{interfaces: [kubernetes], store: {kind: kubernetes}}"),
+    "broker-with-cluster-namespaces": ("broker", "clusterNamespaces: true"),
+    "broker-everything": ("broker", BROKER_EVERYTHING),
+    "broker-with-an-issuer": ("broker", ISSUER),
     "agent-default": ("agent", URL),
-    "agent-that-measures": ("agent", {"broker": {"transport": "none"}}),
-    "agent-by-kubeconfig": (
-        "agent",
-        {
-            "broker": {
-                "transport": "kubernetes",
-                "kubeconfigSecret": "hub",
-                "namespace": "cluster-berlin",
-            },
-            "cluster": {"id": "berlin"},
-        },
-    ),
-    "agent-that-joins": (
-        "agent",
-        URL
-        | {
-            "certificate": {
-                "from": "join",
-                "join": {
-                    "url": "https://broker.example.org:8444",
-                    "clusterID": "berlin",
-                    "caHash": HASH,
-                },
-            }
-        },
-    ),
-    "agent-everything": (
-        "agent",
-        URL
-        | EVERYWHERE
-        | {
-            "certificate": {
-                "from": "certManager",
-                "certManager": {
-                    "clusterID": "berlin",
-                    "issuer": {"kind": "ClusterIssuer", "name": "kubelend"},
-                },
-            },
-            "cluster": {"name": "Berlin", "region": "eu", "labels": {"tier": "gold", "a": "b"}},
-            "prices": {"cpu": "0.05", "memory": "0.01", "currency": "EUR"},
-            "policy": {"allow": ["paris"]},
-            "namespaces": {"requests": "default"},
-            "flags": {"enforce": False, "finished-for": "5m"},
-        },
-    ),
+    "agent-that-measures": ("agent", "broker: {transport: none}"),
+    "agent-by-kubeconfig": ("agent", BY_KUBECONFIG),
+    "agent-that-joins": ("agent", JOINS),
+    "agent-everything": ("agent", AGENT_EVERYTHING),
 }
-
+"""Charts and values, as an operator writes them."""
 
 OWN = """
 namespace: lending
@@ -140,14 +116,8 @@ patches:
 
 @pytest.fixture(scope="module")
 def cluster(lab):
-    """One that knows no kind of ours until a manifest brings it."""
-    [cluster] = lab.start(f"deploy-{secrets.token_hex(4)}")
-    path = cluster.directory / "foreign.json"
-    items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
-    path.write_text(json.dumps(items))
-    servers.apply_manifests(cluster, [path])
-    yield cluster
-    cluster.kill()
+    with foreign_kinds.cluster(lab, "deploy") as cluster:
+        yield cluster
 
 
 def make_namespace(cluster, name):
@@ -174,7 +144,7 @@ def apply(cluster, found, *flags):
 @pytest.fixture(params=CASES.values(), ids=list(CASES), scope="module")
 def case(request, helm, cluster):
     """A rendering in a namespace of its own, as (which chart, its objects, namespace)."""
-    name, values = request.param
+    name, values = request.param[0], yaml.safe_load(request.param[1])
     namespace = f"case-{secrets.token_hex(4)}"
     return name, charts.render(helm, name, values, f"--namespace={namespace}"), namespace
 

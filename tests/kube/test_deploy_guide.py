@@ -1,9 +1,7 @@
 """docs/deploy.md, command by command, as a reader pastes it, into a real cluster without nodes."""
 
-import json
 import os
 import re
-import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +10,6 @@ import pytest
 
 import charts
 import foreign_kinds
-from kubelend.envtest import servers
 from waiting import PATIENCE
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.kube]
@@ -32,13 +29,8 @@ def runnable(block):
 
 @pytest.fixture(scope="module")
 def cluster(lab):
-    [cluster] = lab.start(f"guide-{secrets.token_hex(4)}")
-    path = cluster.directory / "foreign.json"
-    items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
-    path.write_text(json.dumps(items))
-    servers.apply_manifests(cluster, [path])
-    yield cluster
-    cluster.kill()
+    with foreign_kinds.cluster(lab, "guide") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,20 @@
 """`kubectl lend` in the clusters of a whole set-up, with more and with fewer permissions."""
 
 import json
+import os
 import re
 import secrets
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import yaml
 
-import kubectl_lend
 import processes
-from kubelend.envtest import servers
+from kubelend.envtest import credentials, servers
 from kubelend.kube import resources
 from kubelend.lab import hosts
 from kubelend.wire import cluster_namespaces, crds
@@ -20,12 +24,51 @@ from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
-
 AGENT, PROVIDER = hosts.AGENT_CLUSTERS
 REQUESTS = "resourcerequests.rear.fluidos.eu"
 BORROW = ("borrow", "--cpu", "500m", "--memory", "256Mi")
 LOOK, CHANGE = "get,list,watch", "get,list,watch,create,update,patch,delete"
 """What the shipped viewer and editor roles give."""
+
+
+class Result(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class User(NamedTuple):
+    """A user with a kubeconfig, whose environment has no other settings."""
+
+    environment: dict[str, str]
+
+    @classmethod
+    def of(cls, assets, kubeconfig, home):
+        paths = (assets.kubectl.parent, Path(sys.executable).parent)
+        clean = {name: text for name, text in os.environ.items() if not name.startswith("KUBE")}
+        clean["PATH"] = ":".join([*map(str, paths), os.environ["PATH"]])
+        own = {"KUBECONFIG": kubeconfig, "KUBECACHEDIR": home / "cache", "HOME": home}
+        return cls(clean | {name: str(path) for name, path in own.items()})
+
+    def lend(self, *arguments):
+        return self.run("kubectl", "lend", *arguments)
+
+    def run(self, *command):
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            env=self.environment,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *command):
+        pipe, environment = subprocess.PIPE, self.environment | {"PYTHONUNBUFFERED": "1"}
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 class Site:
@@ -34,21 +77,29 @@ class Site:
     def __init__(self, directory: Path, assets):
         self.directory = directory
         self.assets = assets
-        self.operator = kubectl_lend.user(assets, directory / "kubeconfig", directory.parent)
+        self.operator = User.of(assets, directory / "kubeconfig", directory.parent)
 
     def kubectl(self, context, *arguments):
         said = self.operator.run("kubectl", f"--context={context}", *arguments)
         assert said.code == 0, said.err
         return said.out
 
-    def administrator(self, context):
-        return Path(self.record["clusters"][context])
-
-    def hire(self, context, name, rules):
-        path = kubectl_lend.service_account(
-            self.administrator(context), self.assets, name, rules, namespace="team"
-        )
-        return kubectl_lend.user(self.assets, path, self.directory.parent)
+    def add_user(self, context, name, rules):
+        """A service account with these rights (verbs by kind) in the namespace `team`."""
+        where, account = "--namespace=team", f"--serviceaccount=team:{name}"
+        self.kubectl(context, "create", "serviceaccount", name, where)
+        for kind, verbs in rules.items():
+            rights = (f"--verb={verbs}", f"--resource={kind}")
+            self.kubectl(context, "create", "role", name, where, *rights)
+            self.kubectl(context, "create", "rolebinding", name, where, f"--role={name}", account)
+        token = self.kubectl(context, "create", "token", name, where).strip()
+        administrator = Path(self.record["clusters"][context])
+        path = administrator.with_name(f"{name}.kubeconfig")
+        credentials.write_token_kubeconfig(administrator, path, name, token)
+        content = yaml.safe_load(path.read_text())
+        content["contexts"][0]["context"]["namespace"] = "team"
+        path.write_text(yaml.safe_dump(content))
+        return User.of(self.assets, path, self.directory.parent)
 
     @property
     def record(self):
@@ -84,7 +135,12 @@ def site(kube_assets, tmp_path_factory):
 @pytest.fixture(scope="module")
 def developer(site):
     """May borrow in one namespace of an agent's cluster, and nothing else."""
-    return site.hire(AGENT, "developer", {REQUESTS: CHANGE})
+    return site.add_user(AGENT, "developer", {REQUESTS: CHANGE})
+
+
+@pytest.fixture(scope="module")
+def stranger(site):
+    return site.add_user(AGENT, "stranger", {})
 
 
 def name_in(text):
@@ -134,23 +190,15 @@ def test_request_that_does_not_fit_is_reported_with_a_suggestion_and_leaves_noth
 
 
 @pytest.mark.parametrize("command", [("get", "reservations"), BORROW, ("release", "x")], ids=str)
-def test_missing_permissions_are_reported(site, command):
-    stranger = kubectl_lend.user(site.assets, _stranger(site), site.directory.parent)
+def test_missing_permissions_are_reported(stranger, command):
     said = stranger.lend(*command)
     assert (said.code, said.out, said.err.count("\n")) == (4, "", 1)
     assert 'User "system:serviceaccount:team:stranger" cannot' in said.err
     assert "the role `view` in the namespace allows reading, and `edit` borrowing" in said.err
 
 
-def _stranger(site):
-    path = site.administrator(AGENT).with_name("stranger.kubeconfig")
-    if not path.exists():
-        site.hire(AGENT, "stranger", {})
-    return path
-
-
 def test_viewer_can_read_and_not_borrow(site):
-    viewer = site.hire(AGENT, "viewer", {REQUESTS: LOOK})
+    viewer = site.add_user(AGENT, "viewer", {REQUESTS: LOOK})
     assert viewer.lend("get", "reservations").code == 0
     said = viewer.lend(*BORROW)
     assert said.code == 4
@@ -183,12 +231,6 @@ def test_operator_borrows_in_the_brokers_cluster_by_reservations(site):
     assert site.operator.lend("release", name).code == 3
 
 
-def test_context_may_stand_before_the_command_and_behind_it(site):
-    before = site.operator.lend("--context", AGENT, "-n", "team", "get", "reservations")
-    behind = site.operator.lend("get", "reservations", f"--context={AGENT}", "--namespace=team")
-    assert before == behind == (0, "", "No reservations found in namespace team.\n")
-
-
 def test_provider_sees_the_requesters(site, developer):
     name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     lends = ("get", "reservations", "--role=provider", "--phase=Reserved", "-owide")
@@ -214,14 +256,6 @@ def test_request_without_a_response_is_deleted(site):
     assert site.requests(hosts.BROKER_CLUSTER) == []
 
 
-def test_interrupted_request_is_deleted(site):
-    started = site.operator.start("kubectl", "lend", *BORROW, "-nteam")
-    wait_until(lambda: site.requests(hosts.BROKER_CLUSTER))
-    started.send_signal(signal.SIGINT)
-    assert processes.finished(started) == (130, "", "")
-    assert site.requests(hosts.BROKER_CLUSTER) == []
-
-
 def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
     name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     watch = developer.start("kubectl", "lend", "get", "reservations", "--watch")
@@ -238,78 +272,23 @@ def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
     assert processes.finished(watch)[::2] == (130, "")
 
 
-def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
-    broker = {
-        "KUBELEND_BROKER_URL": site.record["broker"],
-        "KUBELEND_CERT_PATH": str(site.directory / "certs" / "admin"),
-    }
-    # Only the broker has certificates to tell of.
-    assert "Certificate:" in site.operator.lend("describe", "cluster", PROVIDER, **broker).out
-    named = site.operator.lend(
-        "describe", "cluster", PROVIDER, "--context", hosts.BROKER_CLUSTER, **broker
-    )
-    assert named.code == 0
-    assert "Certificate:" not in named.out
-    plain = site.operator.run(
-        "kubelend", "get", "clusters", "-oname", "--kube-context", hosts.BROKER_CLUSTER
-    )
-    assert plain == (0, f"cluster/{AGENT}\ncluster/{PROVIDER}\n", "")
-    assert site.operator.run("kubelend", "get", "clusters").code == 2
-
-
-def test_unknown_context_is_reported_with_the_known_ones(site):
-    said = site.operator.lend("get", "reservations", "--context", "nowhere")
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert (
-        f"has no context 'nowhere'; use one of: {AGENT}, {PROVIDER}, {hosts.BROKER_CLUSTER}"
-        in said.err
-    )
-
-
-def test_unreachable_cluster_is_exit_code_7(site, tmp_path):
-    path = tmp_path / "away"
-    text = site.administrator(AGENT).read_text()
-    path.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", text))
-    said = site.operator.lend("get", "reservations", "--kubeconfig", str(path))
-    assert (said.code, said.out, said.err.count("\n")) == (7, "", 1)
-    assert "cannot connect to the API server at https://127.0.0.1:1" in said.err
-
-
-def test_output_into_a_file_is_plain_text(site, tmp_path):
-    path = tmp_path / "clusters"
-    assert site.operator.run("sh", "-c", f"kubectl lend get clusters > {path}").code == 0
-    text = path.read_text()
-    assert text.startswith("NAME ")
-    assert "\x1b" not in text
-
-
-def test_help_names_the_plugin_and_its_flags(site):
-    assert "in the cluster of kubectl's context, with your rights there" in " ".join(
-        site.operator.lend("--help").out.split()
-    )
-    said = site.operator.lend("borrow", "--help").out
-    assert said.startswith("Usage: kubectl lend borrow")
-    assert max(map(len, said.splitlines())) <= 80
-
-
 # -- where it looks
-
 
 AMOUNTS = {"cpu": "4", "memory": "8Gi"}
 RECORD = {"revision": 1, "checksum": "0", "data": "{}"}
 
 
 @pytest.fixture
-def bare(lab):
+def empty(lab):
     """A cluster that knows none of our kinds yet."""
-    [cluster] = lab.start(f"bare-{secrets.token_hex(4)}")
+    [cluster] = lab.start(f"empty-{secrets.token_hex(4)}")
     yield cluster
     cluster.kill()
 
 
 @pytest.fixture
-def operator(bare, tmp_path):
-    return kubectl_lend.user(bare.assets, bare.admin_kubeconfig, tmp_path)
+def operator(empty, tmp_path):
+    return User.of(empty.assets, empty.admin_kubeconfig, tmp_path)
 
 
 def define(cluster, *kinds):
@@ -319,13 +298,13 @@ def define(cluster, *kinds):
     servers.apply_manifests(cluster, paths)
 
 
-def make(cluster, namespace, **labels):
+def create_namespace(cluster, namespace, **labels):
     metadata = {"name": namespace, "labels": labels}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
     cluster.call("POST", "/api/v1/namespaces", json.dumps(body).encode())
 
 
-def keep(cluster, namespace, name):
+def create_advertisement(cluster, namespace, name):
     """An advertisement as a broker has it in its own namespace."""
     shares = dict.fromkeys(("capacity", "allocated", "available"), AMOUNTS)
     found = {
@@ -340,50 +319,50 @@ def keep(cluster, namespace, name):
     cluster.call("PUT", f"{path}/{name}-adv/status", json.dumps(found).encode())
 
 
-def test_cluster_without_crds_is_distinguished_from_an_empty_one(bare, operator):
+def test_cluster_without_crds_is_distinguished_from_an_empty_one(empty, operator):
     said = operator.lend("get", "reservations")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert f"the cluster of context '{bare.name}' serves neither ResourceRequests nor" in said.err
+    assert f"the cluster of context '{empty.name}' serves neither ResourceRequests nor" in said.err
     assert (
         "install Kubelend there (docs/deploy.md), or select another with --kube-context" in said.err
     )
-    define(bare, ResourceRequest)
+    define(empty, ResourceRequest)
     said = operator.lend("get", "reservations")
     assert said == (0, "", "No reservations found in namespace default.\n")
 
 
-def test_brokers_namespace_is_found_unless_there_are_several(bare, operator):
-    define(bare, ClusterAdvertisement, Reservation)
+def test_brokers_namespace_is_found_unless_there_are_several(empty, operator):
+    define(empty, ClusterAdvertisement, Reservation)
     assert operator.lend("get", "clusters").err == "No clusters found in namespace default.\n"
-    make(bare, "lending")
-    keep(bare, "lending", "rome")
+    create_namespace(empty, "lending")
+    create_advertisement(empty, "lending", "rome")
     assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
     assert (
         operator.lend("get", "reservations").err == "No reservations found in namespace lending.\n"
     )
 
-    make(bare, "other")
-    keep(bare, "other", "oslo")
+    create_namespace(empty, "other")
+    create_advertisement(empty, "other", "oslo")
     said = operator.lend("get", "clusters")
     assert (said.code, said.out) == (2, "")
     assert "brokers in the namespaces lending, other; select one with --namespace" in said.err
     assert operator.lend("get", "clusters", "-oname", "-nother").out == "cluster/oslo\n"
 
 
-def test_brokers_namespace_in_a_cluster_with_both_kinds(bare, operator):
-    define(bare, ClusterAdvertisement, Reservation, ResourceRequest)
-    make(bare, "lending")
-    keep(bare, "lending", "rome")
+def test_brokers_namespace_in_a_cluster_with_both_kinds(empty, operator):
+    define(empty, ClusterAdvertisement, Reservation, ResourceRequest)
+    create_namespace(empty, "lending")
+    create_advertisement(empty, "lending", "rome")
     want = ("borrow", "--cpu=1", "--memory=1Gi", "--timeout=1s")
     assert "Not reconciled by a broker yet" in operator.lend(*want, "-nlending").err
     assert "Not reconciled by an agent yet" in operator.lend(*want).err
     assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
 
 
-def test_requester_in_a_cluster_namespace_is_its_cluster(bare, operator):
-    define(bare, ClusterAdvertisement, Reservation)
-    make(bare, "mail-7", **{cluster_namespaces.CLUSTER_LABEL: "rome"})
-    make(bare, "team")
+def test_requester_in_a_cluster_namespace_is_its_cluster(empty, operator):
+    define(empty, ClusterAdvertisement, Reservation)
+    create_namespace(empty, "mail-7", **{cluster_namespaces.CLUSTER_LABEL: "rome"})
+    create_namespace(empty, "team")
     for namespace in ("mail-7", "team"):
         body = {
             "apiVersion": f"{Reservation.group}/{Reservation.version}",
@@ -392,7 +371,7 @@ def test_requester_in_a_cluster_namespace_is_its_cluster(bare, operator):
             "spec": {"requestedResources": AMOUNTS},
         }
         path = resources.resource_for(Reservation).path(namespace)
-        bare.call("POST", path, json.dumps(body).encode())
+        empty.call("POST", path, json.dumps(body).encode())
 
     def requesters(*flags):
         found = json.loads(operator.lend("get", "reservations", "-ojson", *flags).out)

@@ -18,7 +18,7 @@ import kube_stores
 import make
 import tcp_cuts
 import waiting
-from kube_stores import Fate, Gate, Place, told
+from kube_stores import Gate, Interruption, Place, stored_state
 from kubelend.core import audit_log
 from kubelend.core.audit_log import Actor, AuditEntry
 from kubelend.core.errors import StoreFailed
@@ -43,7 +43,6 @@ from kubelend.wire.objects import Metadata
 from store_kinds import ARCHIVE_FOR
 
 pytestmark = pytest.mark.timeout(120)
-
 
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 OVER = replace(HELD, phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
@@ -184,9 +183,9 @@ COMMITS = {
 
 
 @pytest.fixture(params=[False, True], ids=["before it was sent", "when it was done"])
-def fate(request):
+def interruption(request):
     """Which happens again and again, each time one write later."""
-    return lambda: Fate(is_sent=request.param)
+    return lambda: Interruption(is_sent=request.param)
 
 
 def expected(*commits):
@@ -194,14 +193,14 @@ def expected(*commits):
     store = MemoryStore(archive_for=ARCHIVE_FOR)
     for revision, changes in enumerate(commits, start=1):
         store.commit(changes, revision)
-    return told(store, NAMES)
+    return stored_state(store, NAMES)
 
 
-def interrupted(place, fate, after, changes):
+def interrupted(place, interruption, after, changes):
     """Commit, and be cut off so many writes later; whether the store has said that it was kept."""
-    with closing(place.open(kube_stores.connecting(fate.around))) as store:
+    with closing(place.open(kube_stores.connecting(interruption.around))) as store:
         store.load()
-        fate.left = after
+        interruption.left = after
         try:
             store.commit(changes, 2)
         except StoreFailed:
@@ -210,24 +209,24 @@ def interrupted(place, fate, after, changes):
 
 
 def gone_on(place):
-    """What is told behind one commit more: by then all of the one before has to be in the objects."""
+    """The state after one commit more: by then all of the one before has to be in the objects."""
     with closing(place.open()) as store:
         store.commit([], store.load().revision)
-    return told(place.open(), NAMES)
+    return stored_state(place.open(), NAMES)
 
 
-def check_gaps(kube, new_fate, base, changes):
+def check_gaps(kube, new_interruption, base, changes):
     """Gives after how many writes the commit was through."""
     before, after = expected(base), expected(base, changes)
     assert before != after
     for writes in itertools.count(1):
-        place, fate = Place(kube), new_fate()
+        place, interruption = Place(kube), new_interruption()
         with closing(place.open()) as store:
             store.commit(base, 1)
-        was_kept = interrupted(place, fate, writes, changes)
-        found = told(place.open(), NAMES)
+        was_kept = interrupted(place, interruption, writes, changes)
+        found = stored_state(place.open(), NAMES)
         assert found in (before, after), f"stopped at write {writes}"
-        assert found == told(place.look(), NAMES) == gone_on(place)
+        assert found == stored_state(place.open_readonly(), NAMES) == gone_on(place)
         if was_kept:
             assert found == after
             return writes
@@ -236,15 +235,15 @@ def check_gaps(kube, new_fate, base, changes):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", COMMITS)
-def test_interrupted_commit_is_atomic(kube, fate, name):
-    assert check_gaps(kube, fate, BASE, COMMITS[name]) > 2
+def test_interrupted_commit_is_atomic(kube, interruption, name):
+    assert check_gaps(kube, interruption, BASE, COMMITS[name]) > 2
 
 
 @pytest.mark.timeout(120)
-def test_interrupted_commit_of_several_objects_is_atomic(kube, fate, monkeypatch):
+def test_interrupted_commit_of_several_objects_is_atomic(kube, interruption, monkeypatch):
     monkeypatch.setattr(head, "MAX_OBJECT_BYTES", 2000)
     changes = [*COMMITS["creates"], *COMMITS["moves"], finished("rsv-2")]
-    assert check_gaps(kube, fate, BASE, changes) > 8
+    assert check_gaps(kube, interruption, BASE, changes) > 8
 
 
 @pytest.mark.timeout(120)
@@ -255,33 +254,25 @@ def test_interrupted_commit_of_several_objects_is_atomic(kube, fate, monkeypatch
         pytest.param(entries(1200), cutting(1100), id="cuts two blocks off"),
     ],
 )
-def test_interrupted_commit_of_the_audit_log_is_atomic(kube, fate, base, changes):
-    assert check_gaps(kube, fate, base, changes) > 2
+def test_interrupted_commit_of_the_audit_log_is_atomic(kube, interruption, base, changes):
+    assert check_gaps(kube, interruption, base, changes) > 2
 
 
 def test_repeatedly_interrupted_commit_is_finished(kube):
     place, changes = Place(kube), [*COMMITS["creates"], *COMMITS["releases"]]
     with closing(place.open()) as store:
         store.commit(BASE, 1)
-    assert not interrupted(place, Fate(is_sent=True), 1, changes)
+    assert not interrupted(place, Interruption(is_sent=True), 1, changes)
     for _ in range(20):
-        fate = Fate(is_sent=True)
-        with closing(place.open(kube_stores.connecting(fate.around))) as store:
-            fate.left = 1
+        interruption = Interruption(is_sent=True)
+        with closing(place.open(kube_stores.connecting(interruption.around))) as store:
+            interruption.left = 1
             try:
                 store.load()
             except StoreFailed:
                 continue
             break
-    assert told(place.open(), NAMES) == expected(BASE, changes)
-
-
-def test_reader_sees_a_commit_that_is_not_in_the_objects_yet(kube):
-    place = Place(kube)
-    with closing(place.open()) as store:
-        store.commit(BASE, 1)
-    assert not interrupted(place, Fate(is_sent=True), 1, COMMITS["archives"])
-    assert told(place.look(), NAMES) == expected(BASE, COMMITS["archives"])
+    assert stored_state(place.open(), NAMES) == expected(BASE, changes)
 
 
 # -- lost responses
@@ -368,7 +359,7 @@ async def test_broker_that_was_fenced_while_it_waited_for_a_response_fails(place
             await asyncio.to_thread(store.commit, [make.cluster("a")], 1)
         with pytest.raises(StoreFailed, match="another broker has written"):
             await asyncio.to_thread(store.commit, [make.cluster("b")], 1)
-    records, *_ = await asyncio.to_thread(lambda: told(place.open(), []))
+    records, *_ = await asyncio.to_thread(lambda: stored_state(place.open(), []))
     assert [*records[0]] == ["a"]
 
 

@@ -26,13 +26,12 @@ from kubelend.core.events import (
     RecordDeleted,
     WorkingSet,
 )
-from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, Limits
 from kubelend.kube.client import Client
 from kubelend.stores.kubernetes import head
 from kubelend.stores.kubernetes.head import MAX_OBJECT_BYTES
-from kubelend.stores.kubernetes.objects import LEDGER_RECORDS
+from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS
 from kubelend.stores.kubernetes.store import KubernetesReplica, KubernetesStore
 from waiting import PATIENCE
 
@@ -41,7 +40,7 @@ WIDTH = 5
 
 
 def changes(number: int) -> list[Change]:
-    """One commit's. By what is found in all of them it can be told which commits somebody has seen."""
+    """Of one commit: the records show which commits a reader has seen."""
     offer = make.cluster(f"c-{number % WIDTH}", labels={"commit": str(number), "x": "y" * 900})
     where, name = offer.id, f"rsv-{number % WIDTH}"
     held = make.reservation(name, phase=Phase.RESERVED, target=where, message=str(number))
@@ -57,7 +56,7 @@ def check_one_moment(seen: WorkingSet) -> None:
 
 
 class Busy:
-    """A broker that commits whenever it is told to, or one commit behind the other."""
+    """A broker that commits on demand, or one commit after the other."""
 
     def __init__(self, store: KubernetesStore) -> None:
         self.commits = 0
@@ -90,7 +89,7 @@ class Busy:
 
 
 def reading(place: Place, happen: Callable[[bool], None]) -> KubernetesStore:
-    """A reader before whose every call something happens, which is told if it asks for a certain version."""
+    """A reader that calls `happen` before each of its calls: whether it asks for a certain version."""
 
     class Hindered(Client):
         async def list(self, *arguments: Any, at: str = "", **named: Any) -> Any:
@@ -127,10 +126,10 @@ async def test_follower_of_a_busy_leader_misses_nothing(kube):
     busy = await asyncio.to_thread(Busy, store)
     with busy.working():
         replica = KubernetesReplica(place.access, place.namespace)
-        async with contextlib.aclosing(replica.follow()) as heard:
-            first = await asyncio.wait_for(anext(heard), PATIENCE)
+        async with contextlib.aclosing(replica.follow()) as stream:
+            first = await asyncio.wait_for(anext(stream), PATIENCE)
             revisions = [
-                (await asyncio.wait_for(anext(heard), PATIENCE)).revision for _ in range(5)
+                (await asyncio.wait_for(anext(stream), PATIENCE)).revision for _ in range(5)
             ]
     await asyncio.to_thread(store.close)
     assert isinstance(first, WorkingSet)
@@ -169,8 +168,8 @@ def test_server_that_compacts_immediately_is_reported(place):
             asked.append(True)
             raise Gone("too old")
 
-    told_so = pytest.raises(StoreFailed, match="compacts versions")
-    with closing(reading(place, forget)) as reader, told_so:
+    reported = pytest.raises(StoreFailed, match="compacts versions")
+    with closing(reading(place, forget)) as reader, reported:
         reader.load()
     assert 1 < len(asked) < 10
 
@@ -199,20 +198,20 @@ def cut(store: KubernetesStore) -> None:
 
 
 def test_audit_log_that_is_truncated_during_a_read_is_read_completely(place, audited):
-    with closing(place.look()) as reader:
+    with closing(place.open_readonly()) as reader:
         start, end = reader.audit_log_bounds()
         first = reader.audit_lines(start.number, 100)
         cut(audited)
         rest = reader.audit_lines(first[-1].number, LINES)
         assert list(audit_log.verify_chain([*first, *rest], start, end)) == []
-    with closing(place.look()) as reader:
+    with closing(place.open_readonly()) as reader:
         assert reader.audit_lines(0, 1)[0].number == 1101
 
 
 def test_deleted_segment_of_the_audit_log_is_corruption_for_readers_too(place, audited):
-    place.run(lambda client: client.delete(LEDGER_RECORDS, "audit-log-513", place.namespace))
-    told_so = pytest.raises(StoreFailed, match="audit-log-513 is missing")
-    with closing(place.look()) as reader, told_so:
+    place.delete(LEDGER_RECORDS, "audit-log-513")
+    reported = pytest.raises(StoreFailed, match="audit-log-513 is missing")
+    with closing(place.open_readonly()) as reader, reported:
         reader.audit_lines(0, LINES)
 
 
@@ -221,10 +220,10 @@ def test_truncation_at_a_compacted_version_is_no_corruption(place, audited):
         if asks_for_version:
             raise Gone("too old")
 
-    told_so = pytest.raises(StoreFailed, match="may have been truncated")
+    reported = pytest.raises(StoreFailed, match="may have been truncated")
     with closing(reading(place, forget)) as reader:
         cut(audited)
-        with told_so:
+        with reported:
             reader.audit_lines(0, LINES)
 
 
@@ -253,8 +252,8 @@ async def store(place):
 @contextlib.asynccontextmanager
 async def following(place):
     replica = KubernetesReplica(place.access, place.namespace)
-    async with contextlib.aclosing(replica.follow()) as heard:
-        yield lambda: asyncio.wait_for(anext(heard), PATIENCE)
+    async with contextlib.aclosing(replica.follow()) as stream:
+        yield lambda: asyncio.wait_for(anext(stream), PATIENCE)
 
 
 async def commit(store, *changes, revision):
@@ -263,17 +262,17 @@ async def commit(store, *changes, revision):
 
 async def test_snapshot_is_followed_by_each_commit(place, store):
     await commit(store, make.cluster("a"), revision=1)
-    async with following(place) as heard:
-        first = await heard()
+    async with following(place) as next_change:
+        first = await next_change()
         assert (first.revision, [found.id for found in first.clusters]) == (1, ["a"])
         held = make.reservation("rsv-1", phase="Reserved", target=ClusterId("a"))
         await commit(store, held, make.cluster("b"), revision=3)
-        assert await heard() == CommittedChanges([make.cluster("b"), held], 3)
+        assert await next_change() == CommittedChanges([make.cluster("b"), held], 3)
 
 
 async def test_nothing_is_replicated_before_the_first_leader(place):
-    async with following(place) as heard:
-        first = asyncio.create_task(heard())
+    async with following(place) as next_change:
+        first = asyncio.create_task(next_change())
         await asyncio.sleep(0)
         store = await asyncio.to_thread(place.open)
         assert await first == WorkingSet([], [], 0, [], [], [])
@@ -284,23 +283,23 @@ async def test_deletions_are_replicated(place, store):
     over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
     limits = Limits(ClusterId("a"), policy=make.policy(deny=["x"]))
     await commit(store, make.cluster("a"), over, limits, revision=3)
-    async with following(place) as heard:
-        assert isinstance(await heard(), WorkingSet)
+    async with following(place) as next_change:
+        assert isinstance(await next_change(), WorkingSet)
         gone = (Archived(over.id), ClusterDeleted(ClusterId("a")), RecordDeleted("limits", "a"))
         await commit(store, *gone, revision=6)
-        news = await heard()
+        news = await next_change()
         assert {*news.changes} == {*gone}
 
 
 async def test_new_leader_causes_a_snapshot(place, store):
     """It may not know what somebody deleted before it looked."""
-    async with following(place) as heard:
-        await heard()
+    async with following(place) as next_change:
+        await next_change()
         second = await asyncio.to_thread(place.open)
         await asyncio.to_thread(second.load)
-        assert await heard() == WorkingSet([], [], 0, [], [], [])
+        assert await next_change() == WorkingSet([], [], 0, [], [], [])
         await commit(second, make.cluster("late"), revision=1)
-        assert await heard() == CommittedChanges([make.cluster("late")], 1)
+        assert await next_change() == CommittedChanges([make.cluster("late")], 1)
         await asyncio.to_thread(second.close)
 
 
@@ -317,28 +316,12 @@ async def test_oversized_commit_causes_a_snapshot(place, store):
     labels = {f"label-{number}": "y" * 250 for number in range(12)}
     many = [make.cluster(f"c-{number}", labels=labels) for number in range(300)]
     assert len(many) * sum(map(len, labels.values())) > MAX_OBJECT_BYTES
-    async with following(place) as heard:
-        await heard()
+    async with following(place) as next_change:
+        await next_change()
         await commit(store, *many, revision=300)
-        found = await heard()
+        found = await next_change()
         clusters = found.clusters if isinstance(found, WorkingSet) else found.changes
         assert len(clusters) == 300
-
-
-async def test_follower_converges_to_the_leader(place, store):
-    """Through a whole life, restored at the start and told commit by commit."""
-    ledger = Ledger()
-    async with following(place) as heard:
-        follower = Ledger.restore(await heard())
-        desk = make.Desk(make.Recorder(), make.T0)
-        for step in range(6):
-            desk.advertise(f"c{step % 3}", "cpu=4,memory=8Gi")
-            desk.reserve("cpu=1,memory=1Gi")
-            changes = [ledger.apply(event) for event in desk.ledger.events[ledger.revision :]]
-            await commit(store, *changes, revision=ledger.revision)
-            news = await heard()
-            follower.apply_changes(news.changes, news.revision)
-            assert make.state(follower) == make.state(ledger)
 
 
 async def test_unreachable_server_ends_the_replication(clusters):
@@ -346,18 +329,16 @@ async def test_unreachable_server_ends_the_replication(clusters):
     place = await asyncio.to_thread(Place, cluster)
     store = await asyncio.to_thread(place.open)
     await asyncio.to_thread(store.close)
-    async with following(place) as heard:
-        await heard()
+    async with following(place) as next_change:
+        await next_change()
         await asyncio.to_thread(cluster.kill)
         with pytest.raises(StoreFailed, match="cannot connect to the API server"):
-            await heard()
+            await next_change()
 
 
 async def test_deleted_head_ends_the_replication(place, store, kube_client):
-    from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS
-
-    async with following(place) as heard:
-        await heard()
+    async with following(place) as next_change:
+        await next_change()
         await kube_client.delete(LEDGER_RECORDS, HEAD_NAME, place.namespace)
         with pytest.raises(StoreFailed, match="was deleted"):
-            await heard()
+            await next_change()

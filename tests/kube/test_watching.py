@@ -1,10 +1,10 @@
-"""Objects of a real API server, followed through everything that ends a watch.
+"""The informer on a real API server: in the end it knows what a fresh list says, whatever ends its watches.
 
-A follower may hear of things late, but in the end it knows what a fresh list says: nothing missed, nothing
-invented.
+How it goes on after each kind of failure is tested in tests/unit/kube/test_informer.py.
 """
 
 import asyncio
+import contextlib
 import random
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -13,211 +13,148 @@ import msgspec
 import pytest
 
 import config_maps
-import followers
 import tcp_cuts
 from config_maps import CONFIG_MAPS
-from kubelend.core.errors import Gone
-from kubelend.kube import config
+from kubelend.kits.backoff import Backoff
+from kubelend.kube import config, informer
 from kubelend.kube.client import Client
+from kubelend.kube.informer import Deleted, Listed
+from waiting import until
 
 pytestmark = pytest.mark.timeout(180)
 
+QUICK = Backoff(
+    retries=informer.UNLIMITED_RETRIES,
+    first=timedelta(milliseconds=20),
+    longest=timedelta(milliseconds=200),
+)
 
-def own(cluster, port=0):
-    """The administrator's access; over another port if one is given."""
+
+class Follower:
+    """The ConfigMaps of a namespace by name, as an informer reports them."""
+
+    def __init__(self):
+        self.objects = {}
+        self.lists = 0
+        self.errors = []
+
+    async def run(self, client, namespace):
+        changes = informer.list_and_watch(
+            client, CONFIG_MAPS, namespace, report=self.errors.append, backoff=QUICK
+        )
+        async with contextlib.aclosing(changes):
+            async for change in changes:
+                self._handle(change)
+
+    async def until(self, condition):
+        await until(condition, explain=lambda: self.errors)
+
+    async def agrees(self, client, namespace):
+        """Wait until it has what a list has, which nobody changes any more."""
+        listing = await client.list(CONFIG_MAPS, namespace)
+        expected = {one.metadata.name: one for one in listing.objects}
+        await self.until(lambda: self.objects == expected)
+
+    def _handle(self, change):
+        if isinstance(change, Listed):
+            self.lists += 1
+            self.objects = {each.metadata.name: each for each in change.objects}
+        elif isinstance(change, Deleted):
+            del self.objects[change.found.metadata.name]
+        else:
+            self.objects[change.metadata.name] = change
+
+
+@contextlib.asynccontextmanager
+async def following(client, namespace):
+    """Has listed when this begins."""
+    follower = Follower()
+    task = asyncio.create_task(follower.run(client, namespace))
+    try:
+        await follower.until(lambda: follower.lists > 0)
+        yield follower
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+
+@contextlib.asynccontextmanager
+async def following_behind_a_line(cluster, namespace, **options):
+    """With a network line between the follower and the API server."""
     found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
-    if not port:
-        return found
-    return msgspec.structs.replace(found, server=f"https://127.0.0.1:{port}", origin=None)
+    async with tcp_cuts.network(urlsplit(cluster.url).port) as line:
+        access = msgspec.structs.replace(
+            found, server=f"https://127.0.0.1:{line.port}", origin=None
+        )
+        async with Client.open(access, **options) as client, following(client, namespace) as one:
+            yield line, one
 
 
-def port_of(cluster):
-    return urlsplit(cluster.url).port
-
-
-def cut_power(cluster):
-    """A server that ends so remembers as little as one that is asked to end, and is back sooner."""
-    cluster.kill()
-    cluster.start()
-    cluster.wait_until_ready()
-
-
-async def make(client, namespace, *names):
+async def create(client, namespace, *names, **data):
     for name in names:
-        await client.create(CONFIG_MAPS, config_maps.make(name, namespace))
+        await client.create(CONFIG_MAPS, config_maps.make(name, namespace, **data))
 
 
-async def agree(follower, client, namespace):
-    """Wait until the follower knows what a list says, which nobody changes any more."""
-    listing = await client.list(CONFIG_MAPS, namespace)
-    truth = {one.metadata.name: one for one in listing.objects}
-    await follower.until(lambda: follower.objects == truth)
-
-
-async def test_changes_are_heard_of(kube_client, namespace):
-    await make(kube_client, namespace, "old")
-    async with followers.following(kube_client, namespace) as follower:
-        assert follower.names == {"old"}
-        await make(kube_client, namespace, "new")
+async def test_changes_are_received_also_of_an_object_of_nearly_a_megabyte(kube_client, namespace):
+    await create(kube_client, namespace, "old")
+    async with following(kube_client, namespace) as follower:
+        assert follower.objects.keys() == {"old"}
+        await create(kube_client, namespace, "new", x="é" * 450_000)
         await kube_client.patch(CONFIG_MAPS, "old", namespace, {"data": {"x": "1"}})
-        await follower.until(lambda: "new" in follower.names and follower.objects["old"].data != {})
+        await follower.agrees(kube_client, namespace)
+        assert len(follower.objects["new"].data["x"]) == 450_000
         await kube_client.delete(CONFIG_MAPS, "new", namespace)
-        await follower.until(lambda: follower.names == {"old"})
-        assert (follower.lists, follower.problems) == (1, [])
+        await follower.until(lambda: follower.objects.keys() == {"old"})
+        assert (follower.lists, follower.errors) == (1, [])
 
 
-async def test_object_of_nearly_a_megabyte_is_heard_of(kube_client, namespace):
-    async with followers.following(kube_client, namespace) as follower:
-        await kube_client.create(CONFIG_MAPS, config_maps.make("big", namespace, x="é" * 450_000))
-        await follower.until(lambda: "big" in follower.names)
-        assert len(follower.objects["big"].data["x"]) == 450_000
-
-
-async def test_watch_that_the_server_ends_is_gone_on_with(kube, kube_client, namespace):
-    ended = 0
-    async with (
-        Client.open(own(kube), watch_duration=timedelta(seconds=1)) as client,
-        followers.following(client, namespace) as follower,
-    ):
-        while ended < 3:
-            listing = await kube_client.list(CONFIG_MAPS, namespace)
-            async for _ in client.watch(CONFIG_MAPS, namespace, since=listing.resource_version):
-                pass
-            ended += 1
-            await make(kube_client, namespace, f"after-{ended}")
-        await agree(follower, kube_client, namespace)
-        assert follower.lists == 1
-        assert follower.problems == []
-
-
-async def test_bookmarks_move_the_version_on(kube, kube_client, namespace):
-    """A quiet namespace of a busy cluster must not fall behind what the server remembers."""
-    since = (await kube_client.list(CONFIG_MAPS, namespace)).resource_version
-    versions = []
-    # The server sends one two seconds before the end of a watch, if there is something to tell by then.
-    async with Client.open(own(kube), watch_duration=timedelta(seconds=8)) as client:
-        async for event in client.watch(CONFIG_MAPS, namespace, since=since):
-            assert event.type == "BOOKMARK"
-            versions.append(int(event.resource_version))
-            if len(versions) == 1:
-                await make(kube_client, "default", f"elsewhere-{namespace}")
-    assert versions[0] == int(since)
-    assert versions[-1] > int(since)
-
-
-async def test_cut_connection_is_gone_on_with(kube, kube_client, namespace):
-    async with (
-        tcp_cuts.network(port_of(kube)) as line,
-        Client.open(own(kube, line.port)) as client,
-        followers.following(client, namespace) as follower,
-    ):
-        await make(kube_client, namespace, "a", "b")
-        await agree(follower, kube_client, namespace)
+async def test_cut_connection_is_resumed_without_a_list(kube, kube_client, namespace):
+    async with following_behind_a_line(kube, namespace) as (line, follower):
+        await create(kube_client, namespace, "a", "b")
+        await follower.agrees(kube_client, namespace)
         line.cut()
-        await make(kube_client, namespace, "c")
+        await create(kube_client, namespace, "c")
         await kube_client.delete(CONFIG_MAPS, "a", namespace)
         line.mend()
-        await agree(follower, kube_client, namespace)
-        assert follower.names == {"b", "c"}
-        assert follower.lists == 1
-        assert follower.problems[0]
-        await follower.until(lambda: follower.problems[-1] == "")
+        await follower.agrees(kube_client, namespace)
+        assert (follower.objects.keys(), follower.lists) == ({"b", "c"}, 1)
+        assert follower.errors[0]
+        await follower.until(lambda: follower.errors[-1] == "")
 
 
-async def test_server_that_keeps_silent_is_left_after_a_while(kube, kube_client, namespace):
-    second = timedelta(seconds=1)
-    async with (
-        tcp_cuts.network(port_of(kube)) as line,
-        Client.open(
-            own(kube, line.port), timeout=second, watch_duration=second, grace=second / 5
-        ) as client,
-        followers.following(client, namespace) as follower,
-    ):
-        line.cut(up=False)
-        await make(kube_client, namespace, "a")
-        await follower.until(lambda: bool(follower.problems))
-        assert "did not answer within" in follower.problems[0]
-        line.mend()
-        await agree(follower, kube_client, namespace)
-
-
-async def test_version_that_the_server_has_forgotten_is_gone(clusters):
+async def test_server_that_has_forgotten_the_version_is_listed_again(clusters):
     [cluster] = clusters()
-    async with Client.open(own(cluster)) as client:
-        since = (await client.list(CONFIG_MAPS)).resource_version
-        await make(client, "default", "a", "b")
-        await asyncio.to_thread(cut_power, cluster)
-        with pytest.raises(Gone):
-            async for _ in client.watch(CONFIG_MAPS, since=since):
-                pass
 
+    def restart():
+        cluster.kill()
+        cluster.start()
+        cluster.wait_until_ready()
 
-async def test_follower_of_a_server_that_forgot_lists_again(clusters):
-    [cluster] = clusters()
+    found = config.config_from_kubeconfig(cluster.admin_kubeconfig)
     async with (
-        tcp_cuts.network(port_of(cluster)) as line,
-        Client.open(own(cluster, line.port)) as client,
-        Client.open(own(cluster)) as direct,
-        followers.following(client, "default") as follower,
+        Client.open(found) as direct,
+        following_behind_a_line(cluster, "default") as (line, follower),
     ):
-        await make(direct, "default", "a", "b")
-        await agree(follower, direct, "default")
+        await create(direct, "default", "a", "b")
+        await follower.agrees(direct, "default")
         line.cut()
         await direct.delete(CONFIG_MAPS, "a", "default")
-        await make(direct, "default", "c")
-        await asyncio.to_thread(cut_power, cluster)
+        await create(direct, "default", "c")
+        await asyncio.to_thread(restart)
         line.mend()
-        await agree(follower, direct, "default")
+        await follower.agrees(direct, "default")
         assert follower.lists == 2
 
 
-async def test_restarted_server_is_waited_for(clusters):
-    [cluster] = clusters()
-    async with (
-        Client.open(own(cluster)) as client,
-        followers.following(client, "default") as follower,
-    ):
-        await make(client, "default", "before")
-        await asyncio.to_thread(cluster.kill)
-        await follower.until(lambda: bool(follower.problems))
-        assert cluster.url in follower.problems[-1]
-        await asyncio.to_thread(cluster.start)
-        await asyncio.to_thread(cluster.wait_until_ready)
-        await make(client, "default", "after")
-        await agree(follower, client, "default")
-        await follower.until(lambda: follower.problems[-1] == "")
-
-
-def let_read(cluster, user, namespace):
-    where = f"--namespace={namespace}"
-    rights = ("--verb=list,watch", "--resource=configmaps")
-    cluster.kubectl("create", "role", "readers", *rights, where)
-    cluster.kubectl("create", "rolebinding", "late", "--role=readers", f"--user={user}", where)
-
-
-async def test_rights_that_come_later_are_waited_for(kube, kube_client, namespace):
-    await make(kube_client, namespace, "a")
-    user = f"late-{namespace}"
-    late = config.config_from_kubeconfig(kube.kubeconfig_for(user))
-    async with Client.open(late) as client:
-        follower = followers.Follower()
-        task = asyncio.create_task(follower.run(client, namespace))
-        await follower.until(lambda: bool(follower.problems))
-        assert "cannot list resource" in follower.problems[0]
-        await asyncio.to_thread(let_read, kube, user, namespace)
-        await follower.until(lambda: follower.names == {"a"})
-        await follower.until(lambda: follower.problems[-1] == "")
-        task.cancel()
-        await asyncio.wait([task])
-
-
 async def churn(client, namespace, seed, rounds):
-    """Make, change and delete objects of one's own, at random."""
+    """Create, change and delete objects of one's own, at random."""
     dice, names = random.Random(seed), set()
     for turn in range(rounds):
         name = f"{seed}-{dice.randrange(4)}"
         if name not in names:
-            await client.create(CONFIG_MAPS, config_maps.make(name, namespace))
+            await create(client, namespace, name)
             names.add(name)
         elif dice.random() < 0.4:
             await client.delete(CONFIG_MAPS, name, namespace)
@@ -227,11 +164,8 @@ async def churn(client, namespace, seed, rounds):
 
 
 async def test_nothing_is_missed_or_invented_under_many_writers(kube, kube_client, namespace):
-    async with (
-        tcp_cuts.network(port_of(kube)) as line,
-        Client.open(own(kube, line.port), watch_duration=timedelta(seconds=1)) as client,
-        followers.following(client, namespace) as follower,
-    ):
+    short = {"watch_duration": timedelta(seconds=1)}
+    async with following_behind_a_line(kube, namespace, **short) as (line, follower):
         writers = asyncio.gather(
             *(churn(kube_client, namespace, seed, rounds=10) for seed in range(200))
         )
@@ -240,5 +174,5 @@ async def test_nothing_is_missed_or_invented_under_many_writers(kube, kube_clien
             line.cut()
             line.mend()
         await writers
-        await agree(follower, kube_client, namespace)
-        assert follower.names
+        await follower.agrees(kube_client, namespace)
+        assert follower.objects

@@ -3,11 +3,8 @@
 import aiohttp
 import pytest
 
-import brokers
 import make
-from callers import offer, wish
-from kubelend.core import audit_log
-from kubelend.stores.memory import MemoryStore
+from callers import offer, request_body
 
 
 async def log(broker, **query):
@@ -16,19 +13,18 @@ async def log(broker, **query):
     return answer.json["lines"]
 
 
-async def test_whole_life_is_told_with_who_and_from_where(broker):
+@pytest.mark.broker(fails=True)
+async def test_whole_life_is_logged_with_who_and_from_where(broker, store):
     await broker.cluster("a").post("advertisements", offer("a"))
     b = broker.cluster("b")
-    made = (await b.post("reservations", wish("1"))).json
+    made = (await b.post("reservations", request_body("1"))).json
     await b.post("reservations", made["id"], "activate")
     await broker.admin().delete("reservations", made["id"])
     released, activated, requested, advertised = await log(broker)
-    assert [line["action"] for line in (advertised, requested, activated, released)] == [
-        "Advertised",
-        "Requested",
-        "Activated",
-        "Released",
-    ]
+    digests = [line.digest.hex() for line in store.audit_lines(0, 10)]
+    assert [advertised["digest"], requested["digest"]] == digests[:2]
+    assert (advertised["action"], activated["action"]) == ("Advertised", "Activated")
+    assert (requested["action"], released["action"]) == ("Requested", "Released")
     assert requested["actor"] == {"name": "b", "role": "cluster", "remote": "127.0.0.1"}
     assert requested["subject"] == f"reservation/{made['id']}"
     assert released["actor"]["role"] == "admin"
@@ -38,19 +34,17 @@ async def test_whole_life_is_told_with_who_and_from_where(broker):
 
 async def test_end_that_nobody_asked_for_is_the_brokers(broker):
     await broker.cluster("a").post("advertisements", offer("a"))
-    await broker.cluster("b").post("reservations", wish("1", duration="1m"))
+    await broker.cluster("b").post("reservations", request_body("1", duration="1m"))
     broker.clock.pass_time(make.MINUTE)
     await broker.expire()
     ended = (await log(broker))[0]
-    assert (ended["actor"], ended["after"]["reason"]) == (
-        {"name": "broker", "role": "broker"},
-        "Expired",
-    )
+    assert ended["actor"] == {"name": "broker", "role": "broker"}
+    assert ended["after"]["reason"] == "Expired"
 
 
-async def test_refusals_are_told_and_change_nothing(broker):
+async def test_refusals_are_logged_and_change_nothing(broker):
     b = broker.cluster("b")
-    await b.post("reservations", wish("1"))
+    await b.post("reservations", request_body("1"))
     await b.get("clusters")
     await b.post("advertisements", offer("a"))
     spoofed, forbidden, nothing = await log(broker, refused="true")
@@ -61,21 +55,18 @@ async def test_refusals_are_told_and_change_nothing(broker):
     assert await log(broker, refused="false") == []
 
 
-async def test_reservation_that_is_hidden_is_told_as_such(broker):
+async def test_reservation_that_is_hidden_is_logged_as_such(broker):
     await broker.cluster("a").post("advertisements", offer("a"))
-    made = (await broker.cluster("b").post("reservations", wish("1"))).json
+    made = (await broker.cluster("b").post("reservations", request_body("1"))).json
     answer = await broker.cluster("c").get("reservations", made["id"])
     assert answer.refusal == (404, "NotFound")
     (hidden,) = await log(broker, refused="true")
-    assert (hidden["actor"]["name"], hidden["action"], hidden["code"]) == (
-        "c",
-        "get_reservation",
-        "Hidden",
-    )
+    assert (hidden["actor"]["name"], hidden["action"]) == ("c", "get_reservation")
+    assert hidden["code"] == "Hidden"
     assert hidden["subject"] == f"reservation/{made['id']}"
 
 
-async def test_handshake_that_is_refused_is_told(broker, certificates):
+async def test_handshake_that_is_refused_is_logged(broker, certificates):
     with pytest.raises(aiohttp.ClientError):
         await broker.holder(certificates.stranger("mallory")).get("version")
     refused, *_ = await log(broker, refused="true")
@@ -91,7 +82,7 @@ async def test_mistakes_are_no_refusals(broker):
 
 async def test_lines_are_found_by_actor_action_subject_and_time(broker):
     await broker.cluster("a").post("advertisements", offer("a"))
-    made = (await broker.cluster("b").post("reservations", wish("1"))).json
+    made = (await broker.cluster("b").post("reservations", request_body("1"))).json
     broker.clock.pass_time(40 * make.MINUTE)
     await broker.admin().post("clusters", "a", "cordon")
 
@@ -106,7 +97,7 @@ async def test_lines_are_found_by_actor_action_subject_and_time(broker):
     assert await actions(until="2026-01-01T14:30:00+02:00") == ["Requested", "Advertised"]
 
 
-async def test_long_journal_comes_in_pages(broker):
+async def test_long_log_comes_in_pages(broker):
     admin = broker.admin()
     await broker.cluster("a").post("advertisements", offer("a"))
     for _ in range(3):
@@ -119,53 +110,31 @@ async def test_long_journal_comes_in_pages(broker):
     assert "next" not in rest
 
 
-@pytest.mark.parametrize(
-    "query", [{"since": "yesterday"}, {"until": "2026-01-01T12:00:00"}, {"refused": "perhaps"}]
-)
-async def test_filter_that_cannot_be_read_is_refused(broker, query):
-    answer = await broker.viewer().get("audit", **query)
-    assert answer.refusal == (400, "InvalidInput")
+async def test_filter_that_cannot_be_read_is_refused(broker):
+    for query in ({"since": "yesterday"}, {"until": "2026-01-01T12:00:00"}, {"refused": "perhaps"}):
+        answer = await broker.viewer().get("audit", **query)
+        assert answer.refusal == (400, "InvalidInput"), query
 
 
-async def test_digests_are_those_of_the_chain(certificates):
-    stored = MemoryStore()
-    async with brokers.running(certificates, open_store=brokers.reopening(stored)) as broker:
-        await broker.cluster("a").post("advertisements", offer("a"))
-        await broker.admin().post("clusters", "a", "cordon")
-        digests = [line["digest"] for line in await log(broker)]
-    lines = stored.audit_lines(0, 10)
-    assert digests == [line.digest.hex() for line in reversed(lines)]
-    assert list(audit_log.verify_chain(lines, *stored.audit_log_bounds())) == []
-
-
-async def test_every_route_that_changes_something_tells_its_caller(broker):
+async def test_every_route_that_changes_something_is_logged_with_its_caller(broker):
     """Whoever adds a route with an effect does not have to think of the audit log."""
     a, b, admin = broker.cluster("a"), broker.cluster("b"), broker.admin()
     await a.post("advertisements", offer("a"))
     await broker.cluster("c").post("advertisements", offer("c", "1"))
-    one = (await b.post("reservations", wish("2"))).json["id"]
+    one = (await b.post("reservations", request_body("2"))).json["id"]
     await a.post("instructions", one, "acknowledge")
     await b.post("reservations", one, "renew", {"duration": "3h"})
     await b.post("reservations", one, "activate")
     await b.delete("reservations", one)
-    two = (await b.post("reservations", wish("2"))).json["id"]
+    two = (await b.post("reservations", request_body("2"))).json["id"]
     await a.post("instructions", two, "refuse")
     await admin.post("clusters", "a", "cordon")
     await admin.post("clusters", "a", "uncordon")
     await admin.delete("clusters", "a")
     lines = await log(broker, refused="false", limit="100")
     actions = [(line["actor"]["name"], line["action"]) for line in reversed(lines)]
-    assert actions == [
-        ("a", "Advertised"),
-        ("c", "Advertised"),
-        ("b", "Requested"),
-        ("a", "Acknowledged"),
-        ("b", "Renewed"),
-        ("b", "Activated"),
-        ("b", "Released"),
-        ("b", "Requested"),
-        ("a", "Failed"),
-        ("alice", "Cordoned"),
-        ("alice", "Uncordoned"),
-        ("alice", "ClusterRemoved"),
+    assert [" ".join(one) for one in actions] == [
+        *("a Advertised", "c Advertised", "b Requested", "a Acknowledged", "b Renewed"),
+        *("b Activated", "b Released", "b Requested", "a Failed", "alice Cordoned"),
+        *("alice Uncordoned", "alice ClusterRemoved"),
     ]

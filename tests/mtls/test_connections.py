@@ -13,14 +13,23 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import bare
 import brokers
 import make
+import raw_connections
 import waiting
-from bare import CLOSE, GET, POST, answer_of, connected, end_of, others_are_served, transport_of
 from kubelend.core.lifecycle import Role
 from kubelend.pki import identity
 from kubelend.transports import listener, server
+from raw_connections import (
+    CLOSE,
+    GET,
+    POST,
+    answer_of,
+    connected,
+    end_of,
+    others_are_served,
+    transport_of,
+)
 from waiting import PATIENCE, until
 
 
@@ -37,7 +46,7 @@ async def all_arrived(broker, count):
 
 
 def closed(connections):
-    return [bare.is_closed(connection) for connection in connections]
+    return [raw_connections.is_closed(connection) for connection in connections]
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +83,7 @@ def hello(caller):
 @pytest.mark.parametrize("speaks", [False, True], ids=["silent", "silent after its hello"])
 async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_goes(start, speaks):
     broker = await start(max_handshakes=5)
-    with bare.silent(broker.port, 12, "127.0.0.2") as connections:
+    with raw_connections.silent(broker.port, 12, "127.0.0.2") as connections:
         for count, connection in enumerate(connections, 1):
             if speaks:
                 connection.sendall(hello(broker.cluster("a")))
@@ -86,27 +95,9 @@ async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_go
         assert open_now(broker) <= 6
 
 
-async def test_client_of_the_very_same_address_gets_in_all_the_same(start):
-    """Behind one address there may be many: an honest handshake is short, and so never the oldest."""
-    broker = await start(max_handshakes=5)
-    with bare.silent(broker.port, 50):
-        for _ in range(5):
-            await others_are_served(broker)
-
-
-async def test_silent_connection_ends_after_the_time_of_a_handshake(start):
-    broker = await start(
-        handshake_timeout=make.SECOND / 5, read_timeout=make.HOUR, idle_timeout=make.HOUR
-    )
-    with bare.silent(broker.port, 3) as connections:
-        await all_arrived(broker, 3)
-        await until(lambda: all(closed(connections)))
-    await until(lambda: open_now(broker) == 0)
-
-
 async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
     for _ in range(5):
-        with bare.silent(broker.port, 1):
+        with raw_connections.silent(broker.port, 1):
             pass
     await others_are_served(broker)
     await until(lambda: open_now(broker) == 0)
@@ -117,7 +108,7 @@ async def test_end_of_a_broker_waits_for_no_handshake(certificates):
     with contextlib.ExitStack() as stack:
         limits: dict[str, Any] = dict.fromkeys(("handshake_timeout", "shutdown_timeout"), make.HOUR)
         async with brokers.running(certificates, **limits) as broker:
-            connections = stack.enter_context(bare.silent(broker.port, 5))
+            connections = stack.enter_context(raw_connections.silent(broker.port, 5))
             await all_arrived(broker, 5)
             connections[0].sendall(hello(broker.cluster("a")))
             await until(lambda: has_answer(connections[0]))
@@ -133,8 +124,9 @@ def has_answer(connection):
 
 
 async def test_caller_with_too_many_connections_loses_its_own_oldest_idle_one(start):
+    """A person of the same name is another caller."""
     broker = await start(max_connections_per_caller=3)
-    async with opened(broker.cluster("b"), 1) as others, opened(broker.cluster("a"), 5) as made:
+    async with opened(broker.admin("a"), 1) as others, opened(broker.cluster("a"), 5) as made:
         assert [await is_answered(*pair) for pair in made] == [False, False, True, True, True]
         assert await is_answered(*others[0])
     assert refused(broker, "TooManyOfCaller") == 2
@@ -155,13 +147,6 @@ async def test_caller_whose_connections_are_all_at_work_is_refused_another(start
     (line,) = log.lines("Connection rejected")
     assert line["reason"] == "TooManyOfCaller"
     assert (line["caller"], line["remote"]) == ("cluster a", "127.0.0.1")
-
-
-async def test_person_and_cluster_of_one_name_have_connections_of_their_own(start):
-    broker = await start(max_connections_per_caller=1)
-    async with opened(broker.cluster("x"), 1) as one, opened(broker.admin("x"), 1) as two:
-        assert await is_answered(*one[0])
-        assert await is_answered(*two[0])
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -191,26 +176,13 @@ async def test_beyond_the_limit_the_longest_idle_connection_goes(start):
     assert refused(broker, "TooManyConnections") == 1
 
 
-async def test_connection_with_a_call_in_progress_is_never_the_one_to_go(start):
-    broker = await start(max_connections=2)
-    a = broker.cluster("a")
-    async with a.stream() as stream:
-        await stream.event()
-        await a.advertise()
-        for name in ("b", "c", "d"):
-            await broker.cluster(name).get("version")
-        made = await broker.cluster("r").reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
-    assert refused(broker, "TooManyConnections") == 4
-
-
-async def test_newcomer_is_refused_while_all_are_at_work_and_let_in_later(start):
+async def test_connection_is_refused_while_all_are_at_work_and_accepted_later(start):
     broker = await start(max_connections=2)
     async with broker.cluster("a").stream() as one:
         async with broker.cluster("b").stream() as two:
             await one.event()
             await two.event()
-            with bare.silent(broker.port, 1) as connections:
+            with raw_connections.silent(broker.port, 1) as connections:
                 await until(lambda: all(closed(connections)))
             assert refused(broker, "TooManyConnections") == 1
         await broker.cluster("b").hang_up()
@@ -218,47 +190,9 @@ async def test_newcomer_is_refused_while_all_are_at_work_and_let_in_later(start)
         await others_are_served(broker)
 
 
-async def test_flood_of_strangers_closes_no_connection_of_anybody_known(start):
-    broker = await start(max_connections=20)
-    async with opened(broker.cluster("a"), 5) as made:
-        with contextlib.ExitStack() as stack:
-            for number in range(2, 12):
-                stack.enter_context(bare.silent(broker.port, 20, f"127.0.0.{number}"))
-                await asyncio.sleep(0)
-            await until(lambda: refused(broker, "TooManyConnections") >= 185)
-            assert [await is_answered(*pair) for pair in made] == [True] * 5
-            await others_are_served(broker)
-
-
-@pytest.mark.timeout(120)
-async def test_five_hundred_idle_tls_connections_stay_and_others_are_served(start):
-    broker = await start(max_connections_per_caller=100)
-    clusters = [broker.cluster(f"idle-{number}") for number in range(10)]
-    async with contextlib.AsyncExitStack() as stack:
-        made = []
-        for _ in range(50):
-            opening = [stack.enter_async_context(connected(caller)) for caller in clusters]
-            made += [await found for found in opening]
-        await until(lambda: open_now(broker) == 500)
-        async with asyncio.timeout(PATIENCE):
-            for _ in range(20):
-                await others_are_served(broker)
-        assert all([await is_answered(*pair) for pair in made[::50]])
-    assert broker.metric("kubelend_connections_rejected_total", reason="TooManyOfCaller") == 0
-
-
-async def test_open_connections_are_counted(broker):
-    assert open_now(broker) == 0
-    async with opened(broker.cluster("a"), 3):
-        with bare.silent(broker.port, 2):
-            await all_arrived(broker, 5)
-            assert open_now(broker) == 5
-    await until(lambda: open_now(broker) == 0)
-
-
 async def test_flood_makes_one_line_and_all_are_counted(start, log):
     broker = await start(max_handshakes=1)
-    with bare.silent(broker.port, 30):
+    with raw_connections.silent(broker.port, 30):
         await until(lambda: refused(broker, "TooManyHandshakes") == 29)
     (line,) = log.lines("Connection rejected")
     assert (line["reason"], line["remote"]) == ("TooManyHandshakes", "127.0.0.1")
@@ -266,13 +200,14 @@ async def test_flood_makes_one_line_and_all_are_counted(start, log):
 
 async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_counted(broker, log):
     for _ in range(10):
-        with bare.silent(broker.port, 1) as connections:
-            connections[0].sendall(GET)
-            await until(lambda: all(closed(connections)))
+        with raw_connections.silent(broker.port, 1) as [plain]:
+            plain.sendall(GET)
+            assert b"HTTP" not in await asyncio.to_thread(plain.recv, 1000)
+    name, labels = "kubelend_http_requests_rejected_total", {"route": "handshake"}
+    await until(lambda: broker.metric(name, code="HandshakeRefused", **labels) == 10)
     (line,) = log.lines("TLS handshake rejected")
     assert (line["remote"], line["suppressed"]) == ("127.0.0.1", 0)
-    name, labels = "kubelend_http_requests_rejected_total", {"route": "handshake"}
-    assert broker.metric(name, code="HandshakeRefused", **labels) == 10
+    assert "exception" not in log.text
 
 
 async def test_ports_without_tls_answer_while_the_other_is_full(start):
@@ -343,15 +278,14 @@ pytestmark = pytest.mark.broker(
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [
-        pytest.param(GET[:1], id="one byte"),
-        pytest.param(GET[:30], id="half a header"),
-        pytest.param(GET[:-2], id="all but the last line"),
-    ],
+    "calls, sent",
+    [(0, GET[:1]), (0, GET[:-2]), (1, GET[:30])],
+    ids=["one byte", "all but the last line", "half of the second"],
 )
-async def test_header_that_does_not_arrive_ends_the_connection(broker, sent):
+async def test_header_that_does_not_arrive_ends_the_connection(broker, calls, sent):
     async with connected(broker.cluster("slow")) as (reader, writer):
+        for _ in range(calls):
+            assert await is_answered(reader, writer)
         writer.write(sent)
         began = time.monotonic()
         await others_are_served(broker)
@@ -359,62 +293,47 @@ async def test_header_that_does_not_arrive_ends_the_connection(broker, sent):
         assert time.monotonic() - began > QUICK.total_seconds() / 2
 
 
-async def test_second_header_that_does_not_arrive_ends_the_connection_too(broker):
-    async with connected(broker.cluster("slow")) as (reader, writer):
-        writer.write(GET)
-        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
-        writer.write(GET[:30])
-        assert await end_of(reader) == b""
+SLOW_BODY = POST + b"Content-Length: 1000\r\n\r\n"
 
 
-async def test_header_that_drips_ends_the_connection(broker):
+@pytest.mark.parametrize(
+    "sent, dripped, is_answered",
+    [
+        pytest.param(GET[:-2], b"X: " + b"x" * 1000, False, id="header"),
+        pytest.param(SLOW_BODY, b" " * 1000, True, id="body"),
+        pytest.param(SLOW_BODY + b'{"requested', b"", True, id="half a body"),
+    ],
+)
+async def test_request_that_drips_ends_the_connection(broker, sent, dripped, is_answered):
     """Each byte is in time, the whole is not."""
     async with connected(broker.cluster("slow")) as (reader, writer):
-        dripping = asyncio.create_task(drip(writer, GET[:-2] + b"X: " + b"x" * 1000))
-        assert await end_of(reader) == b""
-        dripping.cancel()
-        await asyncio.wait([dripping])
-
-
-async def test_body_that_does_not_arrive_is_answered_and_ends_the_connection(broker):
-    async with connected(broker.cluster("slow")) as (reader, writer):
-        writer.write(POST + b"Content-Length: 100\r\n\r\n" + b'{"requested')
+        writer.write(sent)
+        dripping = asyncio.create_task(drip(writer, dripped))
         await others_are_served(broker)
         answer = await end_of(reader)
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b'"code":"TooSlow"' in answer
-    assert b'"hint":"send the body without pauses"' in answer
-
-
-async def test_body_that_drips_is_answered_and_ends_the_connection(broker):
-    async with connected(broker.cluster("slow")) as (reader, writer):
-        writer.write(POST + b"Content-Length: 1000\r\n\r\n")
-        dripping = asyncio.create_task(drip(writer, b" " * 1000))
-        answer = await end_of(reader)
         dripping.cancel()
         await asyncio.wait([dripping])
-    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert answer.startswith(b"HTTP/1.1 408 " if is_answered else b"")
+    assert (b'"code":"TooSlow"' in answer) == bool(answer) == is_answered
 
 
-async def test_handshake_that_stalls_ends_the_connection(start):
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["silent", "stalled"])
+async def test_unfinished_handshake_ends_the_connection(start, sent):
     broker = await start(handshake_timeout=QUICK, read_timeout=make.HOUR, idle_timeout=make.HOUR)
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
-    writer.write(b"\x16\x03\x01")
+    writer.write(sent)
     await others_are_served(broker)
     await end_of(reader)
     writer.close()
-
-
-async def test_connection_that_never_speaks_ends_after_the_time_of_an_idle_one(start):
-    broker = await start(idle_timeout=QUICK)
-    async with connected(broker.cluster("slow")) as (reader, _):
-        await others_are_served(broker)
-        assert await end_of(reader) == b""
+    await until(lambda: open_now(broker) == 0)
 
 
 async def test_idle_connection_ends_after_its_time_and_not_before(start):
     broker = await start(idle_timeout=3 * QUICK, read_timeout=QUICK)
-    async with connected(broker.cluster("slow")) as (reader, writer):
+    async with (
+        connected(broker.cluster("silent")) as (silent, _),
+        connected(broker.cluster("slow")) as (reader, writer),
+    ):
         for _ in range(4):
             writer.write(GET[:30])  # a header that comes in pieces, but in time
             await writer.drain()
@@ -422,7 +341,7 @@ async def test_idle_connection_ends_after_its_time_and_not_before(start):
             writer.write(GET[30:])
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
             await asyncio.sleep(QUICK.total_seconds())
-        assert await end_of(reader) == b""
+        assert await end_of(silent) == await end_of(reader) == b""
 
 
 async def test_call_that_takes_long_is_not_cut_off_by_what_limits_clients(start):
@@ -434,7 +353,7 @@ async def test_call_that_takes_long_is_not_cut_off_by_what_limits_clients(start)
         await asyncio.sleep(2 * QUICK.total_seconds())
         await a.advertise()
         made = await r.reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", made["id"])
 
 
 async def test_client_that_does_not_read_its_answers_is_let_go_of(start):
@@ -459,18 +378,6 @@ async def test_client_that_does_not_read_its_answers_is_let_go_of(start):
 def connections():
     """What the server has running for each connection."""
     return [task for task in asyncio.all_tasks() if "RequestHandler.start" in repr(task)]
-
-
-async def test_hundred_stalled_clients_keep_nobody_waiting(broker):
-    async with contextlib.AsyncExitStack() as stack:
-        readers = []
-        for _ in range(100):
-            reader, writer = await stack.enter_async_context(connected(broker.cluster("slow")))
-            writer.write(POST)
-            readers.append(reader)
-        await others_are_served(broker)
-        for reader in readers:
-            assert await end_of(reader) == b""
 
 
 async def test_client_that_does_not_wait_for_its_answer_is_counted_as_gone(start):
@@ -507,12 +414,10 @@ async def test_client_that_goes_away_leaves_no_trace(broker, log, sent):
 @pytest.mark.parametrize(
     "sent",
     [
-        pytest.param(b"\x00\x01\x02\x03\r\n\r\n", id="no HTTP"),
         pytest.param(b"GET / HTTP/9.9\r\n\r\n", id="no known version"),
         pytest.param(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", id="long path"),
         pytest.param(GET[:-2] + b"No colon here\r\n\r\n", id="header without a colon"),
         pytest.param(POST + b"Content-Length: -5\r\n\r\n", id="negative length"),
-        pytest.param(POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", id="two lengths"),
         pytest.param(
             POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", id="both lengths"
         ),
@@ -569,15 +474,6 @@ async def test_odd_targets_are_answered_like_any_other(broker, log, target, stat
         writer.write(GET.replace(b"/api/v1/version", target).replace(b"\r\n\r\n", CLOSE))
         answer = await end_of(reader)
     assert answer.split(b" ")[1] == status
-    assert "exception" not in log.text
-
-
-async def test_plain_text_to_the_tls_port_is_not_answered(broker, log):
-    with contextlib.closing(socket.create_connection(("127.0.0.1", broker.port))) as plain:
-        plain.sendall(GET)
-        plain.settimeout(PATIENCE)
-        received = await asyncio.to_thread(plain.recv, 1000)
-    assert b"HTTP" not in received
     assert "exception" not in log.text
 
 

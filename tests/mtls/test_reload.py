@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import shutil
 import ssl
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
-import aiohttp
 import msgspec
 import pytest
 import uvloop
@@ -17,20 +16,25 @@ import brokers
 import make
 import tls_peers
 import waiting
-from callers import Caller
-from certificates import DAY, Certificates
-from holders import LATER, SOON, Holder
+from certificates import Certificates
 from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidSettings
+from kubelend.kits import backoff
 from kubelend.kits.files import AtomicDirectory
-from kubelend.pki import files
+from kubelend.pki import files, identity
 from kubelend.pki.identity import BROKER_NAME, Profile
 from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, events, hang_up, problem
-from waiting import PATIENCE
 
 HOSTS = pytest.mark.parametrize("host", ["localhost", "127.0.0.1"], ids=["with SNI", "without SNI"])
+NAMES = ("tls.crt", "tls.key", "ca.crt")
+
+
+def put(directory, source, *names):
+    """Bring files in as a writer does who does not rename: in place."""
+    for name in names or NAMES:
+        (directory / name).write_bytes((source / name).read_bytes())
 
 
 class Scene:
@@ -47,9 +51,7 @@ class Scene:
         self.new_client = trusting_both(self.new.cluster("new-cluster"), self)
 
     def put(self, source, *names):
-        """Bring files into the live directory as a writer does who does not rename: in place."""
-        for name in names or ("tls.crt", "tls.key", "ca.crt"):
-            (self.directory / name).write_bytes((source / name).read_bytes())
+        put(self.directory, source, *names)
 
 
 def trusting_both(directory, scene):
@@ -100,21 +102,6 @@ def test_new_handshakes_see_the_new_certificate_and_authority_while_a_connection
     assert scene.reports == []
 
 
-def test_with_both_authorities_in_the_file_both_are_let_in(scene, run):
-    bundle = [*scene.old.authority.trusted, *scene.new.authority.trusted]
-    issued = files.load_credentials(scene.new.server())
-    credentials = files.Credentials(issued.certificate, issued.key, tuple(bundle))
-    files.save_credentials(scene.directory, credentials, overwrite=True)
-    assert scene.reloading.refresh() is True
-
-    async def names():
-        async with tls_peers.serving(scene.reloading.context) as port:
-            clients = (scene.old_client, scene.new_client)
-            return [await tls_peers.name_of(port, client) for client in clients]
-
-    assert run(names()) == ["old-cluster", "new-cluster"]
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
 def test_a_session_of_an_authority_no_longer_trusted_is_not_resumed(scene, version):
     scene.old_client.minimum_version = scene.old_client.maximum_version = version
@@ -132,30 +119,22 @@ def half(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize(
-    "damage, complaint",
-    [
-        (lambda scene: half(scene.directory / "tls.crt"), "not a certificate and unencrypted key"),
-        (lambda scene: half(scene.directory / "tls.key"), "not a certificate and unencrypted key"),
-        (lambda scene: half(scene.directory / "ca.crt"), "ca.crt: not a complete certificate"),
-        (lambda scene: (scene.directory / "tls.key").write_bytes(b""), "tls.key is empty"),
-        (lambda scene: (scene.directory / "ca.crt").unlink(), "ca.crt is missing"),
-        (lambda scene: scene.put(scene.new.server(), "tls.crt"), "do not match"),
-        (lambda scene: scene.put(scene.new.server(), "tls.key"), "do not match"),
-    ],
-    ids=[
-        "half a certificate",
-        "half a key",
-        "half an authority",
-        "an empty key",
-        "no authority",
-        "a new certificate and the old key",
-        "a new key and the old certificate",
-    ],
-)
-def test_files_that_make_no_whole_keep_the_old_certificate_and_are_reported_once(
-    scene, damage, complaint
-):
+NO_PAIR = "not a certificate and unencrypted key"
+DAMAGES = {
+    "half a certificate": (lambda scene: half(scene.directory / "tls.crt"), NO_PAIR),
+    "half a key": (lambda scene: half(scene.directory / "tls.key"), NO_PAIR),
+    "half an authority": (lambda scene: half(scene.directory / "ca.crt"), "not a complete"),
+    "empty key": (lambda scene: (scene.directory / "tls.key").write_bytes(b""), "key is empty"),
+    "no authority": (lambda scene: (scene.directory / "ca.crt").unlink(), "ca.crt is missing"),
+    "new certificate": (lambda scene: scene.put(scene.new.server(), "tls.crt"), "do not match"),
+    "new key": (lambda scene: scene.put(scene.new.server(), "tls.key"), "do not match"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_files_that_make_no_whole_keep_the_old_certificate_and_are_reported_once(scene, kind):
+    damage, complaint = DAMAGES[kind]
+
     def caller(client):
         return tls_peers.shake_hands(scene.reloading.context, client).caller
 
@@ -191,7 +170,7 @@ def test_kubernetes_exchanging_the_link_behind_a_mounted_secret_is_seen(scene, t
     shutil.copytree(scene.old.server(), mount / "..2025_first")
     shutil.copytree(scene.new.server(), mount / "..2025_second")
     (mount / "..data").symlink_to("..2025_first")
-    for name in ("tls.crt", "tls.key", "ca.crt"):
+    for name in NAMES:
         (mount / name).symlink_to(f"..data/{name}")
     reloading = tls.ReloadingServerContext(mount, report=scene.reports.append)
     assert reloading.refresh() is False
@@ -204,59 +183,34 @@ def test_kubernetes_exchanging_the_link_behind_a_mounted_secret_is_seen(scene, t
     assert scene.reports == []
 
 
-def test_connections_opened_all_the_while_are_all_let_in(scene, run):
-    """Ten renewals by the same authority, a handshake under way at each."""
-
-    async def story():
-        async with tls_peers.serving(scene.reloading.context) as port:
-            calls = []
-            for turn in range(10):
-                calls += [
-                    asyncio.create_task(tls_peers.name_of(port, scene.old_client)) for _ in range(3)
-                ]
-                await asyncio.sleep(0)
-                renewed = files.load_credentials(scene.old.server(directory=f"renewed-{turn}"))
-                files.save_credentials(scene.directory, renewed, overwrite=True)
-                assert scene.reloading.refresh()
-            return await asyncio.gather(*calls)
-
-    assert run(story()) == ["old-cluster"] * 30
-
-
-CHECK_INTERVAL = make.SECOND / 100
+# -- a broker
 
 
 class Live:
-    """A broker's directory whose files a test exchanges."""
+    """A broker's directory whose certificate a test exchanges."""
 
-    def __init__(self, root, certificates):
-        self.certificates = certificates
-        self.directory = root / "live"
-        shutil.copytree(certificates.server(), self.directory)
+    def __init__(self, root):
+        self.certificates = Certificates(root / "certificates")
+        self.directory = shutil.copytree(self.certificates.server(), root / "live")
 
-    def put(self, source):
-        for name in ("tls.key", "tls.crt", "ca.crt"):
-            (self.directory / name).write_bytes((source / name).read_bytes())
-
-    def rename(self, name, **options):
+    def rename(self, name):
         """A certificate of the same authority, with this common name."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = (x509.DNSName("localhost"),)
         profile = Profile(subject, ExtendedKeyUsageOID.SERVER_AUTH, names)
-        self.put(self.certificates.write(f"server-{name}", profile, **options))
+        put(self.directory, self.certificates.write(f"server-{name}", profile))
 
 
 @pytest.fixture
 def live(tmp_path):
-    return Live(tmp_path, Certificates(tmp_path / "certificates"))
+    return Live(tmp_path)
 
 
 @pytest.fixture
 async def following(live):
     """A broker that follows the files of its directory."""
-    async with brokers.running(
-        live.certificates, http_cert_path=live.directory, certificate_check_interval=CHECK_INTERVAL
-    ) as broker:
+    files = {"http_cert_path": live.directory, "certificate_check_interval": make.SECOND / 100}
+    async with brokers.running(live.certificates, **files) as broker:
         yield broker
 
 
@@ -280,69 +234,67 @@ async def test_new_connections_see_the_new_certificate_and_open_ones_go_on(follo
         assert await serial_shown(a) == tls_peers.serial_in(live.directory) != before
         await a.advertise()
         made = await following.cluster("r").reserve()
-        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+        assert (await stream.event()).instruction == ("provider", "Hold", made["id"])
 
 
 async def test_names_of_the_broker_follow_its_certificate(following, live, log):
     """Whoever holds the present certificate's name is no cluster; who held the old one may be."""
-    newcomer = following.cluster("another-broker")
-    assert (await newcomer.get("version")).status == 200
+    applicant = following.cluster("another-broker")
+    assert (await applicant.get("version")).status == 200
     live.rename("another-broker")
     await reloaded(log)
-    assert (await newcomer.get("version")).refusal == (403, "InvalidIdentity")
+    assert (await applicant.get("version")).refusal == (403, "InvalidIdentity")
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER_NAME)])
     profile = Profile(subject, ExtendedKeyUsageOID.CLIENT_AUTH)
     old = following.holder(live.certificates.write("old-name", profile))
     assert (await old.get("version")).status == 200
 
 
-async def test_expiry_in_the_metrics_follows(following, live, log):
-    first = following.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
-    live.rename("longer", lifetime=200 * DAY)
-    await reloaded(log)
-    shown = following.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
-    assert shown != first
-    assert shown == pytest.approx((live.certificates.now + 200 * DAY).timestamp(), abs=1)
-
-
-async def test_clients_of_a_new_authority_are_let_in_and_of_the_old_one_no_more(
-    following, live, log, tmp_path
-):
-    old = following.cluster("a")
-    assert (await old.get("version")).status == 200
-    successor = Certificates(tmp_path / "successor", authority="successor")
-    live.put(successor.server())
-    await reloaded(log)
-    new = Caller(following.port, successor.cluster("a"), "a")
-    assert (await new.get("version")).status == 200
-    await new.hang_up()
-    # On its open connection it learns why; a new one is not let in.
-    assert (await old.get("version")).refusal == (403, "Revoked")
-    await old.hang_up()
-    old.context.load_verify_locations(successor.server() / "ca.crt")
-    with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
-        await old.get("version")
-
-
-@pytest.mark.parametrize("broken", ["tls.crt", "tls.key", "ca.crt"])
-async def test_files_that_do_not_fit_are_reported_once_and_the_old_ones_stay(
-    following, live, log, broken
-):
-    good = (live.directory / broken).read_bytes()
-    (live.directory / broken).write_bytes(b"nonsense")
+async def test_files_that_do_not_fit_are_reported_once_and_the_old_ones_stay(following, live, log):
+    broken = live.directory / "ca.crt"
+    good = broken.read_bytes()
+    broken.write_bytes(b"nonsense")
     problem = "Certificate reload failed, keeping the previous ones"
     await waiting.until(lambda: bool(log.lines(problem)))
     assert (await following.cluster("a").get("version")).status == 200
-    assert broken in log.lines(problem)[0]["error"]
-    (live.directory / broken).write_bytes(good)
+    assert "ca.crt" in log.lines(problem)[0]["error"]
+    broken.write_bytes(good)
     await reloaded(log)
     assert len(log.lines(problem)) == 1
     assert (await following.cluster("b").get("version")).status == 200
 
 
-VERSION = body(bodies.Version("1"))
+# -- a client
 
-WORKERS = 16
+VERSION = body(bodies.Version("1"))
+SOON, LATER = timedelta(milliseconds=5), timedelta(hours=1)
+
+
+class Holder:
+    """A cluster's directory whose certificate a test exchanges while the client lives."""
+
+    def __init__(self, root, certificates, name="a"):
+        self.certificates = certificates
+        self.name = name
+        self.directory = shutil.copytree(certificates.cluster(name), root / f"live-{name}")
+        self.reports: list[InvalidSettings] = []
+
+    @property
+    def serial(self):
+        return tls_peers.serial_in(self.directory)
+
+    def issue(self):
+        """A new certificate of the same authority, nowhere yet."""
+        profile = identity.client_profile(self.name)
+        return self.certificates.authority.issue(profile, now=self.certificates.now)
+
+    def renew(self):
+        """As `kubelend ca issue --overwrite` does it: one file after the other."""
+        files.save_credentials(self.directory, self.issue(), overwrite=True)
+
+    def client(self, url, check_every=SOON):
+        looks = {"check_every": check_every, "report": self.reports.append}
+        return BrokerClient(url, self.directory, backoff=backoff.NO_RETRIES, **looks)
 
 
 @pytest.fixture
@@ -360,29 +312,6 @@ async def scripted(holder):
 def answering(scripted):
     scripted.responses.append(VERSION)
     return scripted
-
-
-async def test_sixteen_callers_see_no_failure_while_the_certificate_changes_ten_times(
-    holder, answering
-):
-    stop = asyncio.Event()
-
-    async def work(client):
-        while not stop.is_set():
-            await client.version()
-
-    async with holder.client(answering.url) as client, asyncio.TaskGroup() as group:
-        for _ in range(WORKERS):
-            group.create_task(work(client))
-        for _ in range(10):
-            holder.renew()
-            await waiting.until(lambda: seen_with(answering, holder.serial) >= WORKERS)
-        stop.set()
-    assert len({seen.serial for seen in answering.seen}) >= 10
-
-
-def seen_with(answering, serial):
-    return sum(seen.serial == serial for seen in answering.seen)
 
 
 async def test_calls_that_have_begun_finish_over_the_connection_they_have(holder, answering):
@@ -463,13 +392,13 @@ async def test_a_pair_caught_in_the_middle_leaves_the_old_one_in_use(
     files.save_credentials(tmp_path / "next", holder.issue())
     (second,) = {"tls.crt", "tls.key"} - {first}
     async with holder.client(answering.url) as client:
-        holder.put(tmp_path / "next", first)
+        put(holder.directory, tmp_path / "next", first)
         for _ in range(3):
             assert await client.refresh() is False
             await client.version()
         assert {seen.serial for seen in answering.seen} == {old}
         assert ["do not match" in str(report) for report in holder.reports] == [True]
-        holder.put(tmp_path / "next", second)
+        put(holder.directory, tmp_path / "next", second)
         assert await client.refresh() is True
         await client.version()
     assert answering.seen[-1].serial == tls_peers.serial_in(tmp_path / "next")
@@ -480,7 +409,7 @@ async def test_a_new_certificate_that_the_broker_does_not_accept_is_said_to_be_t
 ):
     async with holder.client(answering.url) as client:
         await client.version()
-        holder.put(holder.certificates.stranger("a"), "tls.crt", "tls.key")
+        put(holder.directory, holder.certificates.stranger("a"), "tls.crt", "tls.key")
         assert await client.refresh()
         with pytest.raises(BrokerUnreachable, match=r"it may not accept .*tls\.crt"):
             await client.version()
@@ -492,7 +421,7 @@ async def test_an_authority_that_is_no_longer_trusted_is_not_spoken_to_again(
     other = Certificates(tmp_path / "other", authority="other")
     async with holder.client(answering.url) as client:
         await client.version()
-        holder.put(other.cluster("a"), "ca.crt")
+        put(holder.directory, other.cluster("a"), "ca.crt")
         assert await client.refresh()
         with pytest.raises(BrokerUnreachable, match="not signed by a CA"):
             await client.version()
@@ -518,11 +447,10 @@ async def test_a_client_that_starts_in_the_middle_of_an_exchange_reads_again(
     holder, answering, tmp_path
 ):
     """Starts beside a writer that never rests, but exchanges all files at once."""
-    names = ("tls.crt", "tls.key", "ca.crt")
-    generations, stop = AtomicDirectory(holder.directory, names), asyncio.Event()
+    generations, stop = AtomicDirectory(holder.directory, NAMES), asyncio.Event()
     files.save_credentials(tmp_path / "next", holder.issue())
     pairs = [
-        {name: (directory / name).read_bytes() for name in names}
+        {name: (directory / name).read_bytes() for name in NAMES}
         for directory in (holder.directory, tmp_path / "next")
     ]
 
@@ -550,17 +478,11 @@ RESERVATION = bodies.Reservation(
     datetime(2026, 1, 1, tzinfo=UTC),
 )
 
-MANY = 120
-
-LITTLE = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
-
 
 def event(revision):
     instruction = bodies.Instruction(revision, "provider", "Hold", "Hold it", RESERVATION)
-    return b"id: %d\nevent: instruction\ndata: %s\n\n" % (
-        revision,
-        msgspec.json.encode(instruction),
-    )
+    data = msgspec.json.encode(instruction)
+    return b"id: %d\nevent: instruction\ndata: %s\n\n" % (revision, data)
 
 
 @pytest.mark.parametrize(
@@ -599,37 +521,3 @@ async def test_a_stream_that_is_left_gives_its_old_connection_back(holder, scrip
             holder.renew()
             assert await client.refresh()
         await waiting.until(lambda: scripted.open_connections == 0)
-
-
-async def test_every_event_comes_once_while_the_certificate_changes_again_and_again(
-    holder, tmp_path
-):
-    certificates = holder.certificates
-    resets: list[int] = []
-    received: list[str] = []
-    made: list[str] = []
-    lender = Holder(tmp_path, certificates, "lender")
-    async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(brokers.running(certificates))
-        url = f"https://localhost:{broker.port}"
-        client = await stack.enter_async_context(lender.client(url))
-        borrower = await stack.enter_async_context(
-            BrokerClient(url, certificates.cluster("borrower"))
-        )
-        capacity = bodies.Metrics(bodies.Quantities("100", "100Gi"))
-        await client.publish(bodies.Advertisement("lender", capacity))
-
-        async def listen():
-            stream = client.stream(on_reset=lambda: resets.append(1))
-            async with contextlib.aclosing(stream):
-                while len(received) < MANY:
-                    received.append((await anext(stream)).reservation.id)
-
-        listening = asyncio.create_task(listen())
-        while len(made) < MANY:
-            if len(made) % 10 == 0:
-                lender.renew()
-            made.append((await borrower.reserve(LITTLE)).id)
-        await asyncio.wait_for(listening, PATIENCE)
-    assert received == made
-    assert resets == [1]

@@ -10,10 +10,11 @@ import pytest
 from cryptography import x509
 from msgspec.structs import replace
 
-import bare
-import newcomers
+import applicants
+import raw_connections
 import tls_peers
 import waiting
+from applicants import Applicant
 from certificates import Certificates
 from clocks import Clock
 from kubelend.core.lifecycle import Role
@@ -22,7 +23,6 @@ from kubelend.pki.authority import Authority
 from kubelend.pki.passphrases import Passphrase
 from kubelend.transports import tls
 from mtls_headers import passed_on
-from newcomers import Newcomer
 from proofs import rotation
 
 
@@ -79,20 +79,15 @@ def directories(tmp_path_factory):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
-@pytest.mark.parametrize(
-    "client", SIDES, ids=lambda side: f"client {side.leaf} trusts {side.trusts}"
-)
-@pytest.mark.parametrize(
-    "server", SIDES, ids=lambda side: f"server {side.leaf} trusts {side.trusts}"
-)
+@pytest.mark.parametrize("client", SIDES, ids="{0.leaf} client trusts {0.trusts}".format)
+@pytest.mark.parametrize("server", SIDES, ids="{0.leaf} server trusts {0.trusts}".format)
 def test_both_sides_let_each_other_in_until_one_has_dropped_the_old(
     directories, server, client, version
 ):
     context = tls.client_context(directories / f"client-{client.leaf}-{client.trusts}")
     context.minimum_version = context.maximum_version = version
-    seen = tls_peers.shake_hands(
-        tls.server_context(directories / f"server-{server.leaf}-{server.trusts}"), context
-    )
+    own = tls.server_context(directories / f"server-{server.leaf}-{server.trusts}")
+    seen = tls_peers.shake_hands(own, context)
     if server.accepts(client) and client.accepts(server):
         assert (seen.server_error, seen.client_error, seen.caller) == ("", "", "agent-cluster-1")
     else:
@@ -111,42 +106,19 @@ def test_a_peer_that_knows_no_partial_chains_follows_too(directories, trusts):
     assert (seen.server_error, seen.client_error, seen.caller) == ("", "", "agent-cluster-1")
 
 
-def assert_they_shake_hands(signer, trusted, root):
-    """A server and a client, both with certificates of this authority, who trust those."""
-    for name, profile in (("server", SERVER), ("client", identity.client_profile("a"))):
-        files.save_credentials(root / name, signer.issue(profile, now=NOW))
-        (root / name / "ca.crt").write_bytes(files.to_pem(trusted))
-    seen = tls_peers.shake_hands(
-        tls.server_context(root / "server"), tls.client_context(root / "client")
-    )
-    assert (seen.server_error, seen.client_error, seen.caller) == ("", "", "a")
-
-
 def test_a_cross_certificate_that_has_ended_harms_nobody_who_trusts_the_new(tmp_path):
     """Holders keep it in tls.crt until they renew, also after the old authority's end."""
     old = Authority.create("kubelend", DAY, now=NOW - 2 * DAY)
     new = old.successor(now=NOW - 2 * DAY)
     assert new.chain[0].not_valid_after_utc < NOW
-    assert_they_shake_hands(new, [new.certificate, *old.trusted], tmp_path)
-
-
-def test_a_client_that_trusts_only_the_root_verifies_a_server_below_an_intermediate(tmp_path):
-    root = Authority.create("root", now=NOW - DAY)
-    below = root.successor(now=NOW - DAY, name="intermediate")
-    # Without its self-signed certificate, a successor is an intermediate.
-    files.save_authority(tmp_path / "ca", [*below.chain, root.certificate], below.key)
-    intermediate = Authority.load(tmp_path / "ca")
-    assert intermediate.certificate == below.chain[0]
-    assert_they_shake_hands(intermediate, [root.certificate], tmp_path)
-
-
-async def joined(broker, directory, name="berlin"):
-    token = await newcomers.token(broker, name=name)
-    return await Newcomer(name).join(broker, token, directory)
-
-
-def certificate_in(directory):
-    return x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes())
+    for name, profile in (("server", SERVER), ("client", identity.client_profile("a"))):
+        files.save_credentials(tmp_path / name, new.issue(profile, now=NOW))
+    server, client = (
+        tls.server_context(tmp_path / "server"),
+        tls.client_context(tmp_path / "client"),
+    )
+    seen = tls_peers.shake_hands(server, client)
+    assert (seen.server_error, seen.client_error, seen.caller) == ("", "", "a")
 
 
 @pytest.fixture
@@ -163,10 +135,8 @@ def server(own, tmp_path):
 
 def started(own, server, tmp_path, **settings):
     """A broker that reads its files when it starts, and when asked to."""
-    hour = timedelta(hours=1)
-    return newcomers.enrolling(
-        own, tmp_path, http_cert_path=server, certificate_check_interval=hour, **settings
-    )
+    rarely = {"certificate_check_interval": timedelta(hours=1)}
+    return applicants.enrolling(own, tmp_path, http_cert_path=server, **rarely, **settings)
 
 
 def rotate(tmp_path, **parameters):
@@ -183,45 +153,38 @@ def mounted(server, tmp_path):
     return found
 
 
-@pytest.fixture
-async def rotating(own, server, tmp_path):
-    async with started(own, server, tmp_path) as broker:
-        yield broker
-
-
 async def test_rotation_of_the_authority_is_taken_up_without_a_restart_and_refuses_nobody(
-    rotating, own, server, tmp_path
+    own, server, tmp_path
 ):
     old = tls_peers.serial_in(server)
-    before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
-    await before.advertise()
-    new = rotate(tmp_path)
-    await rotating.trust.refresh()
-    await before.hang_up()
-    await before.advertise()  # it has a certificate of the old one, and trusts only that
-    directory = await joined(rotating, tmp_path / "after", "paris")
-    assert certificate_in(directory).issuer == new.certificate.subject
-    assert len(x509.load_pem_x509_certificates((directory / "ca.crt").read_bytes())) == 2
-    await rotating.holder(directory, "paris").advertise()
-    newcomer, answer = await renew(before, "berlin")
-    renewed = newcomer.save(answer, tmp_path / "renewed")
-    assert certificate_in(renewed).issuer == new.certificate.subject
-    after = rotating.holder(renewed, "berlin")
-    await after.advertise()
-    assert tls_peers.serial_in(server) != old
-    shown = x509.load_pem_x509_certificates((server / "tls.crt").read_bytes())
-    issuers = [new.certificate.subject, own.authority.certificate.subject]
-    assert [each.issuer for each in shown] == issuers
-    answer = await rotating.admin().post("tokens", {})
-    assert answer.json["caHash"] == tokens.ca_pin(new.certificate)
-    await finish(rotating, tmp_path)
-    assert await tls_peers.name_of(rotating.port, before.context) == ""
-    await after.advertise()
-    assert own.authority.certificate not in files.load_certificates(server / "ca.crt")
+    async with started(own, server, tmp_path) as broker:
+        before = broker.holder(await applicants.joined(broker, tmp_path / "before"), "berlin")
+        await before.advertise()
+        new = rotate(tmp_path)
+        await broker.trust.refresh()
+        await before.hang_up()
+        await before.advertise()  # it has a certificate of the old one, and trusts only that
+        directory = await applicants.joined(broker, tmp_path / "after", "paris")
+        assert applicants.certificate_in(directory).issuer == new.certificate.subject
+        assert len(files.load_certificates(directory / "ca.crt")) == 2
+        await broker.holder(directory, "paris").advertise()
+        renewed = await applicants.renewed(before, tmp_path / "renewed")
+        assert applicants.certificate_in(renewed).issuer == new.certificate.subject
+        after = broker.holder(renewed, "berlin")
+        await after.advertise()
+        assert tls_peers.serial_in(server) != old
+        shown = [each.issuer for each in files.load_certificates(server / "tls.crt")]
+        assert shown == [new.certificate.subject, own.authority.certificate.subject]
+        answer = await broker.admin().post("tokens", {})
+        assert answer.json["caHash"] == tokens.ca_pin(new.certificate)
+        await finish(broker, tmp_path)
+        assert await tls_peers.name_of(broker.port, before.context) == ""
+        await after.advertise()
+        assert own.authority.certificate not in files.load_certificates(server / "ca.crt")
 
 
 async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, mounted, tmp_path, log):
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=mounted) as broker:
+    async with applicants.enrolling(own, tmp_path, http_cert_path=mounted) as broker:
         serial = tls_peers.serial_in(mounted)
         rotate(tmp_path)
         for _ in range(2):
@@ -229,48 +192,44 @@ async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, mount
         assert tls_peers.serial_in(mounted) == serial
         answer = await broker.admin().post("tokens", {"name": "berlin"})
         assert answer.json["caHash"] == tokens.ca_pin(own.authority.certificate)
-        await joined(broker, tmp_path / "paris", "paris")
+        await applicants.joined(broker, tmp_path / "paris", "paris")
     assert log.text.count("is managed externally") == 1
 
 
 async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
-    server = own.write(
-        "short", identity.server_profile(names=["broker.example.org"]), lifetime=timedelta(hours=1)
-    )
+    profile = identity.server_profile(names=["broker.example.org"])
+    server = own.write("short", profile, lifetime=timedelta(hours=1))
     clock = Clock(datetime.now(UTC))
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
+    async with applicants.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
         before = tls_peers.serial_in(server)
         await broker.trust.refresh()
         assert tls_peers.serial_in(server) == before
         clock.pass_time(timedelta(minutes=49))
         await broker.trust.refresh()
-        renewed = certificate_in(server)
+        renewed = applicants.certificate_in(server)
         assert renewed.serial_number != before
-        assert (
-            broker.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
-            == renewed.not_valid_after_utc.timestamp()
-        )
+        end = renewed.not_valid_after_utc
+        shown = broker.metric("kubelend_certificate_expiry_timestamp_seconds", name="server")
+        assert shown == end.timestamp()
         names = renewed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert "broker.example.org" in names.get_values_for_type(x509.DNSName)
-        assert abs(renewed.not_valid_after_utc - clock() - timedelta(hours=1)) < timedelta(
-            seconds=1
-        )
+        assert abs(end - clock() - timedelta(hours=1)) < timedelta(seconds=1)
 
 
 async def test_certificate_of_another_authority_is_never_renewed_here(own, certificates, tmp_path):
     """The broker's from one authority, the clusters' from another: applicants receive both."""
     server = tmp_path / "server"
     shutil.copytree(certificates.server(), server)
-    async with newcomers.enrolling(own, tmp_path, http_cert_path=server) as broker:
+    async with applicants.enrolling(own, tmp_path, http_cert_path=server) as broker:
         serial = tls_peers.serial_in(server)
         await broker.trust.refresh()
         assert tls_peers.serial_in(server) == serial
         broker.certificates = certificates
-        token = await newcomers.token(broker, name="berlin")
+        token = await applicants.token(broker, name="berlin")
         answer = await broker.admin().post("tokens", {})
         assert answer.json["caHash"] == tokens.ca_pin(certificates.authority.certificate)
-        directory = await Newcomer("berlin").join(broker, token, tmp_path / "berlin")
-        assert certificate_in(directory).issuer == own.authority.certificate.subject
+        directory = await Applicant("berlin").join(broker, token, tmp_path / "berlin")
+        assert applicants.certificate_in(directory).issuer == own.authority.certificate.subject
         await broker.holder(directory, "berlin").advertise()
 
 
@@ -278,12 +237,11 @@ async def test_authority_that_has_ended_signs_nothing_and_says_so(own, tmp_path)
     short = Authority.create("short", timedelta(minutes=5), now=datetime.now(UTC))
     short.save(tmp_path / "short")
     clock = Clock(datetime.now(UTC))
-    async with newcomers.enrolling(
-        own, tmp_path, ca_path=str(tmp_path / "short"), clock=clock
-    ) as broker:
-        token = await newcomers.token(broker, name="berlin")
+    signs = {"ca_path": str(tmp_path / "short")}
+    async with applicants.enrolling(own, tmp_path, clock=clock, **signs) as broker:
+        token = await applicants.token(broker, name="berlin")
         clock.pass_time(timedelta(minutes=6))
-        answer = await Newcomer("berlin").ask(broker, token)
+        answer = await Applicant("berlin").ask(broker, token)
         assert answer.refusal == (503, "Unavailable")
         assert (await broker.admin().read("members"))["members"] == []
         (listed,) = (await broker.admin().read("tokens"))["tokens"]
@@ -296,11 +254,6 @@ def new_admin(tmp_path, name="alice"):
     credentials = Authority.load(tmp_path / "authority").issue(profile, now=datetime.now(UTC))
     files.save_credentials(tmp_path / f"new-{name}", credentials)
     return tmp_path / f"new-{name}"
-
-
-async def renew(caller, name="berlin"):
-    newcomer = Newcomer(name)
-    return newcomer, await caller.post("certificates", {"request": newcomer.request})
 
 
 async def rotated_by_the_broker(own, server, tmp_path):
@@ -351,38 +304,19 @@ async def finish(broker, tmp_path):
 
 
 async def test_open_connection_of_the_dropped_authority_is_refused_and_ends(rotated, tmp_path):
-    async with bare.connected(rotated.cluster("berlin")) as (reader, writer):
-        writer.write(bare.GET)
-        assert (await bare.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
+    async with raw_connections.connected(rotated.cluster("berlin")) as (reader, writer):
+        writer.write(raw_connections.GET)
+        assert (await raw_connections.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
         await finish(rotated, tmp_path)
-        writer.write(bare.GET)
-        rest = await bare.end_of(reader)
+        writer.write(raw_connections.GET)
+        rest = await raw_connections.end_of(reader)
     assert b"HTTP/1.1 403 " in rest
     assert b"the CA of cluster berlin's certificate is no longer trusted" in rest
 
 
-async def test_nobody_renews_over_an_open_connection_into_the_new_authority(rotated, tmp_path):
-    berlin = rotated.cluster("berlin")
-    assert (await berlin.get("version")).status == 200
-    await finish(rotated, tmp_path)
-    _, answer = await renew(berlin)
-    assert answer.refusal == (403, "Revoked")
-
-
-async def test_call_whose_body_was_awaited_meanwhile_is_refused(rotated, tmp_path):
-    request = b'{"request": ""}'
-    head = b"POST /api/v1/certificates HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
-    async with bare.connected(rotated.cluster("berlin")) as (reader, writer):
-        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(request))
-        assert (await reader.readline()) == b"HTTP/1.1 100 Continue\r\n"
-        await finish(rotated, tmp_path)
-        writer.write(request)
-        assert b"HTTP/1.1 403 " in await bare.end_of(reader)
-
-
 async def test_stream_of_the_dropped_authority_ends_at_once_and_others_go_on(rotated, tmp_path):
-    newcomer, answer = await renew(rotated.cluster("paris"), "paris")
-    paris = rotated.holder(newcomer.save(answer, tmp_path / "paris"), "paris")
+    renewed = await applicants.renewed(rotated.cluster("paris"), tmp_path / "paris")
+    paris = rotated.holder(renewed, "paris")
     async with rotated.cluster("berlin").stream() as stream, paris.stream() as other:
         await stream.event()
         await other.event()
@@ -391,30 +325,13 @@ async def test_stream_of_the_dropped_authority_ends_at_once_and_others_go_on(rot
         assert rotated.service.streams.count("paris") == 1
 
 
-async def test_connections_of_the_new_authority_go_on(rotated, tmp_path):
-    newcomer, answer = await renew(rotated.cluster("berlin"))
-    berlin = rotated.holder(newcomer.save(answer, tmp_path / "berlin"), "berlin")
-    async with bare.connected(berlin) as (reader, writer):
-        for _ in range(2):
-            writer.write(bare.GET)
-            assert (await bare.answer_of(reader)).startswith(b"HTTP/1.1 200 ")
-            if not (tmp_path / "authority" / "dropped.crt").exists():
-                await finish(rotated, tmp_path)
-
-
-async def test_holder_below_an_intermediate_is_told_to_connect_again(own, server, tmp_path):
+async def test_holder_below_an_intermediate_has_to_connect_again(own, server, tmp_path):
     """Its chain was shown in the handshake, and is not kept."""
     other = Authority.create("other", now=own.now)
     below = other.successor(now=own.now, name="below")
-    files.save_credentials(
-        tmp_path / "c",
-        replace(
-            replace(below, trusted=own.authority.trusted).issue(
-                identity.client_profile("c"), now=own.now
-            ),
-            chain=below.chain,
-        ),
-    )
+    signer = replace(below, trusted=own.authority.trusted)
+    issued = signer.issue(identity.client_profile("c"), now=own.now)
+    files.save_credentials(tmp_path / "c", replace(issued, chain=below.chain))
     friends = [own.authority.certificate, other.certificate]
     (server / "ca.crt").write_bytes(files.to_pem(friends))
     async with started(own, server, tmp_path) as broker:
@@ -432,8 +349,7 @@ async def test_proxy_of_the_dropped_authority_is_refused_and_passes_nobody_on(
     rotated, own, tmp_path
 ):
     path = own.write("edge", identity.client_profile("edge", Role.PROXY))
-    newcomer, answer = await renew(rotated.cluster("berlin"))
-    new = passed_on(newcomer.save(answer, tmp_path / "berlin"))
+    new = passed_on(await applicants.renewed(rotated.cluster("berlin"), tmp_path / "berlin"))
     proxy = rotated.holder(path, "edge")
     assert (await proxy.call("GET", "version", headers=new)).status == 200
     await finish(rotated, tmp_path)
@@ -450,9 +366,8 @@ async def test_new_passphrase_is_taken_up_from_its_file(own, server, tmp_path):
         new = rotate(tmp_path, passphrase=Passphrase("old"), new_passphrase=Passphrase("new"))
         secret.write_text("new\n")
         await broker.trust.refresh()
-        newcomer, answer = await renew(broker.cluster("berlin"))
-        issued = files.load_certificates(newcomer.save(answer, tmp_path / "b") / "tls.crt")
-        assert issued[0].issuer == new.certificate.subject
+        issued = await applicants.renewed(broker.cluster("berlin"), tmp_path / "b")
+        assert applicants.certificate_in(issued).issuer == new.certificate.subject
 
 
 async def test_nothing_is_signed_while_the_key_on_disk_cannot_be_read(own, server, tmp_path, log):
@@ -460,11 +375,12 @@ async def test_nothing_is_signed_while_the_key_on_disk_cannot_be_read(own, serve
         new = rotate(tmp_path, new_passphrase=Passphrase("new"))
         for _ in range(2):
             await broker.trust.refresh()
-        _, answer = await renew(broker.cluster("berlin"))
+        body = {"request": Applicant("berlin").request}
+        answer = await broker.cluster("berlin").post("certificates", body)
         assert answer.refusal == (503, "Unavailable")
         assert "the CA on disk cannot be loaded" in answer.problem.error
-        token = await newcomers.token(broker, name="paris")
-        assert (await Newcomer("paris").ask(broker, token)).status == 503
+        token = await applicants.token(broker, name="paris")
+        assert (await Applicant("paris").ask(broker, token)).status == 503
         authority.finish_rotation(tmp_path / "authority", Passphrase("new"))
         await broker.trust.refresh()  # whom to believe can be read without the key
         assert (await broker.cluster("berlin").get("version")).refusal == (403, "Revoked")

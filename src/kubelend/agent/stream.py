@@ -102,6 +102,8 @@ class InstructionListener:
     async def _read_stream(self) -> tuple[bool, KubelendError]:
         """Read one stream until it fails: whether it delivered anything, and the error."""
         delivered = False
+        # Polls may have updated the cache since the last stream, before the broker was restored.
+        self._reservations.mark_gap()
         self._stream_attempt, self._opened_at = object(), self._reservations.sequence()
         with self._connected_after_delay():
             try:

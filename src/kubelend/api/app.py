@@ -17,7 +17,7 @@ from kubelend.api import request as api_request
 from kubelend.api.middleware import RequestScope
 from kubelend.api.request import JSON_HEADERS, AppContext, JsonResponse, RequestContext
 from kubelend.broker.audit_log import AuditLog
-from kubelend.broker.metrics import METRICS_CONTENT_TYPE, Metrics
+from kubelend.broker.metrics import METRICS_CONTENT_TYPE, BrokerMetrics
 from kubelend.broker.ports import Clock
 from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core.audit_log import Actor
@@ -154,7 +154,7 @@ def _log_rejection(scope: RequestScope, error: KubelendError, throttle: LogThrot
         )
 
 
-def serve_metrics(metrics: Metrics, clock: Clock) -> HttpHandler:
+def serve_metrics(metrics: BrokerMetrics, clock: Clock) -> HttpHandler:
     """Serves `/metrics`, rendered in another thread, so that a large fleet does not delay requests."""
 
     async def scrape() -> web.Response:

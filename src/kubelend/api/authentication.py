@@ -20,7 +20,7 @@ from aiohttp import web
 from cryptography import x509
 
 from kubelend.broker.audit_log import AuditLog
-from kubelend.broker.metrics import HANDSHAKE_ROUTE, Metrics
+from kubelend.broker.metrics import HANDSHAKE_ROUTE, BrokerMetrics
 from kubelend.broker.writer import LedgerWriter
 from kubelend.core.audit_log import Actor
 from kubelend.core.errors import InvalidIdentity, Revoked, Unavailable
@@ -180,7 +180,7 @@ log = structlog.get_logger("kubelend.api")
 class ConnectionMetrics(ConnectionObserver):
     """Observes the connections of one broker."""
 
-    def __init__(self, metrics: Metrics, journal: AuditLog, *, trust_proxies: bool) -> None:
+    def __init__(self, metrics: BrokerMetrics, journal: AuditLog, *, trust_proxies: bool) -> None:
         self._metrics = metrics
         self._audit_log = journal
         self._trust_proxies = trust_proxies

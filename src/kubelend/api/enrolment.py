@@ -22,7 +22,7 @@ from kubelend.api.middleware import RequestScope
 from kubelend.api.request import JsonResponse
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import Issued
 from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core.audit_log import Actor
@@ -72,7 +72,7 @@ class EnrolmentContext(NamedTuple):
     """Dependencies of the handlers."""
 
     membership: Membership
-    metrics: Metrics
+    metrics: BrokerMetrics
     audit_log: AuditLog
     read_timeout: float
     rate_limiter: RateLimiter
@@ -82,7 +82,7 @@ class EnrolmentContext(NamedTuple):
 
 
 def make_enrolment_api(
-    membership: Membership, metrics: Metrics, audit_log: AuditLog, read_timeout: float
+    membership: Membership, metrics: BrokerMetrics, audit_log: AuditLog, read_timeout: float
 ) -> middleware.HttpHandler:
     """Combines both routes into the handler that the server calls."""
     context = EnrolmentContext(

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core.errors import (
     BodyTooLarge,
     KubelendError,
@@ -58,7 +58,7 @@ Dispatch = Callable[[RequestScope], Awaitable[web.StreamResponse]]
 OnRejected = Callable[[RequestScope, KubelendError], None]
 
 
-def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: Metrics) -> HttpHandler:
+def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: BrokerMetrics) -> HttpHandler:
     """Returns the handler for the server; calls `on_rejected` for every `KubelendError`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:

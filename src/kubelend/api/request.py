@@ -20,7 +20,7 @@ from kubelend.broker import authorization
 from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, LimitService
 from kubelend.broker.streams import Subscription
 from kubelend.core.errors import (
@@ -52,7 +52,7 @@ class AppContext(NamedTuple):
     """Dependencies of the handlers; created once by the composition root."""
 
     broker: Broker
-    metrics: Metrics
+    metrics: BrokerMetrics
     terms: RequestLimits
     authenticator: Authenticator
     rate_limiter: RateLimiter

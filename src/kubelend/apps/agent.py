@@ -238,7 +238,7 @@ class AgentApp:
             self._cluster,
             environment,
             self.exchange,
-            lambda name: agent_peering.lent_reservation(name, self._cluster, holds, cache),
+            lambda: agent_peering.lent_reservations(self._cluster, holds, cache),
         )
         reconciler = PeeringReconciler(
             environment.objects,

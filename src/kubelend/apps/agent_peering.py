@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -72,10 +72,10 @@ def make_peering(
     cluster: str,
     environment: AgentEnvironment,
     exchange: HandshakeExchange,
-    find_lent: Callable[[str], LentReservation | None],
+    lent: Callable[[], Mapping[str, LentReservation]],
 ) -> AgentPeering:
     if mode == "liqo":
-        return _liqo_peering(environment, exchange, find_lent)
+        return _liqo_peering(environment, exchange, lent)
     if mode == "liqoctl":
         from kubelend.peerings.liqoctl import LiqoctlPeering
 
@@ -94,7 +94,7 @@ def make_peering(
 def _liqo_peering(
     environment: AgentEnvironment,
     exchange: HandshakeExchange,
-    find_lent: Callable[[str], LentReservation | None],
+    lent: Callable[[], Mapping[str, LentReservation]],
 ) -> AgentPeering:
     from kubelend.peerings.liqo import LiqoPeering
     from kubelend.peerings.liqo_api import LiqoApi
@@ -103,23 +103,26 @@ def _liqo_peering(
     if environment.client is None:
         raise InvalidSettings("--peering=liqo: only valid with --source=kubernetes")
     api = LiqoApi(environment.client)
-    provider = LiqoProvider(api, exchange, find_lent, environment.clock)
+    provider = LiqoProvider(api, exchange, lent, environment.clock)
     return AgentPeering(LiqoPeering(api, exchange, sign_request), provider)
 
 
-def lent_reservation(
-    reservation: str, cluster: str, holds: HoldTable, reservations: ReservationCache
-) -> LentReservation | None:
-    """Returns the reservation if this cluster holds it."""
+def lent_reservations(
+    cluster: str, holds: HoldTable, reservations: ReservationCache
+) -> dict[str, LentReservation]:
+    """Returns the live reservations that this cluster holds, by ID."""
     from kubelend.peerings.liqo_provider import LentReservation
 
-    found = reservations.find(reservation)
-    if found is None or reservation not in holds or found.target_cluster_id != cluster:
-        return None
-    if found.status.phase not in LIVE_PHASES:
-        return None
-    amounts = quantities.parse_requested(found.requested_resources, "requestedResources")
-    return LentReservation(found.requester_id, amounts, found.status.reserved_at)
+    known = filter(None, map(reservations.find, holds))
+    return {
+        found.id: LentReservation(
+            found.requester_id,
+            quantities.parse_requested(found.requested_resources, "requestedResources"),
+            found.status.reserved_at,
+        )
+        for found in known
+        if found.target_cluster_id == cluster and found.status.phase in LIVE_PHASES
+    }
 
 
 async def sign_request(private_key: str, cluster_id: str) -> str:

@@ -30,7 +30,7 @@ from kubelend.apps.settings import BrokerSettings
 from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.service import Broker, BrokerRules, LimitService
 from kubelend.core.enrolment import JoinPolicy
@@ -87,7 +87,7 @@ class BrokerApp(NamedTuple):
 
     broker: Broker
     audit_log: AuditLog
-    metrics: Metrics
+    metrics: BrokerMetrics
     ports: dict[str, int]
     """Ports by listener: probes, metrics, enrol, api."""
     certificates: CertificateManager | None = None
@@ -117,7 +117,7 @@ async def open_broker(
 ) -> AsyncIterator[BrokerApp]:
     """Builds the broker and opens its listeners. At exit, calls in progress are finished."""
     _warn_about_file_modes(settings)
-    metrics = Metrics()
+    metrics = BrokerMetrics()
     async with AsyncExitStack() as stack:
         leadership = await stack.enter_async_context(
             broker_kubernetes.open_leadership(settings, now)
@@ -221,7 +221,7 @@ class _Listener(NamedTuple):
 def _probe_listeners(
     settings: BrokerSettings,
     broker: Broker,
-    metrics: Metrics,
+    metrics: BrokerMetrics,
     limits: server.ServerLimits,
     watchers: Sequence[ControllerManager | ClusterNamespaces],
 ) -> Iterator[_Listener]:
@@ -295,7 +295,7 @@ def _read_batching() -> ReadBatching:
 def _app_context(
     settings: BrokerSettings,
     broker: Broker,
-    metrics: Metrics,
+    metrics: BrokerMetrics,
     certificates: CertificateManager,
     audit_log: AuditLog,
 ) -> AppContext:

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kubelend.api.authentication import Authenticator
 from kubelend.apps.settings import BrokerSettings
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import Issued, SigningRequest
 from kubelend.broker.writer import LedgerWriter
 from kubelend.core.errors import InvalidSettings, Unavailable
@@ -255,7 +255,9 @@ def _profile_of(certificate: x509.Certificate) -> Profile:
 class CertificateManager:
     """Reloads certificate files and applies them; `run` is a root task."""
 
-    def __init__(self, settings: BrokerSettings, writer: LedgerWriter, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: BrokerSettings, writer: LedgerWriter, metrics: BrokerMetrics
+    ) -> None:
         self._directory = settings.certificate_directory
         self._interval = settings.certificate_check_interval.total_seconds()
         self._writer = writer

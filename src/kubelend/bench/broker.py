@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kubelend.bench import fixtures, load, measure
 from kubelend.bench.fixtures import FleetCertificates
-from kubelend.bench.load import ConnectionPool, LoadResult
+from kubelend.bench.load import LoadConnections, LoadResult
 from kubelend.bench.measure import BenchRun, Figures, UsageWindow
 from kubelend.core import decision
 from kubelend.core.decision import Placement
@@ -123,7 +123,7 @@ def measure_advertise(clusters: int, interval: float, seconds: float, *, direct:
         proxy = tls.client_context(run.deployment.certificate("proxy", Role.PROXY))
         with run.broker("--rate-limit=0", *([] if direct else ["--trust-proxies"])) as broker:
             context = identities.context if direct else lambda _: proxy
-            pool = ConnectionPool(broker.port, context, shared=not direct)
+            pool = LoadConnections(broker.port, context, shared=not direct)
             window = measure.run_on_uvloop(
                 _advertise(run, broker.pid, pool, joining, news, count, seconds)
             )
@@ -141,7 +141,7 @@ def measure_advertise(clusters: int, interval: float, seconds: float, *, direct:
 async def _advertise(
     run: BenchRun,
     broker: int,
-    pool: ConnectionPool,
+    pool: LoadConnections,
     joining: list[bytes],
     news: list[bytes],
     count: int,

@@ -19,7 +19,7 @@ from prometheus_client import parser
 from kubelend.bench import broker as broker_bench
 from kubelend.bench import fixtures, load, measure
 from kubelend.bench.fixtures import FleetCertificates
-from kubelend.bench.load import ConnectionPool, LoadResult
+from kubelend.bench.load import LoadConnections, LoadResult
 from kubelend.bench.measure import BenchRun, Figures
 from kubelend.core.errors import InvalidSettings, Unavailable
 from kubelend.envtest import assets, servers, waiting
@@ -172,7 +172,7 @@ def _measure_load(run: BenchRun, home: _BrokerNamespace, size: KubeSize) -> Figu
 async def _advertise(run: BenchRun, port: int, count: int) -> None:
     known = fixtures.make_clusters(count, all_open=True)
     identities = FleetCertificates(run, [cluster.id for cluster in known])
-    pool = ConnectionPool(port, identities.context)
+    pool = LoadConnections(port, identities.context)
     try:
         messages = [fixtures.advertisement_request(cluster) for cluster in known]
         await load.send_advertisements(pool, messages, run.progress)

@@ -127,7 +127,7 @@ _MOST_CONNECTIONS = 128
 """Maximum of requests in flight, which is that of a proxy's connections."""
 
 
-class ConnectionPool:
+class LoadConnections:
     """Connections of many clusters: one for each, or those of a proxy that terminates TLS, for all of them.
 
     Free connections are used again; a new one is opened if there is none.
@@ -161,7 +161,7 @@ class ConnectionPool:
 
 
 async def send_advertisements(
-    pool: ConnectionPool, messages: Sequence[bytes], progress: Callable[[str], None]
+    pool: LoadConnections, messages: Sequence[bytes], progress: Callable[[str], None]
 ) -> None:
     """Sends one advertisement per cluster as fast as possible."""
     left = iter(range(len(messages)))
@@ -177,7 +177,7 @@ async def send_advertisements(
             group.create_task(some())
 
 
-async def send_advertisement(pool: ConnectionPool, number: int, message: bytes) -> None:
+async def send_advertisement(pool: LoadConnections, number: int, message: bytes) -> None:
     """Sends one advertisement; raises unless it is accepted."""
     answer = await pool.send(number, message)
     if answer.status != _OK:

@@ -61,7 +61,7 @@ _FAILURE_REASONS: Final = (*Rejection, NO_CLUSTERS)
 _HTTP_METHODS: Final = {route.method for route in routes.ROUTES} | {"HEAD", "OPTIONS"}
 
 
-class Metrics:
+class BrokerMetrics:
     """All metrics of one broker, in their own registry."""
 
     def __init__(self) -> None:

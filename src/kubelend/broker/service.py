@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from kubelend.broker import change_log
 from kubelend.broker.handshakes import HandshakeRelay
-from kubelend.broker.metrics import Metrics, PlacementOutcome
+from kubelend.broker.metrics import BrokerMetrics, PlacementOutcome
 from kubelend.broker.ports import NO_REPLICA, SINGLE_REPLICA, Clock, Leadership, OpenStore, Replica
 from kubelend.broker.streams import Subscription
 from kubelend.broker.writer import CURRENT_ACTOR, LedgerWriter
@@ -78,7 +78,7 @@ class Broker(LedgerWriter):
         open_store: OpenStore,
         clock: Clock,
         rules: BrokerRules,
-        metrics: Metrics,
+        metrics: BrokerMetrics,
         leadership: Leadership = SINGLE_REPLICA,
         replica: Replica = NO_REPLICA,
     ) -> None:

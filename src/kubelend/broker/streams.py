@@ -136,7 +136,7 @@ class Side(StrEnum):
     PROVIDER = "provider"
 
 
-class Action(StrEnum):
+class InstructionAction(StrEnum):
     """What the cluster has to do. The values are API."""
 
     WAIT = "Wait"  # requester: not placed yet
@@ -150,7 +150,7 @@ class Instruction(msgspec.Struct, frozen=True):
     """The instruction to one side of a reservation."""
 
     side: Side
-    action: Action
+    action: InstructionAction
     message: str
     reservation: Reservation
 
@@ -173,8 +173,10 @@ def _requester_instruction(reservation: Reservation) -> Instruction:
     amounts = reservation.request.resources.describe()
     if reservation.is_live:
         message = f"Use {reservation.target} for {amounts}"
-        return Instruction(Side.REQUESTER, Action.USE, message, reservation)
-    action = Action.WAIT if reservation.phase is Phase.PENDING else Action.STOP
+        return Instruction(Side.REQUESTER, InstructionAction.USE, message, reservation)
+    action = (
+        InstructionAction.WAIT if reservation.phase is Phase.PENDING else InstructionAction.STOP
+    )
     return Instruction(Side.REQUESTER, action, reservation.message, reservation)
 
 
@@ -182,6 +184,6 @@ def _provider_instruction(cluster: ClusterId, reservation: Reservation) -> Instr
     amounts = reservation.request.resources.describe()
     if reservation.is_live and reservation.target == cluster:
         message = f"Hold {amounts} for requester {reservation.requester}"
-        return Instruction(Side.PROVIDER, Action.HOLD, message, reservation)
+        return Instruction(Side.PROVIDER, InstructionAction.HOLD, message, reservation)
     message = f"Release {amounts} held for requester {reservation.requester}"
-    return Instruction(Side.PROVIDER, Action.WITHDRAW, message, reservation)
+    return Instruction(Side.PROVIDER, InstructionAction.WITHDRAW, message, reservation)

@@ -20,7 +20,7 @@ import structlog
 
 from kubelend.broker import change_log
 from kubelend.broker.group_commit import GroupCommit
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import (
     NO_REPLICA,
     SINGLE_REPLICA,
@@ -66,7 +66,7 @@ class LedgerWriter:
         self,
         open_store: OpenStore,
         clock: Clock,
-        metrics: Metrics,
+        metrics: BrokerMetrics,
         retention: timedelta,
         lost_after: timedelta,
         leadership: Leadership = SINGLE_REPLICA,

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output, request_flags
 from kubelend.cli.options import Many, flag
-from kubelend.cli.output import Format
+from kubelend.cli.output import OutputFormat
 from kubelend.core.errors import InvalidInput
 from kubelend.kits import tables
 from kubelend.wire import bodies
@@ -86,7 +86,7 @@ def advertisement_from_flags(
 def advertise(
     *,
     advertisement: bodies.Advertisement,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     settings: ClientSettings,
 ) -> None:
     """Advertise the resources of a cluster once; the broker uses that for some minutes.

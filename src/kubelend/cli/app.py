@@ -37,7 +37,7 @@ from kubelend.cli import (
     reservations,
 )
 from kubelend.cli.exit_codes import ExitCode
-from kubelend.cli.output import Format
+from kubelend.cli.output import OutputFormat
 from kubelend.kits import tables
 
 # -- commands that have no file of their own
@@ -77,7 +77,7 @@ def version(
     client: Annotated[
         bool, options.flag("Only the version of this command.", None, "--client")
     ] = False,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings | None,
 ) -> None:

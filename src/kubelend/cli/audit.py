@@ -14,7 +14,7 @@ from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import flag
-from kubelend.cli.output import Column, Format, Printer
+from kubelend.cli.output import Column, OutputFormat, Printer
 from kubelend.core.errors import InvalidInput
 from kubelend.core.resources import Resources
 from kubelend.kits import tables
@@ -115,7 +115,7 @@ def audit_log(
     since: Annotated[str, flag("Not before this time.", "TIME")] = "",
     until: Annotated[str, flag("Before this time.", "TIME")] = "",
     tail: Annotated[int, flag("Number of lines, the newest.", min=1)] = 50,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     settings: ClientSettings,
 ) -> None:
     """Print the audit log: every change and every rejected call, oldest first."""
@@ -126,7 +126,7 @@ def audit_log(
     found = calls.call_broker(
         settings, lambda client: client.audit.latest(filters, tail), _FILTER_FLAGS
     )
-    lines, wide = found[::-1], format is Format.WIDE
+    lines, wide = found[::-1], format is OutputFormat.WIDE
     LINES.show_list(lines, format, text=lambda: audit_table(lines, output.width(), wide=wide))
 
 

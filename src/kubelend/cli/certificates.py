@@ -17,7 +17,7 @@ from urllib.parse import quote
 from kubelend.apps.settings import CertificateSettings, ClientSettings
 from kubelend.cli import calls, options, output
 from kubelend.cli.options import Many, flag
-from kubelend.cli.output import Format
+from kubelend.cli.output import OutputFormat
 from kubelend.core import durations, lifecycle
 from kubelend.core.errors import InvalidIdentity, InvalidInput, KubelendError
 from kubelend.kits import tables
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @options.takes(settings=options.holder)
 def show_certificate(
-    format: options.Output = Format.TABLE, *, settings: CertificateSettings
+    format: options.Output = OutputFormat.TABLE, *, settings: CertificateSettings
 ) -> None:
     """Show the certificate in --cert-path: holder, validity and trusted authorities."""
     from kubelend.pki import inspection
@@ -322,7 +322,7 @@ def show_authority(
     *,
     authority: AuthorityDirectory = Path("ca"),
     passphrase: Passphrase | None,
-    format: options.Output = output.Format.TABLE,
+    format: options.Output = output.OutputFormat.TABLE,
 ) -> None:
     """Show the authorities in a directory, their hashes, and which one signs."""
     from kubelend.pki import inspection

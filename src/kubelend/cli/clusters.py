@@ -9,7 +9,7 @@ from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, limits, options, output
 from kubelend.cli.calls import Backend
 from kubelend.cli.options import Target
-from kubelend.cli.output import Column, Format, Printer
+from kubelend.cli.output import Column, OutputFormat, Printer
 from kubelend.cli.reservations import RESERVATIONS
 from kubelend.kits import tables
 from kubelend.wire import bodies
@@ -21,7 +21,7 @@ LIVE = "Reserved,Active"
 @options.takes(target=options.target)
 def get_clusters(
     name: Annotated[str, options.argument("[CLUSTER]", "cluster", help="Only this one.")] = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     target: Target,
 ) -> None:
@@ -48,7 +48,7 @@ def describe_cluster(name: options.ClusterName, *, target: Target) -> None:
 def cordon(
     name: options.ClusterName,
     reason: options.Reason = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -61,7 +61,10 @@ def cordon(
 
 @options.takes(settings=options.client)
 def uncordon(
-    name: options.ClusterName, format: options.Output = Format.TABLE, *, settings: ClientSettings
+    name: options.ClusterName,
+    format: options.Output = OutputFormat.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Open a cluster to new reservations again."""
     found = calls.call_broker(settings, lambda client: client.uncordon(name))
@@ -74,7 +77,7 @@ def drain(
     reason: options.Reason = "",
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:

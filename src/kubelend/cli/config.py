@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from kubelend.apps.settings import broker_url_problem
 from kubelend.cli import output
-from kubelend.cli.output import Column, Format, Printer
+from kubelend.cli.output import Column, OutputFormat, Printer
 from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidSettings, NotFound
 from kubelend.kits import tables
@@ -266,11 +266,11 @@ ContextName = Annotated[str, typer.Argument(metavar="CONTEXT", show_default=Fals
 
 def get_contexts(
     format: Annotated[
-        Format,
+        OutputFormat,
         typer.Option(
             "--output", "-o", help="Output format: table, json, yaml or name.", metavar="FORMAT"
         ),
-    ] = Format.TABLE,
+    ] = OutputFormat.TABLE,
 ) -> None:
     """List the contexts of the configuration file."""
     config = load()

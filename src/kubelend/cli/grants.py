@@ -12,7 +12,7 @@ import typer
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output
 from kubelend.cli.options import flag
-from kubelend.cli.output import Format
+from kubelend.cli.output import OutputFormat
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.kits import tables
 
@@ -42,7 +42,7 @@ def verify_grant(
         str,
         flag("Cluster that the grant has to be for.", "CLUSTER", callback=options.named("cluster")),
     ],
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
 ) -> None:
     """Verify a grant without a broker: signature, provider and expiry."""
     from kubelend.pki import grants
@@ -50,10 +50,10 @@ def verify_grant(
     text = sys.stdin.read(grants.MAX_GRANT_LENGTH + 1) if grant == "-" else grant
     found = grants.verify_grant(text, _keys(keys))
     found.check(provider=provider, now=output.now())
-    if format is Format.TABLE:
+    if format is OutputFormat.TABLE:
         output.print_text(_grant_summary(found))
-    elif format in {Format.JSON, Format.YAML}:
-        print((output.json if format is Format.JSON else output.yaml)(found))
+    elif format in {OutputFormat.JSON, OutputFormat.YAML}:
+        print((output.json if format is OutputFormat.JSON else output.yaml)(found))
     else:
         raise InvalidInput(
             f"--output: {format} is not supported for grants", hint="use json or yaml"

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output, request_flags
 from kubelend.cli.options import Many, flag
-from kubelend.cli.output import Column, Format, Printer, format_price
+from kubelend.cli.output import Column, OutputFormat, Printer, format_price
 from kubelend.core.errors import InvalidInput
 from kubelend.kits import tables
 from kubelend.wire import bodies
@@ -73,7 +73,7 @@ def get_policies(
     name: Annotated[
         str, options.argument("[CLUSTER]", "cluster", "policy", help="Only that of this one.")
     ] = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -105,7 +105,7 @@ def set_policy(
     name: PolicyOf,
     *,
     policy: PolicyRequest,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     settings: ClientSettings,
 ) -> None:
     """Set the lending policy of a cluster, replacing the one set before.
@@ -135,7 +135,7 @@ def _amounts(flag: str, texts: Many) -> dict[str, str | int]:
     return {**request_flags.parse_pairs(flag, request_flags.split_commas(texts))}
 
 
-def _show_policy(found: PolicyStatus, format: Format) -> None:
+def _show_policy(found: PolicyStatus, format: OutputFormat) -> None:
     POLICIES.show(found, format, lambda: policy_text(found, output.width()))
 
 
@@ -178,7 +178,7 @@ def get_quotas(
     name: Annotated[
         str, options.argument("[CLUSTER]", "cluster", "quota", help="Only that of this one.")
     ] = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -204,7 +204,7 @@ def set_quota(
     name: QuotaOf,
     *,
     quota: QuotaRequest,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     settings: ClientSettings,
 ) -> None:
     """Set the quota of a cluster, replacing the one set before. Existing reservations stay.
@@ -226,7 +226,7 @@ def delete_quota(name: QuotaOf, *, settings: ClientSettings) -> None:
     output.print_text(f"quota/{name} deleted")
 
 
-def _show_quota(found: QuotaStatus, format: Format) -> None:
+def _show_quota(found: QuotaStatus, format: OutputFormat) -> None:
     QUOTAS.show(found, format, lambda: quota_text(found))
 
 

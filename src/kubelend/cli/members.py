@@ -13,7 +13,7 @@ import typer
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output
 from kubelend.cli.options import flag
-from kubelend.cli.output import Column, Format, Printer
+from kubelend.cli.output import Column, OutputFormat, Printer
 from kubelend.cli.reservations import RESERVATIONS
 from kubelend.core.errors import InvalidInput, NotFound
 from kubelend.core.lifecycle import Role
@@ -70,7 +70,7 @@ def get_members(
     name: Annotated[str, options.argument("[[ROLE/]NAME]", help="Only this one.")] = "",
     status: Annotated[str, flag("Only these.", "Pending|Accepted|Revoked")] = "",
     standing: Annotated[str, typer.Option(hidden=True)] = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -101,7 +101,7 @@ def approve(
     keep_old: Annotated[
         bool, flag("Keep the certificates of the member's previous key valid.", None, "--keep-old")
     ] = False,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -133,7 +133,7 @@ def revoke(
     reason: options.Reason = "",
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -249,7 +249,7 @@ def create_token(
             envvar="KUBELEND_JOIN_ADDRESS",
         ),
     ] = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     settings: ClientSettings,
 ) -> None:
     """Create a join token, and print the `kubelend join` command with it.
@@ -263,7 +263,7 @@ def create_token(
         [f"token/{made.id}"],
     )
     output.show(made, format, text, names, "Token")
-    if format is Format.TABLE:
+    if format is OutputFormat.TABLE:
         output.note(_token_note(made))
 
 
@@ -273,7 +273,7 @@ _TOKEN_FIELDS: Final = calls.fields_of("", "ttl", "uses", "role") | {"name": "--
 @options.takes(settings=options.client)
 def get_tokens(
     token: Annotated[str, options.argument("[ID]", "token", help="Only this one.")] = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:

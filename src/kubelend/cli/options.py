@@ -34,7 +34,7 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
 from kubelend.apps.settings import BrokerSettings, CertificateSettings, ClientSettings
 from kubelend.cli import config
-from kubelend.cli.output import Format
+from kubelend.cli.output import OutputFormat
 from kubelend.core.errors import InvalidInput, InvalidSettings
 
 Body = TypeVar("Body")
@@ -100,7 +100,7 @@ def argument(metavar: str, *kinds: str, help: str | None = None) -> Any:
 
 
 Output = Annotated[
-    Format,
+    OutputFormat,
     flag(
         "Output format: table, wide, json, yaml or name.",
         *("FORMAT", "--output", "-o"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Body = TypeVar("Body", bound="msgspec.Struct")
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """What `-o` takes."""
 
     TABLE = "table"  # for people
@@ -72,15 +72,15 @@ class Printer(NamedTuple, Generic[Body]):
     def shown(self, *, wide: bool) -> list[Column[Body]]:
         return [column for column in self.columns if wide or not column.is_wide]
 
-    def show(self, one: Body, format: Format, text: Callable[[], str] | None = None) -> None:
+    def show(self, one: Body, format: OutputFormat, text: Callable[[], str] | None = None) -> None:
         """Print one object; for people as this text, or as a table."""
-        text = text or (lambda: self.table([one], now(), wide=format is Format.WIDE))
+        text = text or (lambda: self.table([one], now(), wide=format is OutputFormat.WIDE))
         show(one, format, text, [self.name(one)], self.kind)
 
     def show_list(
         self,
         found: Sequence[Body],
-        format: Format,
+        format: OutputFormat,
         where: str = "",
         text: Callable[[], str] | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class Printer(NamedTuple, Generic[Body]):
             listed = {"kind": f"{self.kind}List", "items": [typed(self.kind, one) for one in found]}
             _show(listed, format, str, ())
         elif found:
-            text = text or (lambda: self.table(found, now(), wide=format is Format.WIDE))
+            text = text or (lambda: self.table(found, now(), wide=format is OutputFormat.WIDE))
             _show(found, format, text, map(self.name, found))
         else:
             note(f"No {self.plural} found{where}.")
@@ -97,7 +97,7 @@ class Printer(NamedTuple, Generic[Body]):
 
 def show(
     body: msgspec.Struct,
-    format: Format,
+    format: OutputFormat,
     text: Callable[[], str],
     names: Iterable[str],
     kind: str = "",
@@ -113,19 +113,21 @@ def typed(kind: str, body: msgspec.Struct) -> dict[str, Any]:
     return {"kind": kind, **msgspec.to_builtins(body)}
 
 
-def _show(value: object, format: Format, text: Callable[[], str], names: Iterable[str]) -> None:
-    if format is Format.JSON:
+def _show(
+    value: object, format: OutputFormat, text: Callable[[], str], names: Iterable[str]
+) -> None:
+    if format is OutputFormat.JSON:
         print(json(value))
-    elif format is Format.YAML:
+    elif format is OutputFormat.YAML:
         print(yaml(value), end="")
-    elif format is Format.NAME:
+    elif format is OutputFormat.NAME:
         for name in names:
             print(tables.sanitize_line(name))
     else:
         print_text(text())
 
 
-_STRUCTURED = frozenset({Format.JSON, Format.YAML})
+_STRUCTURED = frozenset({OutputFormat.JSON, OutputFormat.YAML})
 
 
 def details(pairs: Iterable[tuple[str, str | int | datetime | None]], now: datetime) -> str:

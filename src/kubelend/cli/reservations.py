@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, exit_codes, options, output, request_flags
 from kubelend.cli.options import KubeTarget, Target, flag
-from kubelend.cli.output import Column, Format, Printer
+from kubelend.cli.output import Column, OutputFormat, Printer
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity, NotFound
 from kubelend.core.lifecycle import Phase
@@ -59,7 +59,7 @@ def borrow(
     dry_run: Annotated[
         bool, flag("Show what would be chosen; change nothing.", None, "--dry-run")
     ] = False,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     target: Target,
 ) -> None:
     """Reserve capacity on the best cluster that fits.
@@ -74,7 +74,7 @@ def borrow(
         target, lambda backend: reserve_and_wait(backend, wanted, key), request_flags.FIELDS
     )
     has_failed = found.status.phase == "Failed"
-    if not has_failed or format is not Format.TABLE:
+    if not has_failed or format is not OutputFormat.TABLE:
         _show(found, format)
     if has_failed:
         is_object = isinstance(target, KubeTarget)
@@ -93,7 +93,7 @@ def explain(
         ),
     ] = "",
     limit: Annotated[int, flag("Maximum number of clusters to show.", min=1, max=100)] = 20,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -127,7 +127,7 @@ def get_reservations(
     cluster: OfCluster = "",
     watch: Watch = False,
     all_namespaces: options.AllNamespaces = False,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     target: Target,
 ) -> None:
@@ -151,7 +151,7 @@ def _get_side(role: Role, help: str) -> Callable[..., None]:
         cluster: OfCluster = "",
         watch: Watch = False,
         all_namespaces: options.AllNamespaces = False,
-        format: options.Output = Format.TABLE,
+        format: options.Output = OutputFormat.TABLE,
         *,
         target: Target,
     ) -> None:
@@ -175,7 +175,7 @@ def describe_reservation(name: options.ReservationName, *, target: Target) -> No
 
 @options.takes(target=options.target)
 def release(
-    names: options.ReservationNames, format: options.Output = Format.TABLE, *, target: Target
+    names: options.ReservationNames, format: options.Output = OutputFormat.TABLE, *, target: Target
 ) -> None:
     """Release reservations. Repeating it has no further effect.
 
@@ -196,7 +196,7 @@ def renew(
             *("DURATION", "--for", "--duration"),
         ),
     ] = "",
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -210,7 +210,7 @@ def renew(
 @options.takes(settings=options.client)
 def activate(
     name: options.ReservationName,
-    format: options.Output = Format.TABLE,
+    format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
@@ -240,7 +240,12 @@ class ReservationFilter(NamedTuple):
 
 
 def _get(
-    target: Target, wanted: ReservationFilter, format: Format, *, watch: bool, all_namespaces: bool
+    target: Target,
+    wanted: ReservationFilter,
+    format: OutputFormat,
+    *,
+    watch: bool,
+    all_namespaces: bool,
 ) -> None:
     _check_phases(wanted.phases)
     if all_namespaces:
@@ -289,13 +294,13 @@ def _check_phases(names: str) -> None:
 
 
 async def release_all(
-    backend: Backend, names: list[str], format: Format
+    backend: Backend, names: list[str], format: OutputFormat
 ) -> KubelendError | OSError | None:
     """Release each; an error does not stop the others, and the last one is returned.
 
     For people each is printed as it is released. For programs, several are one list, as `get` prints them.
     """
-    is_list = len(names) > 1 and format in {Format.JSON, Format.YAML}
+    is_list = len(names) > 1 and format in {OutputFormat.JSON, OutputFormat.YAML}
     released: list[bodies.Reservation] = []
     failure: KubelendError | OSError | None = None
     for name in names:
@@ -312,7 +317,7 @@ async def release_all(
     return failure
 
 
-def _show(found: bodies.Reservation, format: Format) -> None:
+def _show(found: bodies.Reservation, format: OutputFormat) -> None:
     RESERVATIONS.show(found, format, lambda: summary(found, output.now()))
 
 
@@ -388,33 +393,35 @@ def _progress(text: str) -> Iterator[None]:
 # -- watches
 
 
-async def watch_reservations(backend: Backend, wanted: ReservationFilter, format: Format) -> None:
+async def watch_reservations(
+    backend: Backend, wanted: ReservationFilter, format: OutputFormat
+) -> None:
     """Print the present state, and then each change, until Ctrl-C."""
     has_begun = False
     async with contextlib.aclosing(backend.stream()) as instructions:
         async for instruction in instructions:
             if wanted.matches(instruction):
                 # Not earlier: a caller who may not watch gets an error and no headers.
-                if not has_begun and format in {Format.TABLE, Format.WIDE}:
+                if not has_begun and format in {OutputFormat.TABLE, OutputFormat.WIDE}:
                     _print_row(format, lambda column: column.header)
                 has_begun = True
                 _print_change(instruction.reservation, format)
 
 
-def _print_change(found: bodies.Reservation, format: Format) -> None:
-    if format is Format.JSON:
+def _print_change(found: bodies.Reservation, format: OutputFormat) -> None:
+    if format is OutputFormat.JSON:
         print(output.json(output.typed("Reservation", found), indent=-1), flush=True)
-    elif format is Format.YAML:
+    elif format is OutputFormat.YAML:
         print("---\n" + output.yaml(output.typed("Reservation", found)), end="", flush=True)
-    elif format is Format.NAME:
+    elif format is OutputFormat.NAME:
         print(tables.sanitize_line(RESERVATIONS.name(found)), flush=True)
     else:
         now = output.now()
         _print_row(format, lambda column: column.cell(found, now))
 
 
-def _print_row(format: Format, cell: Callable[[Column[bodies.Reservation]], str]) -> None:
-    columns = RESERVATIONS.shown(wide=format is Format.WIDE)
+def _print_row(format: OutputFormat, cell: Callable[[Column[bodies.Reservation]], str]) -> None:
+    columns = RESERVATIONS.shown(wide=format is OutputFormat.WIDE)
     row = tables.format_row(list(map(cell, columns)), [column.width for column in columns])
     print(row, flush=True)
 
@@ -445,7 +452,7 @@ def _check_explain_arguments(name: str, request: bodies.ReservationRequest | Non
         )
 
 
-def _show_explanation(found: bodies.Explanation, format: Format) -> None:
+def _show_explanation(found: bodies.Explanation, format: OutputFormat) -> None:
     fitting = [f"cluster/{one.cluster_id}" for one in found.candidates if one.fits]
     output.show(
         found, format, lambda: explanation_text(found, output.width()), fitting, "Explanation"

@@ -146,7 +146,7 @@ REJECTED_PREFIX: Final = "Rejected: "
 """Prefix of the status message of an object whose spec was rejected."""
 
 
-class Action(Enum):
+class AdvertisementAction(Enum):
     """What to do, each with the state of the object that requires it."""
 
     ADVERTISE = "it has a new spec, or one that this broker has not processed yet"
@@ -170,7 +170,7 @@ def plan_advertisement(
     advertisement: models.Advertisement | None,
     processed: models.Advertisement | None,
     record: models.Cluster | None,
-) -> Action | None:
+) -> AdvertisementAction | None:
     """The next action before the status is written; None if there is none.
 
     `advertisement` is the one in the spec, None if it is rejected; `processed` the last one processed from
@@ -180,16 +180,16 @@ def plan_advertisement(
         return None
     if labels.is_managed(found.metadata):
         if record is None:
-            return Action.DELETE_ORPHAN
-        return None if _matches_record(found, record) else Action.REPAIR
+            return AdvertisementAction.DELETE_ORPHAN
+        return None if _matches_record(found, record) else AdvertisementAction.REPAIR
     if advertisement is not None and (
         record is None or _is_unprocessed(found, advertisement, processed, record)
     ):
         is_outdated = _is_outdated(advertisement, processed, record)
-        return Action.IGNORE_OUTDATED if is_outdated else Action.ADVERTISE
+        return AdvertisementAction.IGNORE_OUTDATED if is_outdated else AdvertisementAction.ADVERTISE
     if record is None or not is_record_object(found):
         return None
-    return None if labels.has_record(found.status.record, record) else Action.REPAIR
+    return None if labels.has_record(found.status.record, record) else AdvertisementAction.REPAIR
 
 
 def is_record_object(found: ClusterAdvertisement) -> bool:

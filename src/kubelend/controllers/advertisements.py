@@ -14,7 +14,7 @@ from typing import Final
 from kubelend.broker import service
 from kubelend.broker.service import Broker
 from kubelend.controllers import advertisement_plan, events, labels
-from kubelend.controllers.advertisement_plan import Action, MergePatch
+from kubelend.controllers.advertisement_plan import AdvertisementAction, MergePatch
 from kubelend.controllers.events import EventRecord, EventRecorder
 from kubelend.controllers.reconciler import NextDue, Reconciler
 from kubelend.core import models
@@ -122,16 +122,16 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             found, advertisement, self._processed.get(uid), record
         )
         if advertisement is not None:
-            if action is Action.ADVERTISE:
+            if action is AdvertisementAction.ADVERTISE:
                 await self._broker.advertise(advertisement)
             self._processed[uid] = advertisement
         match action:
-            case Action.ADVERTISE:
+            case AdvertisementAction.ADVERTISE:
                 self._enqueue(found.metadata.name)
-            case Action.IGNORE_OUTDATED:
+            case AdvertisementAction.IGNORE_OUTDATED:
                 self._recorder.emit(EventRecord("Warning", "Outdated", OUTDATED, found))
                 self._enqueue(found.metadata.name)
-            case Action.REPAIR | Action.DELETE_ORPHAN:
+            case AdvertisementAction.REPAIR | AdvertisementAction.DELETE_ORPHAN:
                 await self._repair(found, record)
             case None:
                 self._drift.clear(found)
@@ -145,7 +145,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         if current is None or self._record_for(current) is not record:
             return
         action = advertisement_plan.plan_advertisement(current, None, None, record)
-        if action is Action.DELETE_ORPHAN:
+        if action is AdvertisementAction.DELETE_ORPHAN:
             await self._broker.check_fencing()
             await self._delete_orphan(current)
         elif action is not None and record is not None and self._drift.may_repair(current, action):

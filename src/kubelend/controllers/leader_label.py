@@ -33,13 +33,13 @@ REREAD_EVERY: Final = 40
 log = structlog.get_logger("kubelend.election")
 
 
-class Pod(ObjectStruct, frozen=True):
-    """A Pod with its metadata only."""
+class LabelledPod(ObjectStruct, frozen=True):
+    """A LabelledPod with its metadata only."""
 
     metadata: Metadata
 
 
-PODS: Final = Resource("", "v1", "pods", "Pod", Pod)
+PODS: Final = Resource("", "v1", "pods", "Pod", LabelledPod)
 
 
 class OwnPod(NamedTuple):

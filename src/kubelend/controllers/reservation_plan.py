@@ -37,7 +37,7 @@ class ActionKind(Enum):
     OBSERVE_GENERATION = "only status.observedGeneration is to be updated"
 
 
-class Action(NamedTuple):
+class ReservationAction(NamedTuple):
     kind: ActionKind
     reason: Reason = Reason.BY_REQUESTER
     """Of a release."""
@@ -45,13 +45,15 @@ class Action(NamedTuple):
     """The fields to repair, with their values in the object."""
 
 
-def plan_reservation(found: Reservation, record: models.Reservation | None) -> Action | None:
+def plan_reservation(
+    found: Reservation, record: models.Reservation | None
+) -> ReservationAction | None:
     """The next action; None if there is none."""
     # Names are unique: if the record is not this object's, then the record's object is deleted.
     is_own = labels.is_managed(found.metadata) or found.status.record is not None
     key = objects.request_key_for_uid(found.metadata.uid)
     if record is not None and not is_own and record.request.key != key:
-        return Action(ActionKind.FORGET)
+        return ReservationAction(ActionKind.FORGET)
     if labels.is_being_deleted(found.metadata):
         return _plan_deletion(found, record)
     if record is None:
@@ -74,34 +76,44 @@ def request_from_object(found: Reservation, terms: RequestLimits) -> models.Requ
     return conversion.to_request(spec, requester, key, terms)
 
 
-def _plan_deletion(found: Reservation, record: models.Reservation | None) -> Action | None:
+def _plan_deletion(
+    found: Reservation, record: models.Reservation | None
+) -> ReservationAction | None:
     if record is None:
-        return Action(ActionKind.REMOVE_FINALIZER) if labels.has_finalizer(found.metadata) else None
+        return (
+            ReservationAction(ActionKind.REMOVE_FINALIZER)
+            if labels.has_finalizer(found.metadata)
+            else None
+        )
     if not labels.is_managed(found.metadata):
-        return Action(ActionKind.FORGET)
+        return ReservationAction(ActionKind.FORGET)
     # REST clients can still look it up by its ID for a while.
     if record.phase not in FINAL:
-        return Action(ActionKind.RELEASE, Reason.DELETED)
+        return ReservationAction(ActionKind.RELEASE, Reason.DELETED)
     is_held = labels.has_finalizer(found.metadata)
-    return Action(ActionKind.REPAIR, fields=(("finalizers", ()),)) if is_held else None
+    return ReservationAction(ActionKind.REPAIR, fields=(("finalizers", ()),)) if is_held else None
 
 
-def _plan_without_record(found: Reservation) -> Action | None:
+def _plan_without_record(found: Reservation) -> ReservationAction | None:
     if labels.is_managed(found.metadata):
-        return Action(ActionKind.DELETE_ORPHAN)
+        return ReservationAction(ActionKind.DELETE_ORPHAN)
     if found.status.phase in FINAL:
         return None
-    return Action(ActionKind.RESERVE) if found.status.record is None else Action(ActionKind.RESET)
+    return (
+        ReservationAction(ActionKind.RESERVE)
+        if found.status.record is None
+        else ReservationAction(ActionKind.RESET)
+    )
 
 
-def _plan_conditions(found: Reservation, record: models.Reservation) -> Action | None:
+def _plan_conditions(found: Reservation, record: models.Reservation) -> ReservationAction | None:
     if record.phase in FINAL:
         return None
     if _true_condition(found, "RequesterReleased") is not None:
-        return Action(ActionKind.RELEASE)
+        return ReservationAction(ActionKind.RELEASE)
     active = _true_condition(found, "RequesterActive")
     if active is not None and record.phase is Phase.RESERVED and _is_current(active, record):
-        return Action(ActionKind.ACTIVATE)
+        return ReservationAction(ActionKind.ACTIVATE)
     return None
 
 
@@ -118,14 +130,14 @@ def _is_current(active: Condition, record: models.Reservation) -> bool:
     return at is not None and at >= record.reserved_at
 
 
-def _plan_repair(found: Reservation, record: models.Reservation) -> Action | None:
+def _plan_repair(found: Reservation, record: models.Reservation) -> ReservationAction | None:
     if drifted := tuple(_drifted_fields(found, record)):
-        return Action(ActionKind.REPAIR, fields=drifted)
+        return ReservationAction(ActionKind.REPAIR, fields=drifted)
     is_noted = found.status.observed_generation == found.metadata.generation
     return (
         None
         if is_noted or labels.is_managed(found.metadata)
-        else Action(ActionKind.OBSERVE_GENERATION)
+        else ReservationAction(ActionKind.OBSERVE_GENERATION)
     )
 
 

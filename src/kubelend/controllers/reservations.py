@@ -15,7 +15,7 @@ from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.controllers import events, labels, reservation_plan
 from kubelend.controllers.events import EventRecord, EventRecorder
 from kubelend.controllers.reconciler import DRIFT_GRACE, NextDue, Reconciler
-from kubelend.controllers.reservation_plan import Action, ActionKind
+from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core import models
 from kubelend.core.audit_log import AuditEntry
 from kubelend.core.errors import KubelendError, Unavailable
@@ -79,7 +79,9 @@ class ReservationReconciler(Reconciler[Reservation]):
         if record is not None and _needs_object(record) and await self._read_current(name) is None:
             await self._broker.release_and_archive(record.id, Reason.DELETED)
 
-    def _plan(self, found: Reservation) -> tuple[Action | None, models.Reservation | None]:
+    def _plan(
+        self, found: Reservation
+    ) -> tuple[ReservationAction | None, models.Reservation | None]:
         record = self._record(found.metadata.name)
         return reservation_plan.plan_reservation(found, record), record
 
@@ -106,7 +108,10 @@ class ReservationReconciler(Reconciler[Reservation]):
             await self._broker.release_and_archive(record.id, Reason.DELETED)
 
     async def _execute(
-        self, found: Reservation, action: Action | None, record: models.Reservation | None
+        self,
+        found: Reservation,
+        action: ReservationAction | None,
+        record: models.Reservation | None,
     ) -> None:
         name, kind = ReservationId(found.metadata.name), action and action.kind
         match kind:
@@ -196,7 +201,11 @@ class ReservationReconciler(Reconciler[Reservation]):
         return await self._patch(found, {"status": fields}, "status") is not None
 
 
-_DRIFT_ACTIONS: Final = (ActionKind.REPAIR, ActionKind.DELETE_ORPHAN, ActionKind.RESET)
+_DRIFT_ACTIONS: Final = (
+    ActionKind.REPAIR,
+    ActionKind.DELETE_ORPHAN,
+    ActionKind.RESET,
+)
 
 
 def _needs_object(record: models.Reservation) -> bool:

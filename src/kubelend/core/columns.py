@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kubelend.core import timestamps
-from kubelend.core.lending import EVERYONE, Access, EffectivePolicy, OpeningHours
+from kubelend.core.lending import EVERYONE, AccessLists, EffectivePolicy, OpeningHours
 from kubelend.core.models import ClusterId
 from kubelend.core.timestamps import from_micros, to_micros
 
@@ -120,7 +120,7 @@ class PolicyColumns(ColumnGroup):
         """Rows with a cap per requester."""
         self.policy_count = self.requester_cap_count = 0
         """Number of such rows."""
-        self.access: DictionaryColumn[Access] = DictionaryColumn(capacity)
+        self.access: DictionaryColumn[AccessLists] = DictionaryColumn(capacity)
         self.opening_hours = OpeningHoursColumn(capacity)
         self._columns: dict[str, LimitColumn] = {}
         self._requester_masks: dict[ClusterId, RequesterMask] = {}

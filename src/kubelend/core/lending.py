@@ -48,7 +48,7 @@ class LendingPolicy(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 NO_POLICY = LendingPolicy()
 
 
-class Access(NamedTuple):
+class AccessLists(NamedTuple):
     """The allow and deny lists of a provider. Hashable, because many providers share one."""
 
     allow: tuple[NamePatterns, ...] = ()
@@ -62,13 +62,13 @@ class Access(NamedTuple):
         return matches_any(requester, self.deny)
 
 
-EVERYONE = Access()
+EVERYONE = AccessLists()
 
 
 class EffectivePolicy(msgspec.Struct, frozen=True):
     """The effective policy of one provider."""
 
-    access: Access
+    access: AccessLists
     keep_back: Resources
     max_lent: dict[str, int]
     max_per_requester: dict[str, int]
@@ -94,7 +94,9 @@ def effective_policy(
     if one == other == NO_POLICY:
         return None
     return EffectivePolicy(
-        access=Access(_both_lists(one.allow, other.allow), tuple(sorted({*one.deny, *other.deny}))),
+        access=AccessLists(
+            _both_lists(one.allow, other.allow), tuple(sorted({*one.deny, *other.deny}))
+        ),
         keep_back=one.keep_back.elementwise_max(other.keep_back),
         max_lent=_smaller_caps(one.max_lent, other.max_lent),
         max_per_requester=_smaller_caps(one.max_per_requester, other.max_per_requester),

@@ -214,7 +214,7 @@ class Extension(msgspec.Struct):
     extension: Any = None
 
 
-class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+class KubeCluster(msgspec.Struct, frozen=True, rename="kebab"):
     """Address of an API server and how to verify it."""
 
     server: str = ""
@@ -243,7 +243,7 @@ class ExecConfig(msgspec.Struct, frozen=True, rename="camel"):
     install_hint: str = ""
 
 
-class User(msgspec.Struct, frozen=True, rename="kebab"):
+class KubeUser(msgspec.Struct, frozen=True, rename="kebab"):
     """Credentials of a user."""
 
     client_certificate: str = ""
@@ -264,7 +264,7 @@ class User(msgspec.Struct, frozen=True, rename="kebab"):
         return "User(...)"
 
 
-class Context(msgspec.Struct, frozen=True):
+class KubeContext(msgspec.Struct, frozen=True):
     """A user at a cluster, with a default namespace."""
 
     cluster: str = ""
@@ -276,9 +276,9 @@ class SelectedContext(NamedTuple):
     """The selected context, with the files that its cluster and user come from."""
 
     name: str
-    cluster: Cluster
+    cluster: KubeCluster
     cluster_file: Path
-    user: User
+    user: KubeUser
     user_file: Path
     namespace: str
 
@@ -308,7 +308,7 @@ def select_context(paths: Sequence[Path], context: str = "") -> SelectedContext:
         )
     _, chosen = _find_entry("context", name, where, found)
     cluster_file, cluster = _find_entry("cluster", chosen.cluster, where, found)
-    user_file, user = paths[0], User()
+    user_file, user = paths[0], KubeUser()
     if chosen.user:
         user_file, user = _find_entry("user", chosen.user, where, found)
     return SelectedContext(name, cluster, cluster_file, user, user_file, chosen.namespace)
@@ -321,9 +321,9 @@ class _Entry(msgspec.Struct):
     """A named entry of one of the three lists."""
 
     name: str
-    cluster: Cluster | None = None
-    user: User | None = None
-    context: Context | None = None
+    cluster: KubeCluster | None = None
+    user: KubeUser | None = None
+    context: KubeContext | None = None
 
 
 class _KubeconfigFile(msgspec.Struct, rename="kebab"):
@@ -359,7 +359,7 @@ def _find_entry(
     what: str, name: str, where: str, found: Sequence[tuple[Path, _KubeconfigFile]]
 ) -> tuple[Path, Any]:
     """The entry and its file: the first one wins, as in kubectl."""
-    empty = {"context": Context, "cluster": Cluster, "user": User}[what]
+    empty = {"context": KubeContext, "cluster": KubeCluster, "user": KubeUser}[what]
     names = []
     for path, file in found:
         for entry in getattr(file, f"{what}s") or ():
@@ -376,7 +376,7 @@ def _data_or_file(data: bytes, path: str, relative_to: Path) -> DataOrFile:
     return DataOrFile(path=relative_to.absolute().parent / path)
 
 
-def _check_cluster(cluster: Cluster, choice: SelectedContext, authorities: DataOrFile) -> None:
+def _check_cluster(cluster: KubeCluster, choice: SelectedContext, authorities: DataOrFile) -> None:
     what = f"{choice.cluster_file}, context {choice.name!r}"
     url = urlsplit(cluster.server)
     if url.scheme not in ("https", "http") or not url.hostname:
@@ -393,7 +393,7 @@ def _check_cluster(cluster: Cluster, choice: SelectedContext, authorities: DataO
     authorities.read(hint="correct certificate-authority")
 
 
-def _check_user(user: User, choice: SelectedContext) -> None:
+def _check_user(user: KubeUser, choice: SelectedContext) -> None:
     what = f"{choice.user_file}, context {choice.name!r}"
     if user.auth_provider is not None:
         raise InvalidSettings(
@@ -441,7 +441,7 @@ def _exec_plugin(
     )
 
 
-def _cluster_info(cluster: Cluster, authorities: DataOrFile) -> dict[str, Any]:
+def _cluster_info(cluster: KubeCluster, authorities: DataOrFile) -> dict[str, Any]:
     """Cluster information for an exec plugin, with the field names of a"""
     extensions = {one.name: one.extension for one in reversed(cluster.extensions or ())}
     info: dict[str, Any] = {
@@ -455,7 +455,7 @@ def _cluster_info(cluster: Cluster, authorities: DataOrFile) -> dict[str, Any]:
     return {name: value for name, value in info.items() if value}
 
 
-def _impersonation(user: User) -> tuple[tuple[str, str], ...]:
+def _impersonation(user: KubeUser) -> tuple[tuple[str, str], ...]:
     headers = [("Impersonate-User", user.as_), ("Impersonate-Uid", user.as_uid)]
     headers += [("Impersonate-Group", group) for group in user.as_groups or ()]
     for name, values in (user.as_user_extra or {}).items():

@@ -8,7 +8,7 @@ every change: a requester may write the status of its slices in this cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -56,8 +56,8 @@ class LentReservation(NamedTuple):
     reserved_at: datetime | None = None
 
 
-FindLent = Callable[[str], LentReservation | None]
-"""Returns the reservation of this ID if this cluster holds it now."""
+Lent = Callable[[], Mapping[str, LentReservation]]
+"""Returns the reservations that this cluster holds now, by ID."""
 
 
 class SliceDecision(NamedTuple):
@@ -121,22 +121,20 @@ def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) ->
 class LiqoProvider:
     """Use `run` as a root task; enqueue reservations that change with `on_change`."""
 
-    def __init__(
-        self, api: LiqoApi, exchange: HandshakeExchange, find_lent: FindLent, clock: Clock
-    ) -> None:
+    def __init__(self, api: LiqoApi, exchange: HandshakeExchange, lent: Lent, clock: Clock) -> None:
         self._api = api
         self._exchange = exchange
-        self._find_lent = find_lent
+        self._lent = lent
         self._clock = clock
         self._cluster_id = ""
         self._slices: dict[str, LiqoResource] = {}
-        self._admitted: dict[str, str] = {}
-        """Reservations whose requester has what it needs, with the requester's Liqo ID."""
+        self._admitted: set[str] = set()
+        """Reservations whose requester has what it needs for its identity here."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
 
     def on_change(self, reservation: str) -> None:
         """The reservation, or its handshake, has changed."""
-        if reservation in self._slices or self._find_lent(reservation) is not None:
+        if reservation in self._slices or reservation in {*self._lent(), *self._admitted}:
             self._queue.add(reservation)
 
     async def run(self) -> None:
@@ -162,15 +160,15 @@ class LiqoProvider:
                 self._queue.add(name)
 
     async def _reconcile(self, reservation: str) -> None:
-        lent = self._find_lent(reservation)
+        lent = self._lent().get(reservation)
         if lent is not None and reservation not in self._admitted:
             await self._admit(reservation, lent)
         found = self._slices.get(reservation)
         if found is not None and not found.is_being_deleted:
             await self._answer(found, lent)
         if lent is None:
-            remote = self._admitted.pop(reservation, "")
-            await self._remove_unused_tenant(remote)
+            self._admitted.discard(reservation)
+            await self._remove_unused_tenants()
 
     # -- the handshake
 
@@ -214,7 +212,7 @@ class LiqoProvider:
         )
         if issued is None:
             return replace(own, nonce=nonce, error="Liqo has not issued a certificate yet")
-        self._admitted[reservation] = remote
+        self._admitted.add(reservation)
         log.info("Requester admitted", reservation=reservation, requester=lent.requester)
         return replace(issued, cluster_id=own.cluster_id, nonce=nonce)
 
@@ -274,15 +272,20 @@ class LiqoProvider:
                 "Failed to delete Secret of ResourceSlice", reservation=name, error=str(error)
             )
 
-    async def _remove_unused_tenant(self, remote: str) -> None:
+    async def _remove_unused_tenants(self) -> None:
         """After the last reservation of a requester: what its handshake has created here."""
-        if not remote or remote in self._admitted.values():
-            return
-        namespace = liqo_objects.tenant_namespace(remote)
-        tenant = await self._api.find(TENANTS, remote, namespace)
-        if tenant is None or not tenant.is_managed or self._has_slices(namespace):
-            return
-        await self._api.delete(TENANTS, tenant)
+        requesters = {each.requester for each in self._lent().values()}
+        for tenant in await self._api.list(TENANTS):
+            namespace = tenant.metadata.namespace
+            is_used = liqo_objects.kubelend_cluster(tenant) in requesters
+            if tenant.is_managed and not is_used and not self._has_slices(namespace):
+                await self._remove_tenant(tenant)
+
+    async def _remove_tenant(self, tenant: LiqoResource) -> None:
+        if not tenant.is_being_deleted:
+            await self._api.delete(TENANTS, tenant)
+            log.info("Requester removed", requester=liqo_objects.kubelend_cluster(tenant))
+        namespace, remote = tenant.metadata.namespace, tenant.spec["clusterID"]
         for kind, name in ((NAMESPACES, namespace), (FOREIGN_CLUSTERS, remote)):
             found = await self._api.find(kind, name)
             if found is not None and (found.is_managed or kind is FOREIGN_CLUSTERS):

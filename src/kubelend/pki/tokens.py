@@ -29,7 +29,7 @@ _TOKEN_PATTERN = re.compile(
 _MAX_TOKEN_LENGTH = 200
 
 
-class NewToken(NamedTuple):
+class GeneratedToken(NamedTuple):
     """A new token. Its text is returned once and not stored."""
 
     text: str
@@ -50,9 +50,9 @@ class TokenParts(NamedTuple):
         return f"Parts({self.id}, ...)"
 
 
-def new_token() -> NewToken:
+def new_token() -> GeneratedToken:
     name, secret = _random_base32(_ID_LENGTH), _random_base32(_SECRET_LENGTH)
-    return NewToken(f"{TOKEN_VERSION}.{name}.{secret}", name, secret_digest(secret))
+    return GeneratedToken(f"{TOKEN_VERSION}.{name}.{secret}", name, secret_digest(secret))
 
 
 def parse_token(text: str) -> TokenParts:

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 import make
 import requesters
+from failing_objects import FailingObjects
+from fake_broker import UNREACHABLE
 from kubelend.agent.instructions import (
     RECHECK_INTERVAL,
     ExpiryTracker,
@@ -28,7 +30,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
 )
 from make import HOUR, MINUTE
-from requesters import UNREACHABLE, FailingObjects, clock_off, requester, running
+from requesters import requester
 from virtual_time import in_virtual_time, now, passed, settled, stopped
 
 RETENTION = 30 * MINUTE
@@ -39,7 +41,7 @@ RSV = ReservationId("rsv-1")
 def reserve(rig, by="me", **fields):
     """By another client than the agent."""
     rig.broker.advance()
-    return rig.broker.desk.reserve("cpu=1,memory=1Gi", requester=by, **fields)
+    return rig.broker.runner.reserve("cpu=1,memory=1Gi", requester=by, **fields)
 
 
 # -- its spec
@@ -70,11 +72,9 @@ async def test_instruction_says_what_to_use_and_where(rig):
 
 @in_virtual_time
 async def test_reservation_that_another_client_requested_has_one_too():
-    reservations, broker = ReservationCache(), requesters.LendingBroker()
-    broker.advance()
-    broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
-    reservations.put(broker.body("rsv-1"))
-    async with running(reservations=reservations, broker=broker) as rig:
+    rig = requesters.Rig()
+    rig.reservations.put(rig.broker.body(reserve(rig)))
+    async with rig.running():
         assert await rig.instructions() == [KEY], "known before the start"
         await rig.notify(reserve(rig))
         assert await rig.instructions() == [KEY, "default/rsv-2"]
@@ -95,7 +95,7 @@ async def test_instruction_follows_failover_and_renewal_and_keeps_what_others_wr
     metadata = replace(found.metadata, finalizers=("theirs",), labels={"a": "b"})
     found = await rig.objects.apply(replace(found, metadata=metadata))
     await rig.objects.set_status(replace(found, status=replace(found.status, phase="Ready")))
-    rig.broker.desk.refuse(RSV, "p1")
+    rig.broker.runner.refuse(RSV, "p1")
     await rig.notify("rsv-1")
     await passed(2401)
     found = await rig.instruction(KEY)
@@ -129,16 +129,14 @@ async def test_nothing_is_written_while_nothing_changes(rig):
     assert await rig.instruction(KEY) == stored
 
 
-@in_virtual_time
-async def test_instruction_that_cannot_be_written_is_retried():
-    objects = FailingObjects()
-    async with running(objects=objects) as rig:
-        objects.error = errors.Unavailable("no API server")
-        await rig.notify(reserve(rig))
-        assert await rig.instructions() == []
-        objects.error = None
-        await passed(2)
-        assert await rig.instructions() == [KEY]
+@requester()
+async def test_instruction_that_cannot_be_written_is_retried(rig):
+    rig.objects.error = errors.Unavailable("no API server")
+    await rig.notify(reserve(rig))
+    assert await rig.instructions() == []
+    rig.objects.error = None
+    await passed(2)
+    assert await rig.instructions() == [KEY]
 
 
 @in_virtual_time
@@ -149,7 +147,7 @@ async def test_list_during_a_reconcile_is_no_failure():
                 reconciler.handle_event(Listed([]))
             return await super().find(kind, key)
 
-    broker = requesters.LendingBroker()
+    broker = requesters.lending_broker()
     reconciler = InstructionReconciler(
         Relisted(now),
         broker,
@@ -174,20 +172,16 @@ async def test_list_during_a_reconcile_is_no_failure():
 
 
 @pytest.mark.parametrize("namespace, expected", [("", "team-a"), ("kubelend", "kubelend")])
-@in_virtual_time
+@requester()
 async def test_instruction_is_in_the_namespace_of_the_request_or_the_one_that_is_set(
-    namespace, expected
+    rig, namespace, expected
 ):
-    async with running() as first:
-        await first.create_request(namespace="team-a")
-    async with running(
-        objects=first.objects, broker=first.broker, namespace=namespace
-    ) as restarted:
-        await passed(1)
-        assert await restarted.instructions() == [f"{expected}/rsv-1"]
-    async with running(namespace=namespace) as rig:
-        await rig.create_request(namespace="team-a")
-        assert await rig.instructions() == [f"{expected}/rsv-1"]
+    await rig.create_request(namespace="team-a")
+    await rig.restart(namespace=namespace)
+    await passed(1)
+    assert await rig.instructions() == [f"{expected}/rsv-1"]
+    await rig.create_request("other", namespace="team-a")
+    assert await rig.instructions() == [f"{expected}/rsv-1", f"{expected}/rsv-2"]
 
 
 @requester()
@@ -195,7 +189,7 @@ async def test_instruction_waits_until_its_namespace_is_known(rig):
     rig.broker.response_delay = 5
     await rig.create_request(namespace="team-a")
     await rig.notify("rsv-1")
-    rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+    rig.broker.runner.reserve("cpu=1,memory=1Gi", requester="me")
     await rig.notify("rsv-2")
     await passed(4)
     assert await rig.instructions() == []
@@ -203,62 +197,64 @@ async def test_instruction_waits_until_its_namespace_is_known(rig):
     assert await rig.instructions() == ["default/rsv-2", "team-a/rsv-1"]
 
 
-@in_virtual_time
-async def test_instruction_waits_for_the_first_list_of_requests():
-    class Slow(MemoryObjects):
-        async def watch(self, kind):
-            await asyncio.sleep(5 if kind is ResourceRequest else 0)
-            async with contextlib.aclosing(super().watch(kind)) as events:
-                async for event in events:
-                    yield event
+class SlowObjects(FailingObjects):
+    """ResourceRequests are listed after five seconds."""
 
-    async with running(objects=Slow(now)) as first:
-        await passed(5)
-        await first.create_request(namespace="team-a")
-    await first.objects.delete(ReservationInstruction, "team-a/rsv-1")
-    async with running(objects=first.objects, broker=first.broker) as rig:
-        await rig.notify("rsv-1")
-        assert await rig.instructions() == []
-        await passed(5)
-        assert await rig.instructions() == ["team-a/rsv-1"]
+    async def watch(self, kind):
+        await asyncio.sleep(5 if kind is ResourceRequest else 0)
+        async with contextlib.aclosing(super().watch(kind)) as events:
+            async for event in events:
+                yield event
 
 
-@in_virtual_time
-async def test_instruction_whose_request_is_gone_stays_where_it_is():
-    async with running() as first:
-        await first.create_request(namespace="team-a")
-    await first.set_finalizers("team-a/w")
-    await first.delete("team-a/w")
-    async with running(objects=first.objects, broker=first.broker) as rig:
-        await rig.notify("rsv-1")
-        await passed(1)
-        assert await rig.instructions() == ["team-a/rsv-1"]
+@requester(objects=SlowObjects)
+async def test_instruction_waits_for_the_first_list_of_requests(rig):
+    await passed(5)
+    await rig.create_request(namespace="team-a")
+    await rig.stop()
+    await rig.objects.delete(ReservationInstruction, "team-a/rsv-1")
+    await rig.start()
+    await rig.notify("rsv-1")
+    assert await rig.instructions() == []
+    await passed(5)
+    assert await rig.instructions() == ["team-a/rsv-1"]
+
+
+@requester()
+async def test_instruction_whose_request_is_gone_stays_where_it_is(rig):
+    await rig.create_request(namespace="team-a")
+    await rig.stop()
+    await rig.set_finalizers("team-a/w")
+    await rig.delete("team-a/w")
+    await rig.start()
+    await rig.notify("rsv-1")
+    await passed(1)
+    assert await rig.instructions() == ["team-a/rsv-1"]
 
 
 # -- its end
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-@in_virtual_time
+@requester(finished_ttl=RETENTION)
 async def test_instruction_is_finished_with_its_reservation_and_deleted_after_the_retention(
-    is_restarted,
+    rig, is_restarted
 ):
-    async with running(finished_ttl=RETENTION) as rig:
-        await rig.create_request()
-        await passed(3600)
-        status = (await rig.instruction(KEY)).status
-        assert (status.phase, status.message) == ("Finished", "Duration elapsed")
-        assert status.finished_at == now()
-        await passed(1200 if is_restarted else 1799)
-        assert await rig.instructions() == [KEY]
-        if not is_restarted:
-            await passed(1)
-            assert await rig.instructions() == []
-            return
-    async with running(objects=rig.objects, broker=rig.broker, finished_ttl=RETENTION) as again:
-        assert (await again.instruction(KEY)).status.finished_at == make.T0 + HOUR
-        await passed(601)
-        assert await again.instructions() == []
+    await rig.create_request()
+    await passed(3600)
+    status = (await rig.instruction(KEY)).status
+    assert (status.phase, status.message) == ("Finished", "Duration elapsed")
+    assert status.finished_at == now()
+    await passed(1200 if is_restarted else 1799)
+    assert await rig.instructions() == [KEY]
+    if not is_restarted:
+        await passed(1)
+        assert await rig.instructions() == []
+        return
+    await rig.restart()
+    assert (await rig.instruction(KEY)).status.finished_at == make.T0 + HOUR
+    await passed(601)
+    assert await rig.instructions() == []
 
 
 @pytest.mark.parametrize(
@@ -269,34 +265,34 @@ async def test_instruction_is_finished_with_its_reservation_and_deleted_after_th
         ("unreachable", "", ""),
     ],
 )
-@in_virtual_time
-async def test_end_while_the_agent_was_down(end, phase, message):
-    async with running() as first:
-        await first.create_request()
+@requester()
+async def test_end_while_the_agent_was_down(rig, end, phase, message):
+    await rig.create_request()
+    await rig.stop()
     if end == "released":
-        first.broker.desk.release(RSV)
+        rig.broker.runner.release(RSV)
     elif end == "archived":
-        first.broker.archive("rsv-1")
+        rig.broker.archive("rsv-1")
     else:
-        first.broker.error = UNREACHABLE
-    async with running(objects=first.objects, broker=first.broker) as rig:
-        await passed(0 if phase else 7200)
-        status = (await rig.instruction(KEY)).status
-        assert (status.phase, status.message) == (phase, message)
+        rig.broker.error = UNREACHABLE
+    await rig.start()
+    await passed(0 if phase else 7200)
+    status = (await rig.instruction(KEY)).status
+    assert (status.phase, status.message) == (phase, message)
 
 
-@in_virtual_time
-async def test_reconnect_ends_the_backoff():
-    async with running() as first:
-        await first.create_request()
-    first.broker.desk.release(RSV)
-    first.broker.error = UNREACHABLE
-    async with running(objects=first.objects, broker=first.broker) as rig:
-        await passed(600)
-        rig.broker.error = None
-        rig.reservations.notify_reconnected()
-        await settled()
-        assert (await rig.instruction(KEY)).status.phase == "Finished"
+@requester()
+async def test_reconnect_ends_the_backoff(rig):
+    await rig.create_request()
+    await rig.stop()
+    rig.broker.runner.release(RSV)
+    rig.broker.error = UNREACHABLE
+    await rig.start()
+    await passed(600)
+    rig.broker.error = None
+    rig.reservations.notify_reconnected()
+    await settled()
+    assert (await rig.instruction(KEY)).status.phase == "Finished"
 
 
 @requester()
@@ -307,25 +303,25 @@ async def test_reservation_that_the_broker_does_not_know_at_its_expiry_is_finish
     assert (await rig.instruction(KEY)).status.phase == "Finished"
 
 
-@in_virtual_time
-async def test_end_keeps_what_the_peering_writes_at_the_same_moment():
-    class Contended(MemoryObjects):
-        async def set_status(self, wanted):
-            if wanted.status.phase == "Finished" and not peered:
-                peered.append("p1")
-                found = await self.find(type(wanted), wanted.key)
-                assert found is not None
-                status = replace(found.status, peered_cluster_ids=("p1",))
-                await super().set_status(replace(found, status=status))
-            return await super().set_status(wanted)
+class ContendedObjects(FailingObjects):
+    """The peering writes a provider just before the instruction is finished."""
 
-    peered: list[str] = []
-    async with running(objects=Contended(now)) as rig:
-        await rig.create_request()
-        rig.broker.desk.release(RSV)
-        await rig.notify("rsv-1")
-        status = (await rig.instruction(KEY)).status
-        assert (status.phase, status.peered_cluster_ids) == ("Finished", ("p1",))
+    async def set_status(self, wanted):
+        found = await self.find(type(wanted), wanted.key)
+        assert found is not None
+        if wanted.status.phase == "Finished" and not found.status.peered_cluster_ids:
+            status = replace(found.status, peered_cluster_ids=("p1",))
+            await super().set_status(replace(found, status=status))
+        return await super().set_status(wanted)
+
+
+@requester(objects=ContendedObjects)
+async def test_end_keeps_what_the_peering_writes_at_the_same_moment(rig):
+    await rig.create_request()
+    rig.broker.runner.release(RSV)
+    await rig.notify("rsv-1")
+    status = (await rig.instruction(KEY)).status
+    assert (status.phase, status.peered_cluster_ids) == ("Finished", ("p1",))
 
 
 @requester(finished_ttl=RETENTION)
@@ -364,7 +360,7 @@ def body(expires_at=make.T0 + HOUR, wait_until=None, duration="1h", phase="Reser
 
 
 def tracker(off=timedelta()):
-    return ExpiryTracker(clock_off(off), lambda: 0.0)
+    return ExpiryTracker(lambda: now() + off, lambda: 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,18 @@
 """Clusters are connected while a reservation is live and disconnected afterwards, whatever fails."""
 
-import asyncio
-from contextlib import asynccontextmanager
-
 import pytest
 from msgspec.structs import replace
 
-import providers
-from fake_broker import FakeBroker
+from fake_broker import UNREACHABLE
 from kubelend.agent import instructions
-from kubelend.agent.health import ComponentHealth
-from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
-from kubelend.agent.reservation_cache import ReservationCache
-from kubelend.core.errors import BrokerUnreachable, Unavailable
-from kubelend.sources.memory_objects import MemoryObjects
-from peers import FakePeering, Rig, peering, running
-from virtual_time import in_virtual_time, now, passed, settled, stopped
+from kubelend.agent.peering import PEERING_FINALIZER
+from kubelend.core.errors import Unavailable
+from peers import Rig, peering
+from virtual_time import in_virtual_time, passed, settled
 
 DOWN = Unavailable("liqoctl peer failed: no route to host")
 NOT_ACTIVATED = "default/rsv-1 is ready, but not activated: no route"
 CONNECTED = {("rsv-1", "one")}
-
-
-def unreachable():
-    return BrokerUnreachable("no route")
 
 
 async def end(rig, key, how):
@@ -141,7 +130,7 @@ async def test_bug_ends_the_task_with_its_exception():
     rig = Rig()
     rig.peering.errors["connect"] = ZeroDivisionError("a bug")  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        async with running(rig):
+        async with rig.running():
             await rig.instruct("rsv-1", "one")
 
 
@@ -150,7 +139,7 @@ async def test_bug_ends_the_task_with_its_exception():
 
 @peering()
 async def test_failed_activation_leaves_it_ready_and_is_retried(rig):
-    rig.broker.error = unreachable
+    rig.broker.error = UNREACHABLE
     key = await rig.instruct("rsv-1", "one")
     await rig.expect(key, "Ready", "node ready", "one")
     assert rig.error == NOT_ACTIVATED
@@ -168,7 +157,7 @@ async def test_failed_activation_leaves_it_ready_and_is_retried(rig):
 @pytest.mark.parametrize("how", ["deleted", "finished", "by force"])
 @peering()
 async def test_failed_activation_is_no_error_once_the_reservation_has_ended(rig, how):
-    rig.broker.error = unreachable
+    rig.broker.error = UNREACHABLE
     key = await rig.instruct("rsv-1", "one")
     assert rig.error == NOT_ACTIVATED
     await end(rig, key, how)
@@ -177,11 +166,11 @@ async def test_failed_activation_is_no_error_once_the_reservation_has_ended(rig,
 
 @peering()
 async def test_activation_that_hangs_is_retried(rig):
-    rig.broker.hangs = True
+    rig.broker.seconds["activate"] = 3600
     await rig.instruct("rsv-1", "one")
     await passed(10)
     assert "did not answer within 10s" in rig.error
-    rig.broker.hangs = False
+    rig.broker.seconds.clear()
     await passed(60)
     assert rig.known("rsv-1").status.phase == "Active"
 
@@ -211,6 +200,17 @@ async def test_activation_waits_for_the_acknowledgement(rig):
     assert rig.error == ""
 
 
+@peering()
+async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(rig):
+    key = await rig.instruct("rsv-1", "one", is_acknowledged=False)
+    assert rig.peering.connected == CONNECTED
+    await passed(20)
+    rig.notify("rsv-1", "one", "Failed")
+    await settled()
+    assert (rig.peering.connected, rig.broker.activated) == (set(), [])
+    assert (await rig.found(key)).metadata.finalizers == ()
+
+
 @pytest.mark.parametrize("how", ["late", "other news", "moved", "recreated"])
 @peering()
 async def test_acknowledgement_is_awaited_for_half_a_minute_after_the_peering_is_ready(rig, how):
@@ -232,65 +232,6 @@ async def test_acknowledgement_is_awaited_for_half_a_minute_after_the_peering_is
     assert rig.broker.activated == []
     await passed(1)
     assert rig.broker.activated == ["rsv-1"]
-
-
-class Requester:
-    """The other side of a provider: a peering at the same broker."""
-
-    def __init__(self, broker):
-        self.broker, self.peering = broker, FakePeering()
-        self.objects, self.reservations = MemoryObjects(now), ReservationCache()
-        self.reconciler = PeeringReconciler(
-            self.objects, broker, self.reservations, self.peering, ComponentHealth(), now
-        )
-
-    async def notify(self, reservation):
-        body = self.broker.body(reservation)
-        self.reservations.put(body)
-        if body.status.phase == "Reserved":
-            await self.objects.apply(instructions.reservation_instruction(body, "default"))
-        await settled()
-
-    @asynccontextmanager
-    async def running(self):
-        task = asyncio.create_task(self.reconciler.run())
-        await settled()
-        try:
-            yield
-        finally:
-            await stopped(task)
-
-
-@pytest.mark.parametrize("seconds", [0, 1, 20], ids=["at once", "late", "very late"])
-@in_virtual_time
-async def test_provider_can_refuse_however_quickly_the_clusters_are_connected(seconds):
-    provider = providers.Rig(nodes="cpu=1,memory=1Gi")
-    provider.broker.seconds["refuse"] = seconds
-    requester = Requester(FakeBroker("r", provider.broker.desk))
-    async with provider.running(), requester.running():
-        found = provider.broker.desk.reserve("cpu=3,memory=1Gi", excluded=["other"])
-        await requester.notify(found)
-        assert requester.peering.connected == {(found, "me")}
-        await provider.notify(found)
-        await passed(seconds)
-        assert list(provider.broker.refusals) == [found]
-        assert requester.broker.body(found).status.reason == "ProviderRefused"
-        await requester.notify(found)
-        assert requester.peering.connected == set()
-        assert requester.broker.named("activate") == []
-
-
-@in_virtual_time
-async def test_provider_that_acknowledges_is_used():
-    provider = providers.Rig()
-    requester = Requester(FakeBroker("r", provider.broker.desk))
-    async with provider.running(), requester.running():
-        found = provider.reserve()
-        await requester.notify(found)
-        await provider.notify(found)
-        await requester.notify(found)
-        assert provider.is_acknowledged(found)
-        assert requester.broker.body(found).status.phase == "Active"
 
 
 # -- failover
@@ -355,12 +296,13 @@ async def test_newer_state_of_the_reservation_counts_before_the_object(rig):
 
 @in_virtual_time
 async def test_restart_finishes_what_was_started():
-    async with running() as rig:
+    rig = Rig()
+    async with rig.running():
         rig.peering.seconds["connect"] = 60
         key = await rig.instruct("rsv-1", "one")
     rig.peering.seconds.clear()
     rig.restart()
-    async with running(rig):
+    async with rig.running():
         await rig.expect(key, "Ready", "node ready", "one")
         assert rig.broker.activated == ["rsv-1"]
 
@@ -368,11 +310,12 @@ async def test_restart_finishes_what_was_started():
 @pytest.mark.parametrize("how", ["deleted", "finished", "moved"])
 @in_virtual_time
 async def test_restart_disconnects_what_ended_meanwhile(how):
-    async with running() as rig:
+    rig = Rig()
+    async with rig.running():
         key = await rig.instruct("rsv-1", "one")
     await end(rig, key, how)
     rig.restart()
-    async with running(rig):
+    async with rig.running():
         assert rig.peering.connected == ({("rsv-1", "two")} if how == "moved" else set())
 
 

@@ -1,20 +1,22 @@
-"""The provider holds what the broker places on it or refuses it, and only the broker ends a hold."""
+"""The provider holds or refuses what the broker places on it, and only the broker ends a hold."""
 
 from asyncio import sleep
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 import make
+from fake_broker import UNREACHABLE
 from kubelend.agent import holds as agent_holds
-from kubelend.core.errors import BrokerUnreachable
+from kubelend.core.errors import Unavailable, WrongPhase
 from kubelend.core.inventory import Hold
-from kubelend.core.lifecycle import Reason
+from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.pod_requests import OffloadedFrom, Pod
 from kubelend.core.resources import Resources
-from kubelend.wire.objects import ProviderInstructionSpec
+from kubelend.wire.objects import Metadata, ProviderInstruction, ProviderInstructionSpec
 from make import HOUR, MINUTE
-from providers import FINISHED_FOR, Rig, provider
+from providers import EIGHT, FINISHED_FOR, Rig, provider
 from virtual_time import in_virtual_time, settled
 
 # -- admission
@@ -58,64 +60,55 @@ def test_admissible_reservation(case):
 @pytest.mark.parametrize(
     "case, reason",
     [
-        (
-            {"wanted": "cpu=9,memory=8Gi"},
-            "requested 9 CPU / 8Gi Memory, but only 8 CPU / 16Gi Memory is free",
-        ),
+        ({"wanted": "cpu=9,memory=8Gi"}, "requested 9 CPU / 8Gi Memory, but only {free}"),
         (
             {"wanted": "cpu=1,memory=1Gi,example.com/fpga=1"},
-            "requested 1 CPU / 1Gi Memory / 1 example.com/fpga, "
-            "but only 8 CPU / 16Gi Memory is free",
+            "requested 1 CPU / 1Gi Memory / 1 example.com/fpga, but only {free}",
+        ),
+        (
+            {"free": Resources(cpu=-1000, memory=8 << 30), "wanted": "cpu=1,memory=1Gi"},
+            "requested 1 CPU / 1Gi Memory, but only 0 CPU / 8Gi Memory is free",
         ),
         (
             {"keep_back": "cpu=5"},
             "requested 4 CPU / 8Gi Memory, but of 8 CPU / 16Gi Memory free "
             "this cluster keeps back 5 CPU / 0 Memory",
         ),
-        (
-            {"max_lent": "cpu=5", "lent": [("x", "cpu=2,memory=1Gi")]},
-            "requested 4 cpu, but this cluster lends at most 5, of which 2 is lent",
-        ),
+        ({"max_lent": "cpu=5", "lent": [("x", "cpu=2,memory=1Gi")]}, "{cpu} 5, of which 2 is lent"),
         (
             {"max_lent": "memory=0"},
             "requested 8Gi memory, but this cluster lends at most 0, of which 0 is lent",
         ),
         (
             {"max_per_requester": "cpu=5", "lent": [("r", "cpu=2,memory=1Gi")]},
-            "requested 4 cpu, but this cluster lends at most 5 to r, of which 2 is lent",
+            "{cpu} 5 to r, of which 2 is lent",
         ),
         ({"deny": ["r"]}, "this cluster does not lend to r"),
         ({"deny": ["r"], "allow": ["r"]}, "this cluster does not lend to r"),
         ({"allow": ["team-*"]}, "r is not in this cluster's list of allowed requesters"),
         ({"hours": [NIGHTLY]}, "outside this cluster's lending hours: Mon-Fri 18:00-08:00"),
         ({"free": None, "deny": ["*"]}, "this cluster does not lend to r"),
-        (
-            {"free": None, "max_lent": "cpu=3"},
-            "requested 4 cpu, but this cluster lends at most 3, of which 0 is lent",
-        ),
+        ({"free": None, "max_lent": "cpu=3"}, "{cpu} 3, of which 0 is lent"),
     ],
     ids=str,
 )
 def test_refusal_reason(case, reason):
-    assert refusal(**case) == reason
-
-
-def test_what_is_held_beyond_the_capacity_counts_as_nothing_free():
-    free = make.resources("cpu=1,memory=8Gi") - make.resources("cpu=2")
-    assert refusal("cpu=1,memory=1Gi", free=free) == (
-        "requested 1 CPU / 1Gi Memory, but only 0 CPU / 8Gi Memory is free"
-    )
+    cpu = "requested 4 cpu, but this cluster lends at most"
+    assert refusal(**case) == reason.format(cpu=cpu, free="8 CPU / 16Gi Memory is free")
 
 
 # -- holding
 
 THREE = make.resources("cpu=3,memory=1Gi")
 RETENTION = FINISHED_FOR.total_seconds()
-UNREACHABLE = BrokerUnreachable("gone")
 
 
-@provider()
+ALL = "cpu=8,memory=8Gi,gpu=4,storage=8Gi,example.com/fpga=1"
+
+
+@provider(nodes=ALL)
 async def test_reservation_is_held_written_and_acknowledged(rig):
+    rig.broker.runner.advertise("me", ALL)
     found = await rig.place("cpu=3,memory=1Gi,gpu=0,example.com/fpga=0")
     instruction = await rig.instruction(found)
     assert rig.holds() == {found: THREE}
@@ -131,20 +124,12 @@ async def test_reservation_is_held_written_and_acknowledged(rig):
     )
     assert (instruction.status.phase, instruction.status.enforced) == ("Held", True)
     assert instruction.status.last_update_time == rig.now()
-
-
-ALL = "cpu=8,memory=8Gi,gpu=4,storage=8Gi,example.com/fpga=1"
-
-
-@provider(nodes=ALL)
-async def test_every_requested_resource_is_held_and_written(rig):
     wanted = "cpu=3,memory=1Gi,gpu=2,storage=4Gi,example.com/fpga=1"
-    rig.broker.desk.advertise("me", ALL)
-    found = await rig.place(wanted)
-    spec = (await rig.instruction(found)).spec
+    full = await rig.place(wanted)
+    spec = (await rig.instruction(full)).spec
     assert (spec.requested_gpu, spec.requested_storage) == ("2", "4Gi")
     assert spec.extended_resources == {"example.com/fpga": "1"}
-    assert rig.holds() == {found: make.resources(wanted)}
+    assert rig.holds()[full] == make.resources(wanted)
 
 
 @provider()
@@ -168,9 +153,9 @@ async def test_publisher_is_notified_of_every_change_of_holds(rig):
 @provider()
 async def test_reservation_that_does_not_fit_is_refused_and_moves_on(rig):
     rig.measure(pods="cpu=6,memory=1Gi")
-    found = rig.broker.desk.reserve("cpu=3,memory=1Gi")
+    found = rig.broker.runner.reserve("cpu=3,memory=1Gi")
     await rig.notify(found)
-    assert rig.broker.desk.target(found) == "other"
+    assert rig.broker.runner.target(found) == "other"
     reason = "requested 3 CPU / 1Gi Memory, but only 2 CPU / 7Gi Memory is free"
     assert rig.broker.refusals == {found: reason}
     assert (rig.holds(), rig.hold_changes) == ({}, [])
@@ -183,7 +168,7 @@ async def test_reservation_that_does_not_fit_is_refused_and_moves_on(rig):
 @provider(policy=make.policy(deny=["r"]))
 async def test_reservation_that_nobody_else_accepts_fails_and_stays_refused(rig):
     found = await rig.place()
-    assert rig.broker.desk[found].reason is Reason.REFUSED
+    assert rig.broker.runner[found].reason is Reason.REFUSED
     assert await rig.phase(found) == "Refused"
 
 
@@ -215,7 +200,7 @@ async def test_decision_waits_for_the_first_measurement(rig):
     found = await rig.place()
     await sleep(30)
     assert await rig.find_instruction(found) is None
-    assert rig.broker.desk[found].target == "me"
+    assert rig.broker.runner[found].target == "me"
     rig.measure()
     await sleep(1)
     assert await rig.phase(found) == "Held"
@@ -226,9 +211,9 @@ async def test_decision_waits_for_the_first_measurement(rig):
 async def test_reservation_that_can_no_longer_be_refused_is_held_whatever_is_free(rig, is_active):
     found = rig.reserve()
     if is_active:
-        rig.broker.desk.activate(found)
+        rig.broker.runner.activate(found)
     else:
-        rig.broker.desk.acknowledge(found, "me")
+        rig.broker.runner.acknowledge(found, "me")
     await rig.notify(found)
     assert rig.holds() == {found: THREE}
     assert await rig.phase(found) == "Held"
@@ -266,11 +251,11 @@ async def test_pods_of_a_reservation_count_once(enforce):
 
 @provider()
 async def test_reservations_of_other_clusters_are_ignored(rig):
-    found = rig.broker.desk.reserve("cpu=3,memory=1Gi", pinned="other")
+    found = rig.broker.runner.reserve("cpu=3,memory=1Gi", pinned="other")
     await rig.notify(found)
     assert await rig.find_instruction(found) is None
     assert rig.broker.calls == []
-    own = rig.broker.desk.reserve("cpu=3,memory=1Gi", requester="me", pinned="other")
+    own = rig.broker.runner.reserve("cpu=3,memory=1Gi", requester="me", pinned="other")
     rig.release(own)
     await rig.notify(own)
     await sleep(2 * RETENTION)
@@ -292,7 +277,7 @@ async def test_renewal_updates_the_object_and_keeps_labels_of_others(rig):
     instruction = await rig.instruction(found)
     labelled = replace(instruction.metadata, labels={"team": "a"})
     await rig.objects.apply(replace(instruction, metadata=labelled))
-    rig.broker.desk.renew(found, 2 * HOUR)
+    rig.broker.runner.renew(found, 2 * HOUR)
     await rig.notify(found)
     instruction = await rig.instruction(found)
     assert instruction.spec.expires_at == make.T0 + 2 * HOUR
@@ -301,33 +286,29 @@ async def test_renewal_updates_the_object_and_keeps_labels_of_others(rig):
     assert len(rig.hold_changes) == 1
 
 
-def release(desk, found):
-    desk.release(found)
+def expire(runner, _):
+    runner.pass_time(HOUR)
+    runner.expire()
 
 
-def expire(desk, found):
-    desk.pass_time(HOUR)
-    desk.expire()
-
-
-def drain(desk, found):
-    desk.drain("me")
+DRAINED = "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 LeftBefore"
 
 
 @pytest.mark.parametrize(
     "end, message",
     [
-        (release, "Released by requester r"),
+        (lambda runner, found: runner.release(found), "Released by requester r"),
         (expire, "Duration elapsed"),
-        (drain, "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 LeftBefore"),
+        (lambda runner, _: runner.drain("me"), DRAINED),
     ],
+    ids=["released", "expired", "drained"],
 )
 @provider()
 async def test_ended_hold_is_withdrawn_and_its_object_deleted_after_the_retention(
     rig, end, message
 ):
     found = await rig.place()
-    end(rig.broker.desk, found)
+    end(rig.broker.runner, found)
     await rig.notify(found)
     status = (await rig.instruction(found)).status
     assert rig.holds() == {}
@@ -343,15 +324,15 @@ async def test_ended_hold_is_withdrawn_and_its_object_deleted_after_the_retentio
 
 @provider()
 async def test_reservation_that_moved_elsewhere_is_withdrawn_and_evicted_after_each_update(rig):
-    found = rig.broker.desk.reserve("cpu=3,memory=1Gi")
+    found = rig.broker.runner.reserve("cpu=3,memory=1Gi")
     await rig.notify(found)
     assert rig.holds() == {found: THREE}
-    rig.broker.desk.drain("me")
+    rig.broker.runner.drain("me")
     await rig.notify(found)
     assert (await rig.instruction(found)).status.message == "Moved to cluster other"
     assert rig.holds() == {}
     for phase in ["Withdrawn", None]:
-        rig.broker.desk.renew(found, 2 * HOUR)
+        rig.broker.runner.renew(found, 2 * HOUR)
         await rig.notify(found)
         assert rig.reservations.find(found) is None
         assert await rig.phase(found) == phase
@@ -414,7 +395,7 @@ async def test_clock_that_is_an_hour_ahead_withdraws_nothing(rig):
 @provider()
 async def test_broker_is_asked_when_a_hold_has_expired_by_the_local_clock(rig):
     found = await rig.place()
-    expire(rig.broker.desk, found)
+    expire(rig.broker.runner, found)
     await sleep(HOUR.total_seconds() - 1)
     assert rig.holds() == {found: THREE}
     await sleep(3)
@@ -429,7 +410,283 @@ async def test_overdue_hold_stays_while_the_broker_is_unreachable(rig):
     await sleep(2 * HOUR.total_seconds())
     assert rig.holds() == {found: THREE}
     rig.broker.error = None
-    rig.broker.desk.pass_time(2 * HOUR)
-    rig.broker.desk.expire()
+    rig.broker.runner.pass_time(2 * HOUR)
+    rig.broker.runner.expire()
     await rig.notify(found)
     assert rig.holds() == {}
+
+
+# -- failures: restarts
+
+
+async def restarted(**settings):
+    """A rig after a restart, and a reservation that it held before."""
+    rig = Rig(**settings)
+    async with rig.running():
+        found = await rig.place()
+    rig.restart()
+    return rig, found
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+@in_virtual_time
+async def test_holds_are_restored_before_anything_else(enforce):
+    rig, found = await restarted(enforce=enforce)
+    rig.broker.error = UNREACHABLE
+    await rig.provider.restore()
+    assert rig.holds() == {found: THREE}
+    async with rig.running():
+        await sleep(600)
+        assert rig.holds() == {found: THREE}
+        assert len(rig.hold_changes) == 1
+
+
+@in_virtual_time
+async def test_hold_that_ended_during_a_restart_is_withdrawn_when_the_broker_says_so():
+    rig = Rig()
+    async with rig.running():
+        over, live = await rig.place(), await rig.place()
+    rig.restart()
+    rig.release(over)
+    async with rig.running():
+        await rig.notify(live)  # as the broker's list does
+        await sleep(5)
+        assert rig.holds() == {live: THREE}
+        assert await rig.phase(over) == "Withdrawn"
+        assert [call.reservation for call in rig.broker.named("find")] == [over]
+
+
+@in_virtual_time
+async def test_restored_hold_is_not_decided_again():
+    rig, found = await restarted()
+    rig.measure(pods=EIGHT)
+    async with rig.running():
+        await rig.notify(found)
+        assert rig.holds() == {found: THREE}
+        assert rig.broker.refusals == {}
+
+
+@in_virtual_time
+async def test_provider_killed_before_the_acknowledgement_continues_there():
+    rig = Rig()
+    rig.broker.seconds["acknowledge"] = 10
+    async with rig.running():
+        found = await rig.place()
+        assert await rig.phase(found) == ""
+    rig.restart()
+    rig.measure()
+    rig.broker.seconds = {}
+    async with rig.running():
+        await rig.notify(found)
+        assert await rig.phase(found) == "Held"
+        assert rig.holds() == {found: THREE}
+
+
+@in_virtual_time
+async def test_finished_object_is_deleted_after_a_restart_too():
+    rig = Rig()
+    async with rig.running():
+        found = await rig.place()
+        rig.release(found)
+        await rig.notify(found)
+    rig.restart()
+    async with rig.running():
+        assert rig.holds() == {}
+        await sleep(RETENTION + 1)
+        assert await rig.find_instruction(found) is None
+        assert rig.broker.named("find") == []
+
+
+@in_virtual_time
+async def test_invalid_object_is_restored_from_the_broker():
+    rig, found = await restarted()
+    instruction = await rig.instruction(found)
+    invalid = replace(instruction.spec, requested_cpu="much")
+    await rig.objects.apply(replace(instruction, spec=invalid))
+    async with rig.running():
+        assert rig.holds() == {}
+        await sleep(3)
+        assert rig.holds() == {found: THREE}
+
+
+@in_virtual_time
+async def test_holds_stay_when_enforcement_is_turned_off():
+    rig, found = await restarted()
+    rig.enforce = False
+    rig.restart()
+    async with rig.running():
+        await rig.notify(found)
+        status = (await rig.instruction(found)).status
+        assert rig.holds() == {found: THREE}
+        assert (status.phase, status.enforced) == ("Held", False)
+
+
+@pytest.mark.parametrize("name, namespace", [("by-hand", "lending"), ("rsv-9-provider", "else")])
+@in_virtual_time
+async def test_objects_that_the_agent_does_not_manage_are_ignored(name, namespace):
+    rig, found = await restarted()
+    instruction = await rig.instruction(found)
+    other = replace(instruction, metadata=Metadata(name, namespace))
+    stored = await rig.objects.apply(other)
+    stored = await rig.objects.set_status(replace(stored, status=instruction.status)) or stored
+    async with rig.running():
+        assert list(rig.holds()) == [found]
+        await sleep(2 * RETENTION)
+        assert await rig.objects.find(ProviderInstruction, other.key) == stored
+
+
+# -- failures: objects
+
+
+@provider()
+async def test_deleted_object_is_restored_without_a_new_decision(rig):
+    found = await rig.place()
+    rig.measure(pods=EIGHT)  # by now it would be refused
+    instruction = await rig.instruction(found)
+    await rig.objects.delete(ProviderInstruction, instruction.key)
+    await settled()
+    again = await rig.instruction(found)
+    assert again.metadata.uid != instruction.metadata.uid
+    assert again.status.phase == "Held"
+    assert rig.holds() == {found: THREE}
+
+
+@in_virtual_time
+async def test_object_that_was_deleted_unwatched_is_restored():
+    rig, found = await restarted()
+    await rig.provider.restore()
+    await rig.objects.delete(ProviderInstruction, (await rig.instruction(found)).key)
+    async with rig.running():
+        assert rig.holds() == {found: THREE}
+        await sleep(3)
+        assert rig.holds() == {found: THREE}
+        assert await rig.phase(found) == "Held"
+
+
+@provider()
+async def test_modified_object_is_corrected(rig):
+    found = await rig.place()
+    instruction = await rig.instruction(found)
+    modified = replace(instruction.spec, requested_cpu="100")
+    await rig.objects.apply(replace(instruction, spec=modified))
+    await settled()
+    assert (await rig.instruction(found)).spec == instruction.spec
+    assert rig.holds() == {found: THREE}
+
+
+@provider()
+async def test_nothing_is_written_or_called_while_nothing_changes(rig):
+    found = await rig.place()
+    instruction, calls = await rig.instruction(found), len(rig.broker.calls)
+    await sleep(50 * 60)
+    rig.reservations.put(rig.broker.body(found))
+    await settled()
+    assert await rig.instruction(found) == instruction
+    assert len(rig.broker.calls) == calls
+
+
+@provider()
+async def test_status_is_written_though_another_client_modifies_the_object(rig):
+    rig.objects.conflicts = 1
+    with capture_logs() as lines:
+        found = await rig.place()
+    instruction = await rig.instruction(found)
+    assert (instruction.status.phase, instruction.metadata.labels) == ("Held", {"team": "0"})
+    assert [line["event"] for line in lines] == ["Reservation held"]
+
+
+@in_virtual_time
+async def test_objects_that_cannot_be_read_are_reported_and_retried():
+    rig, found = await restarted()
+    rig.health.require("provider")
+    rig.objects.list_error = Unavailable("no API server")
+    async with rig.running():
+        await sleep(10)
+        assert rig.health.errors == {"provider": "cannot read ProviderInstructions: no API server"}
+        rig.objects.list_error = None
+        await sleep(3)
+        assert rig.health.not_ready_reason == ""
+        assert rig.holds() == {found: THREE}
+
+
+# -- failures: the broker
+
+
+@provider()
+async def test_transient_error_is_retried_logged_once_and_ended_by_a_reconnect(rig):
+    rig.broker.error = UNREACHABLE
+    with capture_logs() as lines:
+        found = await rig.place()
+        await sleep(300)
+    assert rig.holds() == {found: THREE}
+    assert 5 < len(rig.broker.named("acknowledge")) < 30
+    assert [line["log_level"] for line in lines] == ["warning"]
+    rig.broker.error = None
+    rig.reservations.notify_reconnected()
+    await settled()
+    assert rig.is_acknowledged(found)
+    assert await rig.phase(found) == "Held"
+
+
+@pytest.mark.parametrize("pods", ["", EIGHT], ids=["acknowledges", "refuses"])
+@pytest.mark.parametrize("end", ["released", "archived"])
+@provider()
+async def test_outdated_state_is_corrected_when_the_broker_rejects_the_call(rig, pods, end):
+    rig.measure(pods=pods)
+    found = rig.reserve()
+    outdated = rig.broker.body(found)
+    rig.release(found) if end == "released" else rig.broker.archive(found)
+    rig.reservations.put(outdated)
+    await sleep(3)
+    assert rig.holds() == {}
+    assert await rig.phase(found) in ("Withdrawn", None)
+    known = rig.reservations.find(found)
+    assert known is None or known.status.phase == Phase.RELEASED
+    assert len(rig.broker.calls) <= 3
+
+
+@provider()
+async def test_slow_call_blocks_no_other_reservation(rig):
+    rig.broker.seconds["acknowledge"] = 10
+    slow = await rig.place("cpu=1,memory=1Gi")
+    rig.broker.seconds = {}
+    quick = await rig.place("cpu=1,memory=1Gi")
+    assert [await rig.phase(slow), await rig.phase(quick)] == ["", "Held"]
+    await sleep(11)
+
+
+@provider()
+async def test_hold_whose_acknowledgement_got_no_response_is_kept(rig):
+    rig.broker.loses_responses = True
+    found = await rig.place()
+    rig.measure(pods=EIGHT)  # by now it would be refused
+    rig.broker.loses_responses = False
+    await sleep(5)
+    assert rig.broker.named("refuse") == []
+    assert rig.holds() == {found: THREE}
+    assert await rig.phase(found) == "Held"
+
+
+@provider()
+async def test_refusal_that_got_no_response_is_repeated(rig):
+    rig.measure(pods=EIGHT)
+    rig.broker.loses_responses = True
+    found = rig.broker.runner.reserve("cpu=3,memory=1Gi")
+    await rig.notify(found)
+    rig.broker.loses_responses = False
+    await sleep(5)
+    assert rig.broker.runner.target(found) == "other"
+    assert await rig.phase(found) == "Refused"
+    assert rig.holds() == {}
+
+
+@provider()
+async def test_broker_that_contradicts_itself_is_asked_again(rig):
+    rig.broker.errors["acknowledge"] = WrongPhase("not now")
+    found = await rig.place()
+    await sleep(30)
+    assert await rig.phase(found) == ""
+    assert rig.holds() == {found: THREE}
+    rig.broker.errors.clear()
+    await sleep(61)
+    assert await rig.phase(found) == "Held"

@@ -4,11 +4,12 @@ import pytest
 
 import make
 import requesters
+from fake_broker import UNREACHABLE
 from kubelend.core import errors
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ReservationId
 from kubelend.wire.objects import ResourceRequest
-from requesters import UNREACHABLE, FailingObjects, clock_off, requester, running
+from requesters import requester
 from virtual_time import in_virtual_time, now, passed
 
 HELD = {"p1": "1 CPU / 1Gi Memory"}
@@ -35,6 +36,10 @@ async def test_reservation_is_renewed_whenever_a_third_is_left(rig):
     await passed(10 * 3600)
     assert renewals(rig)[:3] == [2400, 4800, 7200]
     assert (await rig.expect(key, "Reserved")).expires_at > now()
+    rig.broker.runner.activate(RSV)
+    await rig.notify("rsv-1")
+    await passed(3601)
+    await rig.expect(key, "Active")
 
 
 @requester(chance=1.0)
@@ -45,25 +50,15 @@ async def test_renewals_have_jitter(rig):
 
 
 @CLOCKS
-@in_virtual_time
-async def test_wrong_clock_neither_expires_nor_loses_a_renewed_reservation(off):
-    async with running(clock=clock_off(off)) as rig:
-        key = await rig.create_request(renew=True)
-        await passed(24 * 3600)
-        await rig.expect(key, "Reserved")
-        assert len(renewals(rig)) == 36
-
-
-@CLOCKS
-@in_virtual_time
-async def test_restart_with_a_wrong_clock_loses_no_renewed_reservation(off):
-    async with running() as first:
-        key = await first.create_request(renew=True, duration="2h")
-        await passed(70 * 60)
-    async with running(objects=first.objects, broker=first.broker, clock=clock_off(off)) as rig:
-        await passed(10 * 3600)
-        await rig.expect(key, "Reserved")
-        assert len(renewals(rig)) < 10
+@requester()
+async def test_restart_with_a_wrong_clock_loses_no_renewed_reservation(rig, off):
+    key = await rig.create_request(renew=True, duration="2h")
+    await passed(70 * 60)
+    rig.skew = off
+    await rig.restart()
+    await passed(10 * 3600)
+    await rig.expect(key, "Reserved")
+    assert len(renewals(rig)) < 10
 
 
 @pytest.mark.parametrize(
@@ -114,16 +109,16 @@ async def test_renew_can_be_turned_on_and_off(rig):
     assert len(renewals(rig)) == attempts
 
 
-@in_virtual_time
-async def test_reservation_whose_response_was_late_is_renewed_in_time():
-    async with running(clock=clock_off(-make.HOUR)) as rig:
-        rig.broker.loses_responses = True
-        key = await rig.create_request(renew=True)
-        await passed(50 * 60)
-        rig.broker.loses_responses = False
-        await passed(3600)
-        await rig.expect(key, "Reserved")
-        assert len(rig.broker.desk.ledger.reservations) == 1
+@requester()
+async def test_reservation_whose_response_was_late_is_renewed_in_time(rig):
+    rig.skew = -make.HOUR
+    rig.broker.loses_responses = True
+    key = await rig.create_request(renew=True)
+    await passed(50 * 60)
+    rig.broker.loses_responses = False
+    await passed(3600)
+    await rig.expect(key, "Reserved")
+    assert len(rig.broker.runner.ledger.reservations) == 1
 
 
 @requester()
@@ -139,7 +134,7 @@ async def test_reservation_that_the_stream_delivered_before_the_response_is_rene
 @requester()
 async def test_renewal_learns_that_the_reservation_has_ended(rig):
     key = await rig.create_request(renew=True)
-    rig.broker.desk.release(RSV, Reason.BY_ADMIN)
+    rig.broker.runner.release(RSV, Reason.BY_ADMIN)
     await passed(2401)
     await rig.expect(key, "Released")
 
@@ -148,15 +143,15 @@ async def test_renewal_learns_that_the_reservation_has_ended(rig):
 
 
 @CLOCKS
-@in_virtual_time
-async def test_reservation_expires_in_time_without_an_instruction_by_any_clock(off):
-    async with running(clock=clock_off(off)) as rig:
-        key = await rig.create_request()
-        await passed(3599)
-        await rig.expect(key, "Reserved")
-        await passed(1)
-        await rig.expect(key, "Expired", reason="Expired", message="Duration elapsed")
-        assert (renewals(rig), len(rig.broker.named("find"))) == ([], 1)
+@requester()
+async def test_reservation_expires_in_time_without_an_instruction_by_any_clock(rig, off):
+    rig.skew = off
+    key = await rig.create_request()
+    await passed(3599)
+    await rig.expect(key, "Reserved")
+    await passed(1)
+    await rig.expect(key, "Expired", reason="Expired", message="Duration elapsed")
+    assert (renewals(rig), len(rig.broker.named("find"))) == ([], 1)
 
 
 @pytest.mark.parametrize(
@@ -164,17 +159,17 @@ async def test_reservation_expires_in_time_without_an_instruction_by_any_clock(o
     [(make.HOUR, 3660), (-make.HOUR, 5400), (0 * make.HOUR, 3600)],
     ids=["an hour ahead", "an hour behind", "right"],
 )
-@in_virtual_time
-async def test_restart_with_a_wrong_clock_asks_the_broker_for_the_expiry(off, latest):
-    async with running() as first:
-        key = await first.create_request()
-        await passed(1800)
-    async with running(objects=first.objects, broker=first.broker, clock=clock_off(off)) as rig:
-        await passed(1799)
-        await rig.expect(key, "Reserved")
-        await passed(latest - 3599)
-        await rig.expect(key, "Expired")
-        assert len(rig.broker.named("find")) <= 33
+@requester()
+async def test_restart_with_a_wrong_clock_asks_the_broker_for_the_expiry(rig, off, latest):
+    key = await rig.create_request()
+    await passed(1800)
+    rig.skew = off
+    await rig.restart()
+    await passed(1799)
+    await rig.expect(key, "Reserved")
+    await passed(latest - 3599)
+    await rig.expect(key, "Expired")
+    assert len(rig.broker.named("find")) <= 33
 
 
 @requester()
@@ -214,34 +209,29 @@ async def test_expired_request_is_requested_anew_when_its_spec_changes(rig):
 # -- states that the broker reports
 
 
-def expire(desk):
-    desk.now = make.T0 + 2 * make.HOUR
-    desk.expire()
+def expire(runner):
+    runner.now = make.T0 + 2 * make.HOUR
+    runner.expire()
 
 
-def refuse_everywhere(desk):
+def refuse_everywhere(runner):
     for provider in ("p1", "p2"):
-        desk.refuse(RSV, provider, "full")
+        runner.refuse(RSV, provider, "full")
 
 
 @pytest.mark.parametrize(
     "change, phase, reason, message",
     [
         (expire, "Expired", "Expired", "Duration elapsed"),
+        (lambda runner: runner.activate(RSV), "Active", "InUse", "Resources in use in cluster p1"),
         (
-            lambda desk: desk.activate(RSV),
-            "Active",
-            "InUse",
-            "Resources in use in cluster p1",
-        ),
-        (
-            lambda desk: desk.refuse(RSV, "p1"),
+            lambda runner: runner.refuse(RSV, "p1"),
             "Reserved",
             "Moved",
             "Resources reserved in cluster p2, moved there from cluster p1",
         ),
         (
-            lambda desk: desk.release(RSV, Reason.BY_ADMIN),
+            lambda runner: runner.release(RSV, Reason.BY_ADMIN),
             "Released",
             "ReleasedByAdmin",
             "Released by an administrator",
@@ -253,7 +243,7 @@ def refuse_everywhere(desk):
 @requester()
 async def test_state_of_the_reservation_is_reported_at_once(rig, change, phase, reason, message):
     key = await rig.create_request()
-    change(rig.broker.desk)
+    change(rig.broker.runner)
     await rig.notify("rsv-1")
     status = await rig.expect(key, phase, reason=reason)
     assert status.message.startswith(message)
@@ -263,33 +253,10 @@ async def test_state_of_the_reservation_is_reported_at_once(rig, change, phase, 
 
 
 @requester()
-async def test_active_reservation_is_renewed_too(rig):
-    key = await rig.create_request(renew=True)
-    rig.broker.desk.activate(RSV)
-    await rig.notify("rsv-1")
-    await passed(3601)
-    await rig.expect(key, "Active")
-
-
-@requester()
-async def test_duplicate_and_outdated_states_change_nothing(rig):
-    key = await rig.create_request()
-    old = rig.broker.body("rsv-1")
-    rig.broker.desk.refuse(RSV, "p1")
-    await rig.notify("rsv-1")
-    writes = await rig.writes(key)
-    for again in (old, rig.broker.body("rsv-1"), old):
-        rig.reservations.put(again)
-        await passed(1)
-    assert await rig.writes(key) == writes
-    await rig.expect(key, "Reserved", target_cluster_id="p2")
-
-
-@requester()
 async def test_state_that_arrives_before_the_response_is_newer(rig):
     rig.broker.response_delay = 5
     key = await rig.create_request()
-    rig.broker.desk.refuse(RSV, "p1")
+    rig.broker.runner.refuse(RSV, "p1")
     await rig.notify("rsv-1")
     await passed(5)
     await rig.expect(key, "Reserved", target_cluster_id="p2")
@@ -297,29 +264,29 @@ async def test_state_that_arrives_before_the_response_is_newer(rig):
     assert (await rig.instruction("default/rsv-1")).spec.target_cluster_id == "p2"
 
 
-@in_virtual_time
-async def test_reservation_that_the_broker_does_not_know_is_failed():
-    async with running() as first:
-        key = await first.create_request()
-    first.broker.archive("rsv-1")
-    async with running(objects=first.objects, broker=first.broker) as rig:
-        message = "Reservation rsv-1 not found on the broker"
-        await rig.expect(key, "Failed", reason="ReservationLost", message=message)
+@requester()
+async def test_reservation_that_the_broker_does_not_know_is_failed(rig):
+    key = await rig.create_request()
+    await rig.stop()
+    rig.broker.archive("rsv-1")
+    await rig.start()
+    message = "Reservation rsv-1 not found on the broker"
+    await rig.expect(key, "Failed", reason="ReservationLost", message=message)
 
 
-@in_virtual_time
-async def test_restart_without_a_broker_changes_nothing():
-    async with running() as first:
-        key = await first.create_request(renew=True)
-    first.broker.error = UNREACHABLE
-    async with running(objects=first.objects, broker=first.broker) as rig:
-        writes = await rig.writes(key)
-        await passed(600)
-        assert await rig.writes(key) == writes
-        rig.broker.error = None
-        await passed(61)
-        await rig.expect(key, "Reserved")
-        assert len(rig.broker.keys) == 1
+@requester()
+async def test_restart_without_a_broker_changes_nothing(rig):
+    key = await rig.create_request(renew=True)
+    await rig.stop()
+    rig.broker.error = UNREACHABLE
+    await rig.start()
+    writes = await rig.writes(key)
+    await passed(600)
+    assert await rig.writes(key) == writes
+    rig.broker.error = None
+    await passed(61)
+    await rig.expect(key, "Reserved")
+    assert len(rig.broker.keys) == 1
 
 
 # -- deletion
@@ -359,7 +326,7 @@ async def test_deleted_request_says_why_it_waits_and_is_retried(rig):
 async def test_request_that_holds_nothing_is_deleted_without_a_call(rig, cpu):
     key = await rig.create_request(cpu="1" if cpu == "released" else cpu)
     if cpu == "released":
-        rig.broker.desk.release(RSV)
+        rig.broker.runner.release(RSV)
         await rig.notify("rsv-1")
     else:
         await passed(3700)
@@ -390,7 +357,7 @@ async def test_deleted_request_leaves_the_wait_queue(rig):
     key = await rig.create_request("waits", cpu="5", wait="10m")
     await rig.delete(key)
     assert not await rig.is_there(key)
-    assert rig.broker.desk.waiting() == []
+    assert rig.broker.runner.waiting() == []
 
 
 @requester()
@@ -404,22 +371,22 @@ async def test_reservation_whose_response_was_lost_is_released(rig):
     await passed(61)
     assert not await rig.is_there(key)
     assert rig.broker.reserved == {}
-    assert len(rig.broker.desk.ledger.reservations) == 1
+    assert len(rig.broker.runner.ledger.reservations) == 1
 
 
-@in_virtual_time
-async def test_reservation_of_a_request_deleted_while_the_agent_was_down_is_released():
-    async with running() as killed:
-        killed.broker.response_delay = 5
-        key = await killed.create_request()
-        await passed(1)
-    killed.broker.response_delay = 0
-    await killed.delete(key)
-    assert killed.broker.reserved == HELD
-    async with running(objects=killed.objects, broker=killed.broker) as rig:
-        assert not await rig.is_there(key)
-        assert rig.broker.reserved == {}
-        assert len(rig.broker.desk.ledger.reservations) == 1
+@requester()
+async def test_reservation_of_a_request_deleted_while_the_agent_was_down_is_released(rig):
+    rig.broker.response_delay = 5
+    key = await rig.create_request()
+    await passed(1)
+    await rig.stop()
+    rig.broker.response_delay = 0
+    await rig.delete(key)
+    assert rig.broker.reserved == HELD
+    await rig.start()
+    assert not await rig.is_there(key)
+    assert rig.broker.reserved == {}
+    assert len(rig.broker.runner.ledger.reservations) == 1
 
 
 @requester()
@@ -472,20 +439,18 @@ async def test_recreated_request_does_not_inherit_the_reservation(rig):
     assert len(rig.broker.named("release")) == 1
 
 
-@in_virtual_time
-async def test_finalizer_that_cannot_be_removed_is_retried():
-    objects = FailingObjects()
-    async with running(objects=objects) as rig:
-        key = await rig.create_request()
-        objects.error = errors.Unavailable("no API server")
-        await rig.delete(key)
-        await passed(60)
-        assert await rig.is_there(key)
-        assert rig.broker.reserved == {}
-        objects.error = None
-        await passed(61)
-        assert not await rig.is_there(key)
-        assert len(rig.broker.named("release")) == 1
+@requester()
+async def test_finalizer_that_cannot_be_removed_is_retried(rig):
+    key = await rig.create_request()
+    rig.objects.error = errors.Unavailable("no API server")
+    await rig.delete(key)
+    await passed(60)
+    assert await rig.is_there(key)
+    assert rig.broker.reserved == {}
+    rig.objects.error = None
+    await passed(61)
+    assert not await rig.is_there(key)
+    assert len(rig.broker.named("release")) == 1
 
 
 @in_virtual_time
@@ -494,7 +459,7 @@ async def test_nothing_is_requested_for_an_object_that_is_being_deleted():
     key = await rig.create_request()
     await rig.set_finalizers(key, "example.com/theirs")
     await rig.delete(key)
-    async with running(objects=rig.objects, broker=rig.broker):
+    async with rig.running():
         await passed(60)
         assert rig.broker.calls == []
         assert (await rig.found(key)).metadata.finalizers == ("example.com/theirs",)

@@ -3,14 +3,27 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 import make
 import requesters
+from failing_objects import FailingObjects
+from fake_broker import LIMITS, UNREACHABLE
 from kubelend.agent import requester as agent_requester
+from kubelend.agent import resource_requests
+from kubelend.agent.resource_requests import RequestState
 from kubelend.core import errors
-from kubelend.core.models import ReservationId
-from requesters import UNREACHABLE, FailingObjects, requester, running
-from virtual_time import in_virtual_time, passed, settled, stopped
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.wire import bodies, conversion, route
+from kubelend.wire.objects import (
+    Metadata,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+    SentRequest,
+)
+from requesters import requester
+from virtual_time import in_virtual_time, passed, settled
 
 FOREVER = 1e6
 RESERVED = "Resources reserved in cluster p1"
@@ -37,28 +50,6 @@ async def test_request_is_reserved_and_its_status_says_where_and_until_when(rig)
 
 
 @requester()
-async def test_all_of_the_spec_reaches_the_broker(rig):
-    rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
-    await rig.create_request(
-        cpu="1500m",
-        requested_gpu="1",
-        requested_storage="10Gi",
-        extended_resources={"example.com/fpga": "2"},
-        priority=7,
-        duration="90m",
-        wait="5m",
-        policy="balanced",
-        target_cluster_id="p1",
-    )
-    request = rig.broker.desk[ReservationId("rsv-1")].request
-    amounts = "cpu=1500m,memory=1Gi,gpu=1,storage=10Gi,example.com/fpga=2"
-    assert request.resources == make.resources(amounts)
-    assert (request.priority, request.policy) == (7, "balanced")
-    assert (request.duration, request.wait) == (90 * make.MINUTE, 5 * make.MINUTE)
-    assert request.constraints.pinned == "p1"
-
-
-@requester()
 async def test_finalizer_and_request_are_written_before_the_broker_is_called(rig):
     rig.broker.seconds["request"] = 5
     key = await rig.create_request()
@@ -70,25 +61,6 @@ async def test_finalizer_and_request_are_written_before_the_broker_is_called(rig
     await rig.expect(key, "Reserved")
     await rig.delete(key)
     assert (await rig.found(key)).metadata.finalizers == ("example.com/theirs",)
-
-
-@requester()
-async def test_recreated_object_gets_another_key(rig):
-    await rig.create_request()
-    await rig.delete("default/w")
-    await rig.create_request()
-    assert len(rig.broker.keys) == len(set(rig.broker.keys)) == 2
-
-
-@in_virtual_time
-async def test_restarted_agent_requests_nothing_that_is_reserved_or_rejected():
-    async with running() as first:
-        for name, cpu in (("fits", "2"), ("never", "99")):
-            await first.create_request(name, cpu=cpu)
-    async with running(objects=first.objects, broker=first.broker) as rig:
-        await passed(600)
-        assert len(rig.broker.keys) == 2
-        await rig.expect("default/fits", "Reserved")
 
 
 @requester()
@@ -153,43 +125,41 @@ async def test_spec_that_changes_in_the_queue_is_requested_anew(rig):
     assert rig.broker.body("rsv-2").status.phase == "Released"
 
 
-@in_virtual_time
-async def test_agent_killed_while_it_replaced_a_queued_request_finishes_that():
-    objects = FailingObjects()
-    async with running(objects=objects) as first:
-        key = await queue(first)
-    await first.change(key, requested_cpu="4")
-    first.broker.desk.release(ReservationId("rsv-2"))
-    objects.error = errors.Unavailable("no API server")
-    async with running(objects=objects, broker=first.broker) as rig:
-        await passed(10)
-        objects.error = None
-        await passed(61)
-        await rig.expect(key, "Reserved", reservation_name="rsv-3")
+@requester()
+async def test_agent_killed_while_it_replaced_a_queued_request_finishes_that(rig):
+    key = await queue(rig)
+    await rig.stop()
+    await rig.change(key, requested_cpu="4")
+    rig.broker.runner.release(ReservationId("rsv-2"))
+    rig.objects.error = errors.Unavailable("no API server")
+    await rig.start()
+    await passed(10)
+    rig.objects.error = None
+    await passed(61)
+    await rig.expect(key, "Reserved", reservation_name="rsv-3")
 
 
 # -- changes of the spec
 
 
-@in_virtual_time
-async def test_spec_that_changes_under_a_live_reservation_has_no_effect_and_the_status_says_so():
-    async with running() as rig:
-        key = await rig.create_request(cpu="2")
-        for cpu in ("3", "none"):
-            await rig.change(key, requested_cpu=cpu)
-            status = await rig.expect(key, "Reserved")
-            assert "which has no effect: delete and recreate this object" in status.message
-        await rig.change(key, requested_cpu="2")
-        await rig.expect(key, "Reserved", message=RESERVED, observed_generation=4)
-        await rig.change(key, requested_cpu="3")
-        assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-        rig.broker.desk.release(ReservationId("rsv-1"))
-        await rig.notify("rsv-1")
-        await rig.expect(key, "Released", message="Released by requester me")
-    async with running(objects=rig.objects, broker=rig.broker) as again:
-        await passed(600)
-        await again.expect(key, "Released")
-        assert len(again.broker.keys) == 1
+@requester()
+async def test_spec_that_changes_under_a_live_reservation_has_no_effect_and_the_status_says_so(rig):
+    key = await rig.create_request(cpu="2")
+    for cpu in ("3", "none"):
+        await rig.change(key, requested_cpu=cpu)
+        status = await rig.expect(key, "Reserved")
+        assert "which has no effect: delete and recreate this object" in status.message
+    await rig.change(key, requested_cpu="2")
+    await rig.expect(key, "Reserved", message=RESERVED, observed_generation=4)
+    await rig.change(key, requested_cpu="3")
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+    rig.broker.runner.release(ReservationId("rsv-1"))
+    await rig.notify("rsv-1")
+    await rig.expect(key, "Released", message="Released by requester me")
+    await rig.restart()
+    await passed(600)
+    await rig.expect(key, "Released")
+    assert len(rig.broker.keys) == 1
 
 
 @pytest.mark.parametrize("cpu, reserved", [("3", {"p1": "3 CPU / 1Gi Memory"}), ("none", {})])
@@ -230,18 +200,18 @@ async def test_lost_response_reserves_nothing_twice(rig):
     assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
 
 
-@in_virtual_time
-async def test_agent_killed_between_the_response_and_the_write_reserves_nothing_twice():
-    async with running() as killed:
-        killed.broker.response_delay = 5
-        key = await killed.create_request(cpu="2")
-        await passed(1)
-        assert killed.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-    killed.broker.response_delay = 0
-    async with running(objects=killed.objects, broker=killed.broker) as rig:
-        await rig.expect(key, "Reserved", reservation_name="rsv-1")
-        assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
-        assert len(set(rig.broker.keys)) == 1
+@requester()
+async def test_agent_killed_between_the_response_and_the_write_reserves_nothing_twice(rig):
+    rig.broker.response_delay = 5
+    key = await rig.create_request(cpu="2")
+    await passed(1)
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+    await rig.stop()
+    rig.broker.response_delay = 0
+    await rig.start()
+    await rig.expect(key, "Reserved", reservation_name="rsv-1")
+    assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}
+    assert len(set(rig.broker.keys)) == 1
 
 
 @pytest.mark.parametrize(
@@ -333,14 +303,14 @@ async def test_reconnect_ends_every_backoff(rig):
 # -- calls that hang
 
 
-@pytest.mark.parametrize("count", [8, 5 * agent_requester.MAX_CONCURRENT_REQUESTS])
 @requester()
-async def test_many_requests_that_hang_say_so_and_block_no_release(rig, count):
+async def test_many_requests_that_hang_say_so_and_block_no_release(rig):
     held = await rig.create_request("held")
     rig.broker.error = UNREACHABLE
     lost = await rig.create_request("lost")
     rig.broker.error = None
     rig.broker.seconds["request"] = FOREVER
+    count = 2 * agent_requester.MAX_CONCURRENT_REQUESTS
     keys = [await rig.create_request(f"w{number}") for number in range(count)]
     for key in keys:
         await rig.expect(key, "Pending", reason="Asking")
@@ -384,72 +354,204 @@ async def test_every_call_has_a_timeout(rig, call):
     assert await rig.is_there(key) == (call != "release")
 
 
-@requester()
-async def test_slow_response_blocks_no_other_request(rig):
-    rig.broker.response_delay = 1000
-    await rig.create_request("slow")
-    rig.broker.response_delay = 0
-    await rig.expect(await rig.create_request("quick"), "Reserved")
-    await passed(1000)
-
-
 # -- failures of the cluster's objects
 
 
-@in_virtual_time
-async def test_result_that_cannot_be_written_is_retried_and_nothing_is_reserved_twice():
-    objects = FailingObjects()
-    async with running(objects=objects) as rig:
-        rig.broker.seconds["request"] = 1
-        key = await rig.create_request()
-        objects.error = errors.Conflict("it is another one now")
-        await passed(30)
-        await rig.expect(key, "Pending")
-        objects.error = None
-        await passed(61)
-        await rig.expect(key, "Reserved", reservation_name="rsv-1")
-        assert rig.broker.reserved == {"p1": "1 CPU / 1Gi Memory"}
+@requester()
+async def test_result_that_cannot_be_written_is_retried_and_nothing_is_reserved_twice(rig):
+    rig.broker.seconds["request"] = 1
+    key = await rig.create_request()
+    rig.objects.error = errors.Conflict("it is another one now")
+    await passed(30)
+    await rig.expect(key, "Pending")
+    rig.objects.error = None
+    await passed(61)
+    await rig.expect(key, "Reserved", reservation_name="rsv-1")
+    assert rig.broker.reserved == {"p1": "1 CPU / 1Gi Memory"}
 
 
-@in_virtual_time
-async def test_nothing_is_requested_before_it_could_be_written():
-    objects = FailingObjects()
-    await requesters.Rig(objects=objects).create_request()
-    objects.error = errors.Unavailable("read only")
-    async with running(objects=objects) as rig:
-        await passed(600)
-        assert rig.broker.calls == []
-        objects.error = None
-        await passed(61)
-        await rig.expect("default/w", "Reserved")
+@requester()
+async def test_nothing_is_requested_before_it_could_be_written(rig):
+    await rig.stop()
+    await rig.create_request()
+    rig.objects.error = errors.Unavailable("read only")
+    await rig.start()
+    await passed(600)
+    assert rig.broker.calls == []
+    rig.objects.error = None
+    await passed(61)
+    await rig.expect("default/w", "Reserved")
 
 
-@in_virtual_time
-async def test_objects_that_cannot_be_watched_make_the_component_unhealthy_and_are_retried():
-    class Unwatchable(FailingObjects):
-        def watch(self, kind):
-            self._fail()
-            return super().watch(kind)
+class UnwatchableObjects(FailingObjects):
+    error: Exception | None = errors.Unavailable("no API server")
 
-    objects = Unwatchable()
-    objects.error = errors.Unavailable("no API server")
-    rig = requesters.Rig(objects=objects)
-    task = asyncio.create_task(rig.requester.run())
+    def watch(self, kind):
+        if self.error is not None:
+            raise self.error
+        return super().watch(kind)
+
+
+@requester(objects=UnwatchableObjects)
+async def test_objects_that_cannot_be_watched_make_the_component_unhealthy_and_are_retried(rig):
     await passed(100)
     assert "cannot watch resourcerequests: no API server" in rig.health.not_ready_reason
-    objects.error = None
+    rig.objects.error = None
     await passed(31)
     assert rig.health.errors == {}
     await rig.expect(await rig.create_request(), "Reserved")
-    await stopped(task)
 
 
 @in_virtual_time
 async def test_bug_ends_the_task_with_its_exception():
     rig = requesters.Rig()
-    task = asyncio.create_task(rig.requester.run())
-    await settled()
     rig.broker.error = ZeroDivisionError("a bug")  # type: ignore[assignment]
-    await rig.create_request()
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        await task
+        async with rig.running():
+            await rig.create_request()
+
+
+# -- the request of an object: its fields, its key, its state
+
+SPEC = ResourceRequestSpec(requested_cpu="1", requested_memory="1Gi")
+SENT = SentRequest(1, resource_requests.request_from_spec(SPEC))
+
+
+def resource_request(generation=1, spec=SPEC, **status):
+    metadata = Metadata("w", uid="u", generation=generation)
+    return ResourceRequest(metadata, spec, ResourceRequestStatus(**status))
+
+
+@requester()
+async def test_all_of_the_spec_reaches_the_broker(rig):
+    rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
+    spec = ResourceRequestSpec(
+        requested_cpu="1500m",
+        requested_memory="256Mi",
+        requested_gpu="2",
+        requested_storage="10Gi",
+        extended_resources={"example.com/fpga": "1"},
+        priority=3,
+        duration="1h30m",
+        wait="5m",
+        policy="cost",
+        weights={"price": 2.0},
+        target_cluster_id="p1",
+        constraints=bodies.Constraints(labels={}, exclude=["p2"]),
+        renew=True,
+    )
+    request = resource_requests.request_from_spec(spec)
+    amounts = bodies.Quantities("1500m", "256Mi", "2", "10Gi", {"example.com/fpga": "1"})
+    assert request.requested_resources == amounts
+    names = ("priority", "duration", "wait", "policy", "weights", "target_cluster_id")
+    for field in (*names, "constraints"):
+        assert getattr(request, field) == getattr(spec, field)
+    await rig.objects.apply(ResourceRequest(Metadata("w"), spec))
+    await settled()
+    made = rig.broker.runner[ReservationId("rsv-1")].request
+    assert made == conversion.to_request(request, ClusterId("me"), rig.broker.keys[0], LIMITS)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"requested_cpu": "two"}, "spec.requestedCPU: 'two' is not a quantity"),
+        ({"requested_cpu": ""}, "spec.requestedCPU: '' is not a quantity"),
+        ({"requested_cpu": "0"}, "spec.requestedCPU: must be greater than zero"),
+        ({"requested_memory": "-1Gi"}, "spec.requestedMemory: '-1Gi' is negative"),
+        ({"requested_memory": "0"}, "spec.requestedMemory: must be greater than zero"),
+        ({"requested_gpu": "x"}, "spec.requestedGPU: 'x' is not a quantity"),
+        ({"requested_storage": "1Qi"}, "spec.requestedStorage: '1Qi' has the unknown suffix 'Qi'"),
+        ({"extended_resources": {"a.b/c": "?"}}, "spec.extendedResources.a.b/c: '?' is not a"),
+        ({"extended_resources": {"!": "1"}}, "spec.extendedResources.!: "),
+        ({"duration": "1"}, "spec.duration: '1' has a number without a unit"),
+        ({"duration": "0s"}, "spec.duration: '0s' must be greater than zero"),
+        ({"wait": "soon"}, "spec.wait: 'soon' is not a duration"),
+        ({"wait": "-1s"}, "spec.wait: '-1s' must not be negative"),
+        ({"priority": 2**31}, "spec.priority: must be at most 2147483647"),
+        ({"target_cluster_id": "x" * 254}, "spec.targetClusterID: must have at most 253 "),
+    ],
+)
+def test_invalid_field_is_named(fields, message):
+    assert resource_requests.request_from_spec(replace(SPEC, wait="0s")).wait == "0s"
+    with pytest.raises(errors.InvalidInput) as refused:
+        resource_requests.request_from_spec(replace(SPEC, **fields))
+    assert refused.value.message.startswith(message)
+
+
+def test_idempotency_key_is_the_same_for_one_generation_of_one_object_only():
+    key = resource_requests.idempotency_key
+    others = [("you", "u", 1), ("me", "v", 1), ("me", "u", 2), ("m", "eu", 1), ("me", "u1", 1)]
+    others += [("me", "u", 11), ("m\u00e9\n", "u" * 5000, 1)]
+    keys = {key(*identity) for identity in [("me", "u", 1), *others]}
+    assert key("me", "u", 1) == key("me", "u", 1)
+    assert len(keys) == 1 + len(others)
+    assert all(len(each) <= route.MAX_KEY_LENGTH and each.isascii() for each in keys)
+    assert all(each.isprintable() for each in keys)
+
+
+BOUND, FINISHED = {"reservation_name": "r"}, {"observed_generation": 1}
+
+
+@pytest.mark.parametrize(
+    "generation, status, state",
+    [
+        (1, {}, RequestState.NEW),
+        (1, {"phase": "Pending", "asked": SENT}, RequestState.REQUESTED),
+        (1, {"phase": "Pending", **BOUND, "asked": SENT}, RequestState.BOUND),
+        (1, {"phase": "Reserved", **BOUND, "asked": SENT}, RequestState.BOUND),
+        (1, {"phase": "Active", **BOUND}, RequestState.BOUND),
+        (2, {"phase": "Reserved", **BOUND, **FINISHED}, RequestState.BOUND),
+        (1, {"phase": "Failed", **FINISHED}, RequestState.DONE),
+        (1, {"phase": "Released", **FINISHED, **BOUND}, RequestState.DONE),
+        (1, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.DONE),
+        (2, {"phase": "Failed", **FINISHED, "asked": SENT}, RequestState.NEW),
+        (2, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.NEW),
+    ],
+)
+def test_state_is_derived_from_the_object(generation, status, state):
+    assert resource_requests.request_state(resource_request(generation, **status)) is state
+
+
+@pytest.mark.parametrize(
+    "found, changed",
+    [
+        (resource_request(2), False),
+        (resource_request(2, asked=SENT), False),
+        (resource_request(2, replace(SPEC, renew=True), asked=SENT), False),
+        (resource_request(2, replace(SPEC, requested_cpu="2"), asked=SENT), True),
+        (resource_request(2, replace(SPEC, requested_cpu="?"), asked=SENT), True),
+        (resource_request(2, replace(SPEC, policy="cost"), asked=SENT), True),
+        (resource_request(1, replace(SPEC, policy="cost"), asked=SENT), False),
+    ],
+    ids=["never sent", "same", "only renew", "amount", "invalid", "policy", "same generation"],
+)
+def test_spec_has_changed_if_the_request_has(found, changed):
+    assert resource_requests.is_spec_changed(found) is changed
+
+
+def subclasses(kind):
+    return {kind}.union(*(subclasses(child) for child in kind.__subclasses__()))
+
+
+TRANSIENT = {
+    errors.KubelendError,
+    errors.Conflict,
+    errors.TooSlow,
+    errors.IdentityInUse,
+    errors.LimitExceeded,
+    errors.RateLimited,
+    errors.QueueFull,
+    errors.Unavailable,
+    errors.StoreFailed,
+    errors.NotReady,
+    errors.NotLeader,
+    errors.BrokerUnreachable,
+    errors.CertificateRefused,
+    errors.UnexpectedAnswer,
+}
+
+
+def test_transient_errors_are_those_that_are_no_decision_of_the_broker():
+    ours = {kind for kind in subclasses(errors.KubelendError) if kind.__module__ == errors.__name__}
+    assert {kind for kind in ours if resource_requests.is_transient(kind("why"))} == TRANSIENT

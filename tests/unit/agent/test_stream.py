@@ -1,26 +1,32 @@
-"""No instruction of the broker is missed for long: stream, polls while it is down, lists after a gap."""
+"""No instruction of the broker is missed for long, and of all that is received the newest counts."""
 
+import asyncio
 from asyncio import get_running_loop, sleep
 from datetime import timedelta
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 import make
-from kubelend.agent import stream
+from fake_broker import FakeBroker
+from kubelend.agent import reservation_cache, stream
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import (
     BrokerUnreachable,
     Forbidden,
     IdentityInUse,
     LimitExceeded,
+    NotFound,
     NotReady,
     Revoked,
     UnexpectedAnswer,
 )
 from kubelend.core.lifecycle import Phase
+from kubelend.wire import bodies
 from listeners import Rig, listener
-from virtual_time import in_virtual_time, settled
+from virtual_time import in_virtual_time, now, settled
 
 DOWN = BrokerUnreachable("gone")
 
@@ -55,28 +61,13 @@ async def test_known_reservations_are_listed_first_and_then_streamed():
         assert rig.times("instructions") == rig.times("stream") == [0], "no poll beside a stream"
 
 
-@listener()
-async def test_duplicates_and_outdated_states_change_nothing(rig):
-    found = rig.reserve()
-    reserved = rig.broker.body(found)
-    rig.desk.release(found)
-    for body in [rig.broker.body(found), reserved, rig.broker.body(found), reserved]:
-        rig.broker.send_body(body)
-    await settled()
-    assert rig.phase(found) == Phase.RELEASED
-    assert rig.changes == [found]
-
-
-@in_virtual_time
-async def test_list_that_is_older_than_the_stream_replaces_nothing():
-    rig = Rig()
-    rig.broker.seconds["instructions"] = 2
-    async with rig.running():
-        found = rig.reserve()  # the list is on its way, without it
-        rig.broker.send(found)
-        await sleep(3)
-        assert rig.phase(found) == Phase.RESERVED
-        assert rig.times("find") == []
+@listener(seconds={"instructions": 2})
+async def test_list_that_is_older_than_the_stream_replaces_nothing(rig):
+    found = rig.reserve()  # the list is on its way, without it
+    rig.broker.send(found)
+    await sleep(3)
+    assert rig.phase(found) == Phase.RESERVED
+    assert rig.times("find") == []
 
 
 @in_virtual_time
@@ -84,7 +75,7 @@ async def test_reservations_that_ended_during_a_gap_are_fetched():
     rig = Rig()
     ended, archived, live = rig.reserve(), rig.reserve(), rig.reserve()
     async with rig.running():
-        rig.desk.release(ended)
+        rig.runner.release(ended)
         rig.broker.archive(archived)
         reset(rig)
         await sleep(1)
@@ -128,23 +119,20 @@ async def test_stream_that_cannot_be_opened_is_retried(error, chance, seconds, s
 
 
 @pytest.mark.parametrize("is_long", [True, False], ids=["open for long", "delivered something"])
-@in_virtual_time
-async def test_stream_that_worked_is_reopened_at_once(is_long):
-    rig = Rig()
-    rig.broker.stream_error = DOWN
-    async with rig.running():
-        await sleep(10)
-        rig.broker.stream_error = None
-        await sleep(10)  # it is open again
-        if is_long:
-            await sleep(stream.CONNECTED_AFTER.total_seconds())
-        else:
-            rig.broker.send(rig.reserve())
-            await settled()
-        rig.broker.disconnect(DOWN)
-        ended_at = get_running_loop().time()
-        await sleep(0.3)
-        assert rig.times("stream")[-1] == pytest.approx(ended_at + 0.2)
+@listener(stream_error=DOWN)
+async def test_stream_that_worked_is_reopened_at_once(rig, is_long):
+    await sleep(10)
+    rig.broker.stream_error = None
+    await sleep(10)  # it is open again
+    if is_long:
+        await sleep(stream.CONNECTED_AFTER.total_seconds())
+    else:
+        rig.broker.send(rig.reserve())
+        await settled()
+    rig.broker.disconnect(DOWN)
+    ended_at = get_running_loop().time()
+    await sleep(0.3)
+    assert rig.times("stream")[-1] == pytest.approx(ended_at + 0.2)
 
 
 @listener()
@@ -198,30 +186,23 @@ async def test_broker_is_polled_while_the_stream_is_down(rig):
     assert not rig.listener.is_connected
 
 
-@in_virtual_time
-async def test_polls_can_be_disabled():
-    rig = Rig(poll_every=timedelta())
-    rig.broker.stream_error = DOWN
-    async with rig.running():
-        await sleep(600)
-        assert rig.times("instructions") == []
+@listener(poll_every=timedelta(), stream_error=DOWN)
+async def test_polls_can_be_disabled(rig):
+    await sleep(600)
+    assert rig.times("instructions") == []
 
 
-@in_virtual_time
-async def test_poll_that_hangs_times_out_and_blocks_no_stream():
-    rig = Rig()
-    rig.broker.stream_error = DOWN
-    rig.broker.seconds["instructions"] = 10_000
-    async with rig.running():
-        await sleep(6)  # the poll hangs
-        rig.broker.stream_error = None
-        await sleep(3)
-        found = rig.reserve()
-        rig.broker.send(found)
-        await settled()
-        assert rig.phase(found) == Phase.RESERVED
-        await sleep(20)
-        assert len(rig.times("instructions")) > 1, "the first poll never timed out"
+@listener(stream_error=DOWN, seconds={"instructions": 10_000})
+async def test_poll_that_hangs_times_out_and_blocks_no_stream(rig):
+    await sleep(6)  # the poll hangs
+    rig.broker.stream_error = None
+    await sleep(3)
+    found = rig.reserve()
+    rig.broker.send(found)
+    await settled()
+    assert rig.phase(found) == Phase.RESERVED
+    await sleep(20)
+    assert len(rig.times("instructions")) > 1, "the first poll never timed out"
 
 
 # -- lists after a gap
@@ -242,39 +223,33 @@ async def test_list_after_a_gap_is_retried_until_it_succeeds():
         assert rig.times("instructions") == [0, 0.2, 0.6, 1.4, 3.0]
 
 
-@in_virtual_time
-async def test_list_after_a_gap_is_left_to_the_polls_once_the_stream_is_down():
-    rig = Rig()
-    rig.broker.error = NotReady("replaying")
-    async with rig.running():
-        disconnect(rig)
-        await sleep(11)
-        assert rig.times("instructions") == [0, 0.2, 5.2, 10.2]
+@listener(error=NotReady("replaying"))
+async def test_list_after_a_gap_is_left_to_the_polls_once_the_stream_is_down(rig):
+    disconnect(rig)
+    await sleep(11)
+    assert rig.times("instructions") == [0, 0.2, 5.2, 10.2]
 
 
-@in_virtual_time
-async def test_reset_during_a_list_causes_another_list():
-    rig = Rig()
-    rig.broker.seconds["instructions"] = 3
-    async with rig.running():
-        found = rig.reserve()
-        reset(rig)
-        await sleep(7)
-        assert rig.times("instructions") == [0, 3]
-        assert rig.phase(found) == Phase.RESERVED
+@listener(seconds={"instructions": 3})
+async def test_reset_during_a_list_causes_another_list(rig):
+    found = rig.reserve()
+    reset(rig)
+    await sleep(7)
+    assert rig.times("instructions") == [0, 3]
+    assert rig.phase(found) == Phase.RESERVED
 
 
 def restore_backup(rig):
     """A broker whose revisions and IDs start over."""
-    rig.broker.desk = make.desk(me="cpu=800,memory=800Gi", other="cpu=8,memory=8Gi")
+    rig.broker.runner = make.runner(me="cpu=800,memory=800Gi", other="cpu=8,memory=8Gi")
 
 
 def reserve_long_ago(rig):
     """An active reservation with many revisions."""
     found = rig.reserve()
-    rig.desk.activate(found)
+    rig.runner.activate(found)
     for hours in range(2, 20):
-        rig.desk.renew(found, hours * make.HOUR)
+        rig.runner.renew(found, hours * make.HOUR)
     return found
 
 
@@ -298,11 +273,30 @@ async def test_broker_whose_revisions_start_over_is_believed_after_a_gap(source)
             await settled()
         assert rig.reservations.find(found) == rig.broker.body(found)
         assert rig.phase(found) == Phase.RESERVED
-        rig.desk.activate(found)
+        rig.runner.activate(found)
         rig.broker.send(found)
         await sleep(10)
         assert rig.phase(found) == Phase.ACTIVE
         assert rig.times("find") == []
+
+
+@in_virtual_time
+async def test_broker_that_is_restored_while_the_agent_polls_is_believed_by_a_resumed_stream():
+    """The polls of the outage raised the known revisions; the stream resumes without a reset."""
+    rig = Rig()
+    found = reserve_long_ago(rig)
+    async with rig.running():
+        disconnect(rig)
+        await sleep(6)
+        assert rig.reservations.find(found) == rig.broker.body(found)
+        restore_backup(rig)
+        assert rig.reserve() == found
+        rig.runner.release(found)
+        rig.broker.error, rig.broker.stream_error = DOWN, None
+        await sleep(60)
+        rig.broker.send(found)
+        await settled()
+        assert rig.phase(found) == Phase.RELEASED
 
 
 @in_virtual_time
@@ -312,24 +306,11 @@ async def test_reservations_that_a_restored_broker_ended_or_lost_are_fetched():
     async with rig.running():
         restore_backup(rig)
         assert rig.reserve() == ended
-        rig.desk.release(ended)
+        rig.runner.release(ended)
         reset(rig)
         await sleep(1)
         assert rig.phase(ended) == Phase.RELEASED
         assert rig.phase(lost) is None
-
-
-@in_virtual_time
-async def test_outdated_response_after_a_reset_replaces_nothing():
-    rig = Rig()
-    found = rig.reserve()
-    outdated = rig.broker.body(found)
-    async with rig.running():
-        rig.desk.activate(found)
-        reset(rig)
-        await sleep(1)
-        rig.reservations.put(outdated)
-        assert rig.phase(found) == Phase.ACTIVE
 
 
 @pytest.mark.parametrize("is_polling", [False, True], ids=["stream", "polls"])
@@ -340,7 +321,7 @@ async def test_many_reservations_that_are_missing_are_fetched_some_at_a_time(is_
     known = [rig.reserve() for _ in range(250)]
     async with rig.running():
         for each in known:
-            rig.desk.release(each)
+            rig.runner.release(each)
         (disconnect if is_polling else reset)(rig)
         await sleep(6 if is_polling else 0.3)
         assert len(rig.broker.named("find")) == stream.MAX_FETCHES_PER_LIST
@@ -371,15 +352,6 @@ async def test_outage_is_two_log_lines(rig):
         ("Broker stream disconnected, polling every 5s", "try 0", None),
         ("Broker stream reconnected", None, "1h0m25s"),
     ]
-
-
-@in_virtual_time
-async def test_not_ready_before_the_broker_has_responded():
-    rig = Rig()
-    rig.health.require("stream")
-    assert rig.health.not_ready_reason == "stream: starting"
-    async with rig.running():
-        assert rig.health.not_ready_reason == ""
 
 
 @pytest.mark.parametrize("is_delivering", [False, True], ids=["poll responds", "delivers"])
@@ -416,14 +388,11 @@ async def test_without_polls_a_stream_that_stays_open_is_connected(rig):
     assert not rig.health.errors
 
 
-@in_virtual_time
-async def test_permanent_error_after_a_transient_one_is_reported():
-    rig = Rig()
-    rig.broker.stream_error = DOWN
-    async with rig.running():
-        rig.broker.stream_error = Revoked("revoked")
-        await sleep(1)
-        assert rig.health.errors == {"stream": "revoked"}
+@listener(stream_error=DOWN)
+async def test_permanent_error_after_a_transient_one_is_reported(rig):
+    rig.broker.stream_error = Revoked("revoked")
+    await sleep(1)
+    assert rig.health.errors == {"stream": "revoked"}
 
 
 @in_virtual_time
@@ -447,12 +416,166 @@ async def test_failed_list_beside_an_open_stream_is_a_partial_error_logged_once(
     assert events == ["Component unhealthy", "Component healthy"]
 
 
+@listener(error=NotReady("replaying"))
+async def test_stream_that_breaks_while_the_list_fails_is_reported_as_such(rig):
+    await sleep(1)
+    disconnect(rig)
+    await sleep(20)
+    assert rig.health.not_ready_reason == "stream: gone"
+
+
+def body(id="rsv-1", *, revision=0, phase=Phase.RESERVED, message=""):
+    amounts, status = bodies.Quantities("1", "1Gi"), bodies.ReservationStatus(phase.value, message)
+    return bodies.Reservation(id, "r", "a", amounts, status, make.T0, revision=revision)
+
+
+@pytest.fixture
+def known():
+    return ReservationCache()
+
+
+@pytest.fixture
+def changes(known):
+    changes: list[str] = []
+    known.subscribe(changes.append)
+    return changes
+
+
+# -- the cache: the order
+
+
+def test_newest_revision_stays_in_whatever_order_they_arrive():
+    states = [body(revision=number, message=str(number)) for number in range(1, 5)]
+    for order in permutations(states):
+        known = ReservationCache()
+        known.put_instructions(order)
+        assert known.find("rsv-1") == states[-1]
+
+
+def test_duplicate_or_older_state_is_no_change(known, changes):
+    assert known.put(body(revision=3)) is True
+    assert known.put(body(revision=3)) is False
+    assert known.put(body(revision=2, phase=Phase.RELEASED)) is False
+    assert changes == ["rsv-1"]
+
+
+def test_without_revisions_the_last_state_counts(known, changes):
+    for phase in [Phase.RESERVED, Phase.ACTIVE, Phase.RELEASED]:
+        assert known.put(body(phase=phase)) is True
+    assert known.put(body(phase=Phase.RELEASED)) is False
+    assert changes == ["rsv-1"] * 3
+
+
+def test_each_reservation_has_its_own_order(known):
+    known.put(body("rsv-1", revision=9))
+    assert known.put(body("rsv-2", revision=1)) is True
+    assert known.put(body("rsv-2", revision=2)) is True
+    assert known.find("rsv-2") == body("rsv-2", revision=2)
+
+
+# -- the cache: gaps
+
+
+def test_after_a_gap_the_response_to_a_later_call_is_stored_though_it_seems_older(known, changes):
+    known.put(body(revision=100, phase=Phase.ACTIVE))
+    known.mark_gap()
+    sent_at = known.sequence()
+    assert known.put(body(revision=5), sent_at) is True
+    assert known.find("rsv-1") == body(revision=5)
+    assert known.put(body(revision=4), sent_at) is False, "from here on its own order counts"
+    assert known.put(body(revision=6), sent_at) is True
+    assert changes == ["rsv-1"] * 3
+
+
+def test_without_a_gap_no_response_replaces_a_newer_state(known):
+    known.mark_gap()
+    known.put(body(revision=9))
+    assert known.put(body(revision=4), known.sequence()) is False
+
+
+def test_after_a_gap_the_response_to_an_earlier_call_replaces_nothing(known):
+    known.put(body(revision=4))
+    sent_at = known.sequence()
+    known.put(body(revision=9, phase=Phase.ACTIVE))
+    known.mark_gap()
+    assert known.put(body(revision=5), sent_at) is False
+    assert known.put(body(revision=5)) is False
+    assert known.find("rsv-1") == body(revision=9, phase=Phase.ACTIVE)
+
+
+def test_unfinished_reservations_without_an_update_since_then_are_named(known):
+    known.put_instructions(
+        [body("same"), body("silent"), body("over", phase=Phase.RELEASED), body("gone")]
+    )
+    since = known.sequence()
+    known.put_instructions([body("same"), body("new")])
+    known.remove("gone")
+    assert known.not_updated_since(since) == ["silent"]
+
+
+# -- the cache: subscribers
+
+
+def test_subscribers_find_the_new_state_when_they_are_called(known, changes):
+    found: list[object] = []
+    known.subscribe(lambda name: found.append(known.find(name)))
+    known.put(body(revision=5))
+    known.remove("rsv-1")
+    known.remove("rsv-1")
+    assert known.put(body(revision=4)) is True, "a removed one may come again"
+    known.put(body("rsv-2"))
+    assert found == [body(revision=5), None, body(revision=4), body("rsv-2")]
+    assert changes == ["rsv-1"] * 3 + ["rsv-2"]
+
+
+def test_unfinished_reservations_may_change_while_they_are_iterated(known):
+    for phase in Phase:
+        known.put(body(phase.value, phase=phase))
+    assert {found.id for found in known.unfinished()} == {"Pending", "Reserved", "Active"}
+    for found in known.unfinished():
+        known.remove(found.id)
+        known.put(body(f"{found.id}-again"))
+    assert len(known.unfinished()) == 3
+
+
+# -- the cache: fetching
+
+
+@pytest.fixture
+def broker():
+    return FakeBroker("me", make.runner(me="cpu=4,memory=8Gi"))
+
+
+@pytest.fixture
+def reserved(broker):
+    return broker.runner.reserve("cpu=1,memory=1Gi")
+
+
 @in_virtual_time
-async def test_stream_that_breaks_while_the_list_fails_is_reported_as_such():
-    rig = Rig()
-    rig.broker.error = NotReady("replaying")
-    async with rig.running():
-        await sleep(1)
-        disconnect(rig)
-        await sleep(20)
-        assert rig.health.not_ready_reason == "stream: gone"
+async def test_state_that_arrives_during_a_fetch_is_newer(broker, known, reserved):
+    newer = replace(broker.body(reserved), revision=1000)
+    broker.seconds["find"] = 1
+    fetch = asyncio.create_task(known.fetch(broker, reserved))
+    await settled()
+    known.put(newer)
+    assert await fetch == newer
+
+
+@in_virtual_time
+async def test_fetched_state_is_cached_and_what_the_broker_does_not_know_is_removed(
+    broker, known, reserved
+):
+    assert await known.fetch(broker, reserved) == known.find(reserved) == broker.body(reserved)
+    broker.errors["find"] = NotFound("none")
+    assert await known.fetch(broker, reserved) is None
+    assert known.find(reserved) is None
+
+
+@in_virtual_time
+async def test_broker_that_hangs_is_unreachable_and_the_known_state_stays(broker, known, reserved):
+    known.put(broker.body(reserved))
+    broker.seconds["find"] = 1000
+    with pytest.raises(BrokerUnreachable, match="within 10s"):
+        await known.fetch(broker, reserved)
+    assert now() - make.T0 == reservation_cache.CALL_TIMEOUT
+    assert known.find(reserved) is not None

@@ -16,7 +16,7 @@ import make
 from kubelend.api import middleware
 from kubelend.api.middleware import RequestScope
 from kubelend.api.request import JsonResponse, paginate
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core.errors import Forbidden, KubelendError
 from kubelend.kits import clock
 from kubelend.transports import server
@@ -27,11 +27,11 @@ Ending = Callable[[], JsonResponse]
 
 
 class Root:
-    """A root around a handler that ends like this, at the door or later, and what was told of it."""
+    """A root around a handler that ends like this, at the door or later, and what it reported as rejected."""
 
     def __init__(self, ending: Ending, *, at_the_door: bool) -> None:
-        self.metrics = Metrics()
-        self.told: list[tuple[str, KubelendError]] = []
+        self.metrics = BrokerMetrics()
+        self.rejected: list[tuple[str, KubelendError]] = []
         self._ending, self._at_the_door = ending, at_the_door
         self.handler = middleware.handle(self._enter, self._refused, self.metrics)
 
@@ -45,7 +45,7 @@ class Root:
         return self._ending()
 
     def _refused(self, visit: RequestScope, error: KubelendError) -> None:
-        self.told.append((visit.route, error))
+        self.rejected.append((visit.route, error))
 
     async def call(self) -> tuple[int, dict[str, object]]:
         async with (
@@ -86,14 +86,14 @@ def at_the_door(request):
 async def test_what_a_handler_answers_is_answered(at_the_door):
     root = Root(answers, at_the_door=at_the_door)
     assert await root.call() == (200, {"version": "1"})
-    assert root.told == []
+    assert root.rejected == []
 
 
-async def test_refusal_is_answered_counted_and_told_with_the_route_it_came_to(at_the_door):
+async def test_refusal_is_answered_counted_and_reported_with_the_route_it_came_to(at_the_door):
     root = Root(refuses, at_the_door=at_the_door)
     status, body = await root.call()
     assert (status, body["code"]) == (403, "Forbidden")
-    assert [(route, type(error)) for route, error in root.told] == [("version", Forbidden)]
+    assert [(route, type(error)) for route, error in root.rejected] == [("version", Forbidden)]
     refused = root.count("kubelend_http_requests_rejected_total", route="version", code="Forbidden")
     assert refused == 1
 
@@ -107,7 +107,7 @@ async def test_what_nobody_foresaw_is_logged_and_answered_without_its_details(at
     assert "secret" not in json.dumps(body)
     (line,) = [line for line in logs if line["event"] == "Request failed"]
     assert (line["route"], line["exc_info"]) == ("version", True)
-    assert root.told == []
+    assert root.rejected == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from certificates import Certificates
-from kubelend.apps import agent, agent_environment, agent_launcher, flags
+from kubelend.apps import agent, agent_environment, agent_launcher, agent_peering, flags
 from kubelend.apps.agent_launcher import AgentLaunch
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
@@ -70,19 +70,13 @@ def http_settings(settings):
     return http_settings
 
 
-@pytest.mark.parametrize("texts", [{}, {"cluster_id": "berlin"}], ids=["no flag", "the same"])
-def test_cluster_id_is_the_name_in_the_certificate(certificates, http_settings, texts):
-    launched = agent_launcher.prepare_launch(http_settings(certificates.cluster("berlin"), **texts))
-    assert launched.settings.cluster_id == "berlin"
-
-
-def test_launch_rejects_a_certificate_that_does_not_match(certificates, http_settings, tmp_path):
+def test_cluster_id_is_the_name_in_the_certificate(certificates, http_settings, tmp_path):
+    berlin = certificates.cluster("berlin")
+    for texts in ({}, {"cluster_id": "berlin"}):
+        launched = agent_launcher.prepare_launch(http_settings(berlin, **texts))
+        assert launched.settings.cluster_id == "berlin"
     for directory, texts, problem in (
-        (
-            certificates.cluster("berlin"),
-            {"cluster_id": "paris"},
-            "paris differs from the certificate's name berlin",
-        ),
+        (berlin, {"cluster_id": "paris"}, "paris differs from the certificate's name berlin"),
         (certificates.admin("alice"), {}, "alice has role admin, not cluster"),
         (tmp_path / "nowhere", {}, "nowhere"),
     ):
@@ -138,15 +132,10 @@ except SystemExit:
 
 def start_process(**variables):
     """Runs an agent without settings; returns SSL_CERT_FILE at its exit, the number of CAs, and modules."""
-    kept = {name: text for name, text in os.environ.items() if name != "SSL_CERT_FILE"}
-    kept.pop(agent_launcher.SETTINGS_VARIABLE, None)
-    ended = subprocess.run(
-        [sys.executable, "-c", PROCESS],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=kept | variables,
-    )
+    unset = ("SSL_CERT_FILE", agent_launcher.SETTINGS_VARIABLE)
+    env = {name: text for name, text in os.environ.items() if name not in unset} | variables
+    command = [sys.executable, "-c", PROCESS]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert f"{agent_launcher.SETTINGS_VARIABLE} is not set" in ended.stderr
     assert "start the agent with `kubelend agent`" in ended.stderr
     variable, authorities, *modules = ended.stdout.split()
@@ -155,25 +144,17 @@ def start_process(**variables):
 
 
 @pytest.fixture(scope="module")
-def modules():
-    return start_process()[2]
+def process():
+    return start_process()
 
 
-@pytest.mark.parametrize("library", ["rich.console", "frozenlist._frozenlist", *HEAVY])
-def test_agent_process_does_not_load(modules, library):
-    assert library not in modules
+def test_agent_process_does_not_load_heavy_libraries(process):
+    assert not {"rich.console", "frozenlist._frozenlist", *HEAVY} & set(process[2])
 
 
-@pytest.mark.parametrize(
-    "variables, left",
-    [
-        pytest.param({}, "None", id="not set"),
-        pytest.param({"SSL_CERT_FILE": "/etc/ours.pem"}, "/etc/ours.pem", id="set"),
-    ],
-)
-def test_system_authorities_are_not_loaded_but_left_to_child_processes(variables, left):
-    variable, authorities, _ = start_process(**variables)
-    assert (variable, authorities) == (left, 0)
+def test_system_authorities_are_not_loaded_but_left_to_child_processes(process):
+    assert process[:2] == ("None", 0)
+    assert start_process(SSL_CERT_FILE="/etc/ours.pem")[:2] == ("/etc/ours.pem", 0)
 
 
 ENVIRONMENT = """
@@ -201,16 +182,11 @@ ONLY = {
 @pytest.mark.parametrize(
     "source, other", [("kubernetes", "simulated"), ("simulated", "kubernetes")]
 )
-def test_neither_kind_of_cluster_loads_the_libraries_of_the_other(modules, write, source, other):
-    ended = subprocess.run(
-        [sys.executable, "-c", ENVIRONMENT, source, write("cluster.yaml", CLUSTER)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = set(ended.stdout.split())
+def test_neither_kind_of_cluster_loads_the_libraries_of_the_other(process, write, source, other):
+    command = [sys.executable, "-c", ENVIRONMENT, source, write("cluster.yaml", CLUSTER)]
+    loaded = set(subprocess.check_output(command, text=True).split())
     assert ONLY[source] <= loaded
-    assert not ONLY[other] & (loaded | set(modules))
+    assert not ONLY[other] & (loaded | set(process[2]))
     assert not loaded & set(HEAVY)
 
 
@@ -254,12 +230,9 @@ def test_policy_is_advertised_and_enforced(environment, write):
     ],
     ids=["typo", "type", "no YAML", "amount"],
 )
-def test_invalid_policy_is_rejected(environment, write, text, problem):
+def test_invalid_or_missing_policy_is_rejected(environment, write, tmp_path, text, problem):
     with pytest.raises((InvalidSettings, InvalidInput), match=problem):
         environment(policy_file=write("policy.yaml", text))
-
-
-def test_missing_policy_is_reported(environment, tmp_path):
     with pytest.raises(InvalidSettings, match=r"--policy-file: .* No such file"):
         environment(policy_file=str(tmp_path / "nowhere.yaml"))
 
@@ -282,11 +255,26 @@ def test_objects_are_in_memory_or_in_files(environment, tmp_path):
     assert (tmp_path / "objects").is_dir()
 
 
-def test_kubeconfigs_select_liqoctl_unless_peering_is_disabled(settings, tmp_path):
-    def peering(**texts):
-        return agent_environment.make_peering(settings(**texts), "berlin")
+class NoExchange:
+    async def exchange_handshake(self, reservation, handshake):
+        raise AssertionError("nothing is peered here")
 
+
+async def test_kubeconfigs_select_liqoctl_unless_peering_is_disabled(
+    settings, environment, tmp_path
+):
     directory = str(tmp_path)
-    assert isinstance(peering(), NoPeering)
-    assert isinstance(peering(kubeconfigs_dir=directory), LiqoctlPeering)
-    assert isinstance(peering(kubeconfigs_dir=directory, peering="none"), NoPeering)
+    for texts, mode, kind in (
+        ({}, "none", NoPeering),
+        ({"kubeconfigs_dir": directory}, "liqoctl", LiqoctlPeering),
+        ({"kubeconfigs_dir": directory, "peering": "none"}, "none", NoPeering),
+    ):
+        chosen, simulated = settings(**texts), environment()
+        assert await agent_peering.select_peering(chosen, simulated) == mode
+        made = agent_peering.make_peering(mode, chosen, "a", simulated, NoExchange(), dict)
+        assert isinstance(made.requester, kind)
+        assert made.provider is None
+    with pytest.raises(
+        InvalidSettings, match="--peering=liqo: only valid with --source=kubernetes"
+    ):
+        agent_peering.make_peering("liqo", settings(), "a", environment(), NoExchange(), dict)

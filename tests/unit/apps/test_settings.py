@@ -147,8 +147,10 @@ def test_invalid_text_is_reported_with_its_flag(attribute, text, problem):
 
 
 def test_all_problems_are_reported_at_once():
-    told = problems_of(Sample, directory="", mode="x", pause="y", listen_port="0")
-    positions = [told.index(name) for name in ("--directory", "--mode", "--pause", "--listen-port")]
+    found = problems_of(Sample, directory="", mode="x", pause="y", listen_port="0")
+    positions = [
+        found.index(name) for name in ("--directory", "--mode", "--pause", "--listen-port")
+    ]
     assert positions == sorted(positions)
 
 
@@ -160,63 +162,49 @@ def test_address_round_trips(text):
 # -- flags of the processes
 
 
-@pytest.mark.parametrize(
-    "record, name, default",
-    [
-        *(
-            (BrokerSettings, name, default)
-            for name, default in {
-                "--broker-interface": "http",
-                "--http-port": "8443",
-                "--http-cert-path": "",
-                "--http-namespace": "default",
-                "--health-probe-bind-address": ":8081",
-                "--metrics-bind-address": ":8080",
-                "--leader-elect": "false",
-            }.items()
-        ),
-        *(
-            (AgentSettings, name, default)
-            for name, default in {
-                "--broker-transport": "http",
-                "--broker-url": "https://localhost:8443",
-                "--broker-cert-path": "",
-                "--broker-kubeconfig": "",
-                "--broker-namespace": "default",
-                "--cluster-id": "",
-                "--advertisement-name": "cluster-advertisement",
-                "--advertisement-namespace": "default",
-                "--instruction-namespace": "",
-                "--advertisement-requeue-interval": "30s",
-                "--instruction-poll-interval": "5s",
-                "--kubeconfigs-dir": "",
-                "--health-probe-bind-address": ":8081",
-                "--metrics-bind-address": ":8080",
-                "--leader-elect": "false",
-            }.items()
-        ),
-    ],
-)
-def test_flags_of_existing_manifests_have_their_defaults(record, name, default):
+LISTENERS = {
+    "--health-probe-bind-address": ":8081",
+    "--metrics-bind-address": ":8080",
+    "--leader-elect": "false",
+}
+MANIFESTS = {
+    BrokerSettings: LISTENERS
+    | {
+        "--broker-interface": "http",
+        "--http-port": "8443",
+        "--http-cert-path": "",
+        "--http-namespace": "default",
+    },
+    AgentSettings: LISTENERS
+    | {
+        "--broker-transport": "http",
+        "--broker-url": "https://localhost:8443",
+        "--broker-cert-path": "",
+        "--broker-kubeconfig": "",
+        "--broker-namespace": "default",
+        "--cluster-id": "",
+        "--advertisement-name": "cluster-advertisement",
+        "--advertisement-namespace": "default",
+        "--instruction-namespace": "",
+        "--advertisement-requeue-interval": "30s",
+        "--instruction-poll-interval": "5s",
+        "--kubeconfigs-dir": "",
+    },
+}
+
+
+@pytest.mark.parametrize("record", MANIFESTS)
+def test_flags_of_existing_manifests_have_their_defaults(record):
     found = {flag.name: flag.default for flag in flags.flags_of(record)}
-    assert found[name] == default
+    assert found.items() >= MANIFESTS[record].items()
 
 
 @pytest.mark.parametrize("record", [BrokerSettings, ClientSettings, AgentSettings])
-def test_every_help_is_a_sentence(record):
+def test_every_help_is_a_sentence_and_defaults_are_valid(record):
     for found in flags.flags_of(record):
         assert re.fullmatch(r"[A-Z].*\.", found.help), found
-
-
-@pytest.mark.parametrize("record", [BrokerSettings, ClientSettings, AgentSettings])
-def test_defaults_with_what_is_required_are_valid(record):
     assert parse(record).problems() == []
-
-
-def test_defaults_are_those_of_the_class():
     assert parse(BrokerSettings) == BrokerSettings(http_cert_path=Path("certs"))
-    assert BrokerSettings().stale_after == timedelta(minutes=10)
-    assert AgentSettings().advertisement_requeue_interval == timedelta(seconds=30)
 
 
 @pytest.mark.parametrize(
@@ -233,21 +221,18 @@ def test_interfaces_are_listed_in_any_order(interface, serves):
     assert (settings.serves_http, settings.serves_objects) == serves
 
 
+OBJECTS = {"broker_interface": "kubernetes"}
+
+
 @pytest.mark.parametrize(
     "texts, store",
     [
         ({}, "kubelend.db"),
         ({"kubeconfig": "/hub"}, "kubelend.db"),
-        ({"broker_interface": "kubernetes"}, "kubernetes:"),
-        (
-            {"broker_interface": "kubernetes", "store": "kubernetes:?namespace=hub"},
-            "kubernetes:?namespace=hub",
-        ),
-        (
-            {"broker_interface": "kubernetes", "kubeconfig": "/etc/hub.yaml"},
-            "kubernetes:/etc/hub.yaml",
-        ),
-        ({"broker_interface": "kubernetes", "kubeconfig": "a b"}, "kubernetes:a b"),
+        (OBJECTS, "kubernetes:"),
+        (OBJECTS | {"store": "kubernetes:?namespace=hub"}, "kubernetes:?namespace=hub"),
+        (OBJECTS | {"kubeconfig": "/etc/hub.yaml"}, "kubernetes:/etc/hub.yaml"),
+        (OBJECTS | {"kubeconfig": "a b"}, "kubernetes:a b"),
         ({"kubeconfig": "/hub", "store": "kubernetes:?namespace=n"}, "kubernetes:/hub?namespace=n"),
         ({"kubeconfig": "/hub", "store": "kubernetes:///other"}, "kubernetes:///other"),
     ],
@@ -262,57 +247,30 @@ def test_zero_disables_a_listener():
     assert settings.health_probe_bind_address == Address("", 8081)
 
 
+FREE_PORTS = {"http_port": "0", "metrics_bind_address": ":0", "health_probe_bind_address": ":0"}
+UNLIMITED = {"rate_limit": "0", "max_wait": "0", "max_waiting": "0", "retention": "0"}
+ELSEWHERE = {"http_host": "127.0.0.1", "metrics_bind_address": "127.0.0.2:8443"}
+NO_BROKER = {"broker_transport": "", "broker_cert_path": "", "broker_url": "nonsense"}
+NAMESPACES = {"broker_namespace": "", "request_namespace": "", "instruction_namespace": ""}
+URLS = ("https://localhost:8443", "https://broker.example.org", "https://[::1]:1")
+
+
 @pytest.mark.parametrize(
     "record, texts",
     [
-        pytest.param(
-            BrokerSettings,
-            {"http_port": "0", "metrics_bind_address": ":0", "health_probe_bind_address": ":0"},
-            id="free ports",
-        ),
-        pytest.param(
-            BrokerSettings,
-            {"rate_limit": "0", "max_wait": "0", "max_waiting": "0", "retention": "0"},
-            id="no limits",
-        ),
-        pytest.param(BrokerSettings, {"lost_after": "0"}, id="no failover"),
-        pytest.param(BrokerSettings, {"leader_elect": "true"}, id="leader election"),
-        pytest.param(
-            BrokerSettings,
-            {"http_host": "127.0.0.1", "metrics_bind_address": "127.0.0.2:8443"},
-            id="another address",
-        ),
-        pytest.param(BrokerSettings, {"enrol_port": "8443"}, id="no authority"),
-        pytest.param(
-            BrokerSettings,
-            {"broker_interface": "kubernetes", "http_cert_path": ""},
-            id="objects without certificates",
-        ),
-        pytest.param(
-            AgentSettings,
-            {"broker_transport": "", "broker_cert_path": "", "broker_url": "nonsense"},
-            id="agent without a broker",
-        ),
-        pytest.param(
-            AgentSettings,
-            {"broker_transport": "kubernetes", "broker_cert_path": "", "broker_url": "x"},
-            id="agent over kubernetes",
-        ),
-        pytest.param(
-            AgentSettings,
-            {"broker_namespace": "", "request_namespace": "", "instruction_namespace": ""},
-            id="default namespaces",
-        ),
-        *(
-            pytest.param(ClientSettings, {"broker_url": url}, id=url)
-            for url in (
-                "https://localhost:8443",
-                "https://broker.example.org",
-                "https://[::1]:1",
-                "https://a/prefix",
-            )
-        ),
+        (BrokerSettings, FREE_PORTS),
+        (BrokerSettings, UNLIMITED),
+        (BrokerSettings, {"lost_after": "0"}),
+        (BrokerSettings, {"leader_elect": "true"}),
+        (BrokerSettings, ELSEWHERE),
+        (BrokerSettings, {"enrol_port": "8443"}),
+        (BrokerSettings, OBJECTS | {"http_cert_path": ""}),
+        (AgentSettings, NO_BROKER),
+        (AgentSettings, NO_BROKER | {"broker_transport": "kubernetes"}),
+        (AgentSettings, NAMESPACES),
+        *((ClientSettings, {"broker_url": url}) for url in (*URLS, "https://a/prefix")),
     ],
+    ids=str,
 )
 def test_valid_settings_are_accepted(record, texts):
     settings = parse(record, **texts)

@@ -3,6 +3,7 @@
 import pytest
 
 import make
+from clocks import Seconds
 from kubelend.agent import holds
 from kubelend.agent.ports import PodDeleted
 from kubelend.bench import kube
@@ -19,64 +20,38 @@ from kubelend.wire.objects import Metadata, ResourceRequest, ResourceRequestSpec
 # -- writes
 
 
-def line(
-    value=1, verb="POST", group="broker.fluidos.eu", resource="reservations", part="", code=201
-):
-    labels = {
-        "code": code,
-        "component": "apiserver",
-        "dry_run": "",
-        "group": group,
-        "resource": resource,
-        "scope": "resource",
-        "subresource": part,
-        "verb": verb,
-        "version": "v1alpha1",
-    }
-    text = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    return f"apiserver_request_total{{{text}}} {value}\n"
+def line(verb="POST", resource="reservations.broker.fluidos.eu", value=1, code=201):
+    name, _, group = resource.partition(".")
+    name, _, subresource = name.partition("/")
+    labels = f'code="{code}",group="{group}",resource="{name}",scope="resource"'
+    labels += f',subresource="{subresource}",verb="{verb}",version="v1alpha1"'
+    return f"apiserver_request_total{{{labels}}} {value}\n"
+
+
+OTHER_METRIC = line().replace("request_total", "request_terminations_total")
 
 
 @pytest.mark.parametrize(
     "text, expected",
     [
-        pytest.param(line(), {"POST reservations": 1}, id="created"),
-        pytest.param(
-            line(verb="PATCH", part="status"), {"PATCH reservations/status": 1}, id="status"
-        ),
-        pytest.param(
-            line(verb="PUT", resource="ledgerrecords"), {"PUT ledgerrecords": 1}, id="commit"
-        ),
-        pytest.param(line(verb="DELETE"), {"DELETE reservations": 1}, id="deleted"),
-        pytest.param(line(group="", resource="events"), {"POST events": 1}, id="event"),
-        pytest.param(
-            line(group="events.k8s.io", resource="events"), {"POST events": 1}, id="newer event"
-        ),
-        pytest.param(
-            line(group="rear.fluidos.eu", resource="providerinstructions"),
-            {"POST providerinstructions": 1},
-            id="instruction",
-        ),
-        pytest.param(
-            line(30) + line(2, code=409) + line("1e+03", verb="PATCH"),
-            {"POST reservations": 32, "PATCH reservations": 1000},
-            id="also rejected ones",
-        ),
-        pytest.param(line(verb="GET"), {}, id="read"),
-        pytest.param(line(verb="WATCH"), {}, id="watch"),
-        pytest.param(
-            line(verb="PUT", group="coordination.k8s.io", resource="leases"), {}, id="lease"
-        ),
-        pytest.param(
-            line(group="flowcontrol.apiserver.k8s.io", resource="flowschemas"),
-            {},
-            id="the server's own",
-        ),
-        pytest.param(
-            line().replace("request_total", "request_terminations_total"), {}, id="other metric"
-        ),
-        pytest.param("# HELP apiserver_request_total Counter of requests.\n", {}, id="comment"),
-        pytest.param("", {}, id="nothing"),
+        (line(), {"POST reservations": 1}),
+        (line("PATCH", "reservations/status.broker.fluidos.eu"), {"PATCH reservations/status": 1}),
+        (line("PUT", "ledgerrecords.broker.fluidos.eu"), {"PUT ledgerrecords": 1}),
+        (line("DELETE"), {"DELETE reservations": 1}),
+        (line(resource="events"), {"POST events": 1}),
+        (line(resource="events.events.k8s.io"), {"POST events": 1}),
+        (line(resource="providerinstructions.rear.fluidos.eu"), {"POST providerinstructions": 1}),
+        (line(value=30) + line(code=409, value="1e+03"), {"POST reservations": 1030}),
+        (line("GET"), {}),
+        (line("WATCH"), {}),
+        (line("PUT", "leases.coordination.k8s.io"), {}),
+        (line(resource="flowschemas.flowcontrol.apiserver.k8s.io"), {}),
+        (OTHER_METRIC, {}),
+        ("# HELP apiserver_request_total Counter of requests.\n", {}),
+    ],
+    ids=[
+        *("created", "status", "commit", "deleted", "event", "newer event", "instruction"),
+        *("also rejected", "read", "watch", "lease", "server's own", "other metric", "comment"),
     ],
 )
 def test_writes_of_a_broker_count_by_verb_and_resource(text, expected):
@@ -84,8 +59,8 @@ def test_writes_of_a_broker_count_by_verb_and_resource(text, expected):
 
 
 def test_difference_of_two_samples_is_reported_per_reservation_largest_first():
-    before = kube.count_writes(line(30))
-    after = kube.count_writes(line(50) + line(3, verb="PUT"))
+    before = kube.count_writes(line(value=30))
+    after = kube.count_writes(line(value=50) + line("PUT", value=3))
     assert list(kube.writes_per_reservation(after - before, 20).items()) == [
         ("POST reservations", 1.0),
         ("PUT reservations", 0.15),
@@ -181,17 +156,9 @@ def test_state_that_is_not_reached_is_an_error():
 # -- deliveries
 
 
-class Timer:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def timer():
-    return Timer()
+    return Seconds()
 
 
 @pytest.fixture
@@ -246,11 +213,12 @@ def test_reservation_without_an_object_in_its_cluster_is_missed(deliveries):
 @pytest.mark.parametrize(
     "cluster, found, missed",
     [
-        pytest.param("berlin", withdrawn(), 0, id="withdrawn"),
-        pytest.param("berlin", instruction(), 1, id="only written"),
-        pytest.param("berlin", held(), 1, id="still held"),
-        pytest.param("paris", withdrawn(), 1, id="withdrawn by another"),
+        ("berlin", withdrawn(), 0),
+        ("berlin", instruction(), 1),
+        ("berlin", held(), 1),
+        ("paris", withdrawn(), 1),
     ],
+    ids=["withdrawn", "only written", "still held", "withdrawn by another"],
 )
 def test_release_has_to_reach_the_provider(deliveries, cluster, found, missed):
     deliveries.on_reserved(reserved())

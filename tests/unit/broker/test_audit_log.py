@@ -17,7 +17,7 @@ from kubelend.broker.audit_log import (
     AuditLog,
     AuditThrottle,
 )
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core import audit_log
 from kubelend.core.audit_log import Actor, AuditEntry
@@ -32,7 +32,7 @@ class Scene:
     def __init__(self):
         self.store = MemoryStore()
         self.clock = Clock()
-        self.broker = Broker(lambda: self.store, self.clock, BrokerRules(), Metrics())
+        self.broker = Broker(lambda: self.store, self.clock, BrokerRules(), BrokerMetrics())
         self.audit_log = AuditLog(self.broker, retention=make.HOUR)
 
     async def refuse(self, count=1, action="renew"):

@@ -11,17 +11,17 @@ from structlog.testing import capture_logs
 
 import make
 from clocks import Clock
+from failing_store import FailingStore
 from kubelend.broker import authorization
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.group_commit import GroupCommit
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import NO_REPLICA
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry
 from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
 from kubelend.core.events import Archived, ClusterDeleted, CommittedChanges
 from kubelend.core.models import Cluster, ClusterId, ReservationId
-from troubled import TroubledStore
 from virtual_time import settled
 from waiting import PATIENCE, until
 
@@ -32,7 +32,7 @@ class Scene:
     """A group commit on a store that can be held and broken, and what it reported."""
 
     def __init__(self):
-        self.store = TroubledStore()
+        self.store = FailingStore()
         self.landed: list[list[str]] = []
         self.failures: list[str] = []
         self.commits = GroupCommit(
@@ -53,9 +53,12 @@ class Scene:
     def kept(self):
         return sorted(found.id for found in self.store.kept.load().clusters)
 
-    async def is_at_the_store(self):
-        begun = self.store.commits
+    async def begin(self, name):
+        """Submit what the store holds up; gives the task of who waits for it."""
+        self.store.hold()
+        begun, waiter = self.store.commits, asyncio.create_task(self.keep(name))
         await until(lambda: self.store.commits > begun)
+        return waiter
 
 
 def name_of(change):
@@ -80,14 +83,6 @@ async def test_changes_are_rejected_before_the_load():
     await fresh.commits.close()
 
 
-async def test_load_returns_the_working_set():
-    made = Scene()
-    made.store.kept.commit([make.cluster("a")], 5)
-    records = await made.commits.load()
-    assert (records.clusters, records.revision) == ([make.cluster("a")], 5)
-    await made.commits.close()
-
-
 async def test_wait_durable_returns_at_once_without_pending_changes(scene):
     await asyncio.wait_for(scene.commits.wait_durable(), 1)
     assert scene.store.commits == 0
@@ -102,9 +97,7 @@ async def test_changes_of_one_loop_iteration_are_one_commit(scene):
 
 
 async def test_waiters_are_notified_after_the_commit(scene):
-    scene.store.hold()
-    early = asyncio.create_task(scene.keep("a"))
-    await scene.is_at_the_store()
+    early = await scene.begin("a")
     late = asyncio.create_task(scene.commits.wait_durable())
     await settled()
     assert (early.done(), late.done()) == (False, False)
@@ -115,10 +108,7 @@ async def test_waiters_are_notified_after_the_commit(scene):
 
 
 async def test_next_group_accumulates_during_a_commit(scene):
-    scene.store.hold()
-    scene.submit("a")
-    first = asyncio.create_task(scene.commits.wait_durable())
-    await scene.is_at_the_store()
+    first = await scene.begin("a")
     for name in "bcd":
         scene.submit(name)
         await asyncio.sleep(0)
@@ -129,16 +119,10 @@ async def test_next_group_accumulates_during_a_commit(scene):
     assert scene.landed == [["a"], ["b", "c", "d"]]
 
 
-async def test_changes_without_waiters_are_committed(scene):
-    scene.submit("a")
-    await until(lambda: scene.kept() == ["a"])
-
-
 async def test_cancelled_waiter_does_not_affect_the_commit(scene):
-    scene.store.hold()
-    scene.submit("a")
-    gone, other = (asyncio.create_task(scene.commits.wait_durable()) for _ in range(2))
-    await scene.is_at_the_store()
+    gone = await scene.begin("a")
+    other = asyncio.create_task(scene.commits.wait_durable())
+    await settled()
     gone.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await gone
@@ -153,10 +137,7 @@ async def test_cancelled_waiter_does_not_affect_the_commit(scene):
     ids=lambda p: type(p).__name__,
 )
 async def test_failed_commit_fails_everything_submitted_since(scene, problem):
-    scene.store.hold()
-    scene.submit("a")
-    first = asyncio.create_task(scene.commits.wait_durable())
-    await scene.is_at_the_store()
+    first = await scene.begin("a")
     scene.submit("b")
     second = asyncio.create_task(scene.commits.wait_durable())
     third = asyncio.create_task(scene.commits.wait_durable())
@@ -173,10 +154,7 @@ async def test_failed_commit_fails_everything_submitted_since(scene, problem):
 
 
 async def test_commit_in_flight_completes_when_the_pending_group_is_dropped(scene):
-    scene.store.hold()
-    scene.submit("a")
-    written = asyncio.create_task(scene.commits.wait_durable())
-    await scene.is_at_the_store()
+    written = await scene.begin("a")
     scene.submit("b")
     gathering = asyncio.create_task(scene.commits.wait_durable())
     await asyncio.sleep(0)
@@ -192,23 +170,8 @@ async def test_commit_in_flight_completes_when_the_pending_group_is_dropped(scen
     await written
     assert (await loading).revision == 1
     assert (scene.failures, scene.landed, scene.kept()) == (["given up"], [["a"]], ["a"])
-    scene.submit("d")
-    await scene.commits.wait_durable()
+    await scene.keep("d")
     assert scene.kept() == ["a", "d"]
-
-
-async def test_changes_are_accepted_again_after_a_reload(scene):
-    scene.store.broken = StoreFailed("full")
-    scene.submit("a")
-    with pytest.raises(StoreFailed):
-        await scene.commits.wait_durable()
-    with pytest.raises(StoreFailed, match="full"):
-        await scene.commits.load()
-    scene.store.broken = None
-    assert (await scene.commits.load()).revision == 0
-    scene.submit("b")
-    await scene.commits.wait_durable()
-    assert scene.kept() == ["b"]
 
 
 @pytest.mark.parametrize("problem", [StoreFailed("unfit"), ValueError("unfit")], ids=repr)
@@ -220,8 +183,7 @@ async def test_failed_preparation_is_a_failed_commit(scene, problem):
     assert (scene.failures, scene.landed, scene.kept()) == (["unfit"], [], [])
     scene.store.unfit = None
     await scene.commits.load()
-    scene.submit("b")
-    await scene.commits.wait_durable()
+    await scene.keep("b")
     assert scene.kept() == ["b"]
 
 
@@ -245,34 +207,33 @@ async def test_store_is_not_used_in_the_event_loop_during_a_query(scene, goes_aw
     may_end.set()
     await scene.commits.wait_durable()
     assert (scene.store.prepared, scene.kept()) == (0, ["a"])
-    scene.submit("b")
-    await scene.commits.wait_durable()
+    await scene.keep("b")
     assert (scene.store.prepared, scene.kept()) == (1, ["a", "b"])
 
 
 async def test_store_that_lost_committed_data_is_rejected(scene):
     scene.submit("a", "b")
     await scene.commits.wait_durable()
-    scene.store.kept = TroubledStore().kept
+    scene.store.kept = FailingStore().kept
     with pytest.raises(StoreFailed, match="lost committed data: it is at revision 0, not 2"):
         await scene.commits.load()
 
 
-async def test_archive_is_queried_after_pending_commits(scene):
-    assert await scene.commits.query(lambda store: store.archived(ReservationId("rsv-1"))) is None
-
-
-async def test_failed_store_is_not_queried(scene):
+async def test_failed_store_is_neither_written_nor_queried_until_it_is_reloaded(scene):
     """It may answer: what it says is not trusted until it was opened anew."""
     scene.store.broken = StoreFailed("full")
     scene.submit("a")
-    with contextlib.suppress(StoreFailed):
+    with pytest.raises(StoreFailed):
         await scene.commits.wait_durable()
+    with pytest.raises(StoreFailed, match="full"):
+        await scene.commits.load()
     scene.store.broken = None
     with pytest.raises(StoreFailed, match="full"):
         await scene.commits.query(lambda store: store.audit_log_bounds())
-    await scene.commits.load()
+    assert (await scene.commits.load()).revision == 0
     await scene.commits.query(lambda store: store.audit_log_bounds())
+    await scene.keep("b")
+    assert scene.kept() == ["b"]
 
 
 async def test_close_commits_pending_changes_and_rejects_new_ones():
@@ -355,7 +316,7 @@ class FakeReplica:
 @contextlib.asynccontextmanager
 async def running(leadership, open_store, replica=NO_REPLICA):
     clock = Clock()
-    broker = Broker(open_store, clock, RULES, Metrics(), leadership, replica)
+    broker = Broker(open_store, clock, RULES, BrokerMetrics(), leadership, replica)
     task = asyncio.create_task(broker.run(retry_after=0.01))
     try:
         yield broker
@@ -368,6 +329,15 @@ async def running(leadership, open_store, replica=NO_REPLICA):
 @pytest.fixture
 def replica(store):
     return FakeReplica(store)
+
+
+@contextlib.asynccontextmanager
+async def following(store, replica):
+    """A follower that shows the state of the store."""
+    async with running(FakeLeadership(), lambda: store, replica) as broker:
+        await replica.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        yield broker
 
 
 async def test_follower_shows_the_committed_state_of_the_leader(store, replica):
@@ -385,9 +355,7 @@ async def test_follower_shows_the_committed_state_of_the_leader(store, replica):
 
 
 async def test_follower_logs_no_changes(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         held = make.reservation("rsv-1", phase="Reserved", target=A, revision=8)
         entry = AuditEntry(make.T0, BROKER_ACTOR, "Requested", "reservation/rsv-1", None, held)
         with capture_logs() as logs:
@@ -400,25 +368,14 @@ async def test_follower_reads_the_archive(store, replica):
     over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
     store.commit([over], 1)
     store.commit([Archived(over.id)], 2)
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         assert await broker.reservation(over.id) == over
         with pytest.raises(NotFound):
             await broker.reservation(ReservationId("rsv-2"))
 
 
-async def test_deletion_of_an_unknown_record_is_ignored(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await replica.news.put(
-            CommittedChanges([Archived(ReservationId("rsv-1")), ClusterDeleted(A)], 2)
-        )
-        await until(lambda: broker.unready is None and broker.current()[0].revision == 2)
-
-
 async def test_unexpected_replication_error_ends_the_process(store, replica):
-    broker = Broker(lambda: store, Clock(), RULES, Metrics(), FakeLeadership(), replica)
+    broker = Broker(lambda: store, Clock(), RULES, BrokerMetrics(), FakeLeadership(), replica)
     await replica.news.put(TypeError("broken"))
     with pytest.raises(TypeError, match="broken"):
         await broker.run()
@@ -426,9 +383,7 @@ async def test_unexpected_replication_error_ends_the_process(store, replica):
 
 
 async def test_follower_rejects_changes_and_names_the_leader(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         with pytest.raises(NotLeader, match="send the request to broker-1, the current leader"):
             await broker.advertise(make.advertisement("a"))
     assert store.load().clusters == []
@@ -443,40 +398,30 @@ async def test_follower_rejects_changes_and_names_the_leader(store, replica):
     ],
 )
 async def test_lagging_follower_does_not_answer_not_found(store, replica, change):
-    """Whoever hears that asks nobody else."""
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    """Who is answered so asks nobody else."""
+    async with following(store, replica) as broker:
         with pytest.raises(NotLeader):
             await change(broker, ReservationId("rsv-new"), cluster=A)
 
 
-async def test_follower_expires_nothing(store, replica):
+async def test_follower_expires_and_truncates_nothing(store, replica):
     over = make.reservation("rsv-1", phase="Reserved", target=A, expires_at=make.T0)
-    store.commit([make.cluster("a"), over], 1)
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
-        broker.clock.pass_time(make.HOUR)
-        assert (await broker.reservation(over.id)).phase == "Reserved"
-    assert store.load().revision == 1
-
-
-async def test_follower_does_not_truncate_the_audit_log(store, replica):
-    store.commit([AuditEntry(make.T0, BROKER_ACTOR, "Advertised", "cluster/a")], 1)
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    line = AuditEntry(make.T0, BROKER_ACTOR, "Advertised", "cluster/a")
+    store.commit([make.cluster("a"), over, line], 1)
+    async with following(store, replica) as broker:
         broker.clock.pass_time(2 * make.HOUR)
+        assert (await broker.reservation(over.id)).phase == "Reserved"
         await AuditLog(broker, retention=make.HOUR).truncate()
         assert replica.queries == 0
+        unknown = (Archived(ReservationId("rsv-2")), ClusterDeleted(ClusterId("b")))
+        await replica.news.put(CommittedChanges(unknown, 2))
+        await until(lambda: broker.current()[0].revision == 2)
+    assert store.load().revision == 1
     assert store.audit_log_bounds()[0].number == 0
 
 
 async def test_follower_is_unready_while_replication_fails(store, replica):
-    async with running(FakeLeadership(), lambda: store, replica) as broker:
-        await replica.news.put(store.load())
-        await until(lambda: broker.unready is None)
+    async with following(store, replica) as broker:
         await replica.news.put(StoreFailed("the server is away"))
         await until(lambda: broker.unready == "without its store: the server is away")
         await replica.news.put(store.load())
@@ -561,8 +506,8 @@ async def test_leader_of_an_interrupted_term_reloads_the_store(store):
     leadership = FakeLeadership(is_leader=True)
     async with running(leadership, lambda: store) as broker:
         await until(lambda: broker.is_leader)
-        told: list[Any] = []
-        broker.listeners.append(told.append)
+        received: list[Any] = []
+        broker.listeners.append(received.append)
         store.commit([make.cluster("a")], 7)
         leadership.turn(False)
         leadership.turn(True)
@@ -571,4 +516,4 @@ async def test_leader_of_an_interrupted_term_reloads_the_store(store):
             broker.current()
         await until(lambda: broker.is_leader)
         assert list(broker.current()[0].clusters) == ["a"]
-        assert told == [None]  # whoever looks at objects has to look again
+        assert received == [None]  # whoever looks at objects has to look again

@@ -80,15 +80,8 @@ def test_a_consistent_store_passes_also_while_it_is_used(store, check):
     assert out.startswith("No violations: 2 clusters, 1 reservation (1 live), revision ")
     assert "Overcommitted by their own pods, no violation: a" in out
     assert report.pop("revision") > 0
-    assert report == {
-        "violations": 0,
-        "clusters": 2,
-        "reservations": 1,
-        "live": 1,
-        "overcommitted": ["a"],
-        "details": [],
-        "gone": [],
-    }
+    counts = {"violations": 0, "clusters": 2, "reservations": 1, "live": 1}
+    assert report == {**counts, "overcommitted": ["a"], "details": [], "gone": []}
     assert hashlib.sha256(store.read_bytes()).hexdigest() == before
     with closing(factory.open_store(str(store))):
         assert check(store)[0] == 0
@@ -167,21 +160,21 @@ def test_an_untouched_log_is_intact(log, verify):
     assert report == {"breaks": 0, "lines": 5, "first": 1, "last": 5, "details": [], "notes": []}
 
 
+EDITED = "UPDATE journal SET line = replace(line, 'alice', 'bob') WHERE number = 2"
+START_MOVED = (
+    "UPDATE meta SET value = 3, digest = (SELECT digest FROM journal WHERE number = 3)"
+    " WHERE key = 'journal start'"
+)
+
+
 @pytest.mark.parametrize(
     "statement, problem",
     [
         ("DELETE FROM journal WHERE number = 3", "line 3 is missing"),
         ("DELETE FROM journal WHERE number = 5", "line 5 is missing"),
-        (
-            "UPDATE journal SET line = replace(line, 'alice', 'bob') WHERE number = 2",
-            "line 2 was modified",
-        ),
+        (EDITED, "line 2 was modified"),
         ("DELETE FROM journal", "lines 1 to 5 are missing"),
-        (
-            "UPDATE meta SET value = 3, digest = (SELECT digest FROM journal WHERE number = 3)"
-            " WHERE key = 'journal start'",
-            "lines up to 3 are missing, and no line records their truncation",
-        ),
+        (START_MOVED, "lines up to 3 are missing, and no line records their truncation"),
     ],
     ids=["removed", "truncated", "changed", "emptied", "start moved"],
 )
@@ -205,7 +198,9 @@ def test_an_anchor_finds_a_log_that_was_rewritten_from_the_start(log, head, tmp_
     assert "line 5 of the anchor is missing" in verify(tmp_path / "short.db", f"--anchor {head}")[1]
 
 
-def test_an_anchor_older_than_the_retention_is_a_note(log, head, verify):
+def test_an_anchor_older_than_the_retention_is_a_note_and_no_anchor_an_error(
+    log, head, verify, kubelend
+):
     append(log, "6")
     with closing(factory.open_store(str(log))) as opened:
         (last,) = opened.audit_lines(5, 1)
@@ -214,12 +209,8 @@ def test_an_anchor_older_than_the_retention_is_a_note(log, head, verify):
     code, out = verify(log, f"--anchor {head}")
     assert code == 0
     assert "line 5 of the anchor is older than the retention" in out
-
-
-def test_an_invalid_anchor_is_rejected(log, kubelend):
     code, _, err = kubelend(f"audit verify --store {log} --anchor yesterday")
-    assert code == 2
-    assert "is no head of an audit log" in err
+    assert (code, "is no head of an audit log" in err) == (2, True)
 
 
 # -- audit log
@@ -231,18 +222,11 @@ def line(actor, **fields):
 
 
 def test_lines_show_what_changed():
-    released = line(
-        ActorBody("broker", "broker"),
-        action="Released",
-        subject="reservation/rsv-1",
-        before={"phase": "Reserved", "certificate": None},
-        after={
-            "phase": "Released",
-            "certificate": {"serial": "1f", "ends_at": "2027"},
-            "resources": {"cpu": 1000},
-            "uses": 3,
-        },
-    )
+    certificate = {"serial": "1f", "ends_at": "2027"}
+    before = {"phase": "Reserved", "certificate": None}
+    after = {"phase": "Released", "certificate": certificate, "resources": {"cpu": 1000}, "uses": 3}
+    subject = {"action": "Released", "subject": "reservation/rsv-1"}
+    released = line(ActorBody("broker", "broker"), **subject, before=before, after=after)
     assert audit.audit_table([released], None, wide=False) == (
         "LINE  TIME                  ACTOR   ACTION    SUBJECT            CHANGE\n"
         "7     2026-01-01T12:00:00Z  broker  Released  reservation/rsv-1  phase: Reserved -> Released;"
@@ -258,13 +242,8 @@ def test_wide_lines_show_address_and_proxy():
 
 def test_on_a_terminal_changes_are_wrapped_below_their_line():
     message = "no suitable cluster: " + ", ".join(f"{number} Stale" for number in range(30))
-    rejected = line(
-        ActorBody("paris", "cluster"),
-        action="reserve",
-        subject="",
-        code="NoCapacity",
-        message=message,
-    )
+    fields = {"action": "reserve", "subject": "", "code": "NoCapacity", "message": message}
+    rejected = line(ActorBody("paris", "cluster"), **fields)
     text = audit.audit_table([rejected, rejected], 80, wide=False)
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("\n      rejected: NoCapacity: no suitable cluster: 0 Stale,") == 2

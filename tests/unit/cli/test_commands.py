@@ -9,20 +9,16 @@ import pytest
 from typer.core import TyperGroup
 
 import kubelend as package
+import logging_state
 from kubelend.apps import flags
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import app, calls, exit_codes, main, members, options, request_flags
+from kubelend.cli import advertise, app, calls, exit_codes, main, members, options, request_flags
 from kubelend.cli.app import LazyCommand
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import DEFAULT, FLAG, PLUGIN, VARIABLE, KubeTarget
 from kubelend.core import errors
 from kubelend.core.errors import InvalidInput, InvalidQuantity, InvalidSettings
 from kubelend.core.lifecycle import Role
-
-
-def words(value):
-    return " ".join(value) if isinstance(value, (list, tuple)) else None
-
 
 # -- the tree
 
@@ -37,19 +33,14 @@ def paths(group, prefix=()):
             yield (*prefix, name)
 
 
-@pytest.mark.parametrize("path", list(paths(app.build_app())), ids=lambda path: words(path) or "-")
+@pytest.mark.parametrize("path", list(paths(app.build_app())), ids=" ".join)
 def test_every_command_has_a_help_of_80_columns(path, kubelend):
     code, out, err = kubelend(*path, "--help")
     assert (code, err) == (ExitCode.OK, "")
     assert out.startswith("Usage: " + " ".join(["kubelend", *path]))
     assert max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("line", ["", "get", "describe", "ca", "audit"])
-def test_a_group_alone_shows_its_help(line, kubelend):
-    code, out, _ = kubelend(line)
-    assert code == ExitCode.OK
-    assert "ommands:" in out
+    if path in {(), ("get",), ("audit",)}:  # a group alone shows its help, too
+        assert kubelend(" ".join(path))[1] == out
 
 
 NOUNS = {
@@ -137,17 +128,12 @@ RESOURCES = "borrow --cpu 1 --memory 1"
         ("get clusters -o xml", "invalid value for '--output'"),
         ("get clusters", "--cert-path: required; set the flag or KUBELEND_CERT_PATH"),
         ("get clusters --cert-path no/where", "no/where/tls.crt is missing; create one"),
-        ("borrow --cert-path x", "no resources are requested; give at least --cpu and --memory"),
         ("explain --cert-path x", "give a reservation or resources"),
         ("explain r --cpu 1 --cert-path x", "give either a reservation or resources, not both;"),
         ("explain r --region eu --cert-path x", "give either a reservation or resources"),
-        ("explain --cpu 1 --cert-path x", "--cpu and --memory are both required"),
-        ("explain r --limit 0", "0 is not in the range 1<=x<=100"),
         ("explain r --limit 101", "101 is not in the range 1<=x<=100"),
         ("broker", "--http-cert-path: required"),
         ("broker --http-cert-path x --http-port http", "--http-port: 'http' is no"),
-        ("audit --store no/such.db", "no/such.db"),
-        ("ca issue x --ca no/where", "no/where/ca.key is missing"),
         ("ca issue x --lifetime 1y", "unknown unit 'y'"),
         ("completion tcsh", "invalid value for"),
         ("get clusters --kube-context x", "no-kubeconfig is missing"),
@@ -180,17 +166,6 @@ def test_an_unreachable_broker_is_one_line_and_exit_code_7(certificates, kubelen
         "error: connection refused by https://127.0.0.1:1;"
         " start the broker, or give its address with --broker-url\n",
     )
-
-
-def test_a_variable_replaces_a_flag_and_the_flag_wins(monkeypatch, kubelend):
-    monkeypatch.setenv("KUBELEND_CERT_PATH", "from/variable")
-    assert "from/variable/tls.crt" in kubelend("get clusters")[2]
-    assert "by/flag/tls.crt" in kubelend("get clusters --cert-path by/flag")[2]
-    monkeypatch.setenv("KUBELEND_HTTP_PORT", "nine")
-    monkeypatch.setenv("KUBELEND_STALE_AFTER", "0")
-    err = kubelend("broker --http-cert-path x")[2]
-    assert "--http-port: 'nine' is not an integer" in err
-    assert "--stale-after: must be at least 1ms" in err
 
 
 def test_debug_prints_the_traceback_and_nothing_else_does(kubelend):
@@ -226,6 +201,8 @@ def test_the_exit_code_of_every_error_is_fixed_and_documented():
 
 # -- names, and flags named in errors
 
+BORROW, ADVERTISE = request_flags.FIELDS, advertise.FIELDS
+
 
 @pytest.mark.parametrize(
     "text, kinds, name",
@@ -246,14 +223,6 @@ def test_a_name_may_have_its_kind_before_it(text, kinds, name):
 
 
 @pytest.mark.parametrize(
-    "text, problem", [("cluster/berlin", "is a cluster, not a res"), ("rsv/", "has no name")]
-)
-def test_another_kind_is_rejected(text, problem):
-    with pytest.raises(InvalidInput, match=problem):
-        options.parse_name(text, "reservation")
-
-
-@pytest.mark.parametrize(
     "text, role, member",
     [
         ("berlin", None, "cluster/berlin"),
@@ -269,34 +238,50 @@ def test_a_member_is_named_by_role_and_name(text, role, member):
     assert str(members.member(text, role)) == member
 
 
-def test_two_roles_for_one_member_are_rejected():
-    with pytest.raises(InvalidInput, match="'admin/alice' is no viewer"):
-        members.member("admin/alice", Role.VIEWER)
+@pytest.mark.parametrize(
+    "parse, problem",
+    [
+        (lambda: options.parse_name("cluster/berlin", "reservation"), "is a cluster, not a res"),
+        (lambda: options.parse_name("rsv/", "reservation"), "has no name"),
+        (lambda: members.member("admin/alice", Role.VIEWER), "'admin/alice' is no viewer"),
+    ],
+    ids=["another kind", "empty", "another role"],
+)
+def test_a_name_of_another_kind_or_role_is_rejected(parse, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        parse()
 
 
 @pytest.mark.parametrize(
-    "message, shown",
+    "fields, message, shown",
     [
-        ("requestedResources.cpu: 'x' is no", "--cpu: 'x' is no"),
-        ("requestedResources.extended.example.com/fpga: 'x'", "--resource example.com/fpga: 'x'"),
-        ("extended.fpga: is no extended resource", "--resource fpga: is no extended resource"),
-        ("spec.requestedCPU: is wrong", "--cpu: is wrong"),
-        ("duration: 900h is more", "--for: 900h is more"),
-        ("weights.price: 2000 is not", "--weight price: 2000 is not"),
-        ("constraints.maxPricePerHour: 'x'", "--max-price: 'x'"),
-        ("body: Expected `int` - at `$.priority`", "--priority: Expected `int`"),
-        ("durations: unknown", "durations: unknown"),
-        ("no colon here", "no colon here"),
+        (BORROW, "requestedResources.cpu: 'x' is no", "--cpu: 'x' is no"),
+        (BORROW, "requestedResources.extended.a.org/fpga: 'x'", "--resource a.org/fpga: 'x'"),
+        (BORROW, "extended.fpga: is none", "--resource fpga: is none"),
+        (BORROW, "spec.requestedCPU: is wrong", "--cpu: is wrong"),
+        (BORROW, "duration: 900h is more", "--for: 900h is more"),
+        (BORROW, "weights.price: 2000 is not", "--weight price: 2000 is not"),
+        (BORROW, "constraints.maxPricePerHour: 'x'", "--max-price: 'x'"),
+        (BORROW, "body: Expected `int` - at `$.priority`", "--priority: Expected `int`"),
+        (BORROW, "durations: unknown", "durations: unknown"),
+        (BORROW, "no colon here", "no colon here"),
+        (ADVERTISE, "resources.capacity.cpu: x", "--cpu: x"),
+        (ADVERTISE, "resources.capacity.extended.fpga: x", "--resource fpga: x"),
+        (ADVERTISE, "resources.allocated.memory: x", "--allocated-memory: x"),
+        (ADVERTISE, "cost.gpuCost: x", "--gpu-cost: x"),
+        (ADVERTISE, "labels.tier: x", "--label tier: x"),
+        (ADVERTISE, "validFor: x", "--valid-for: x"),
+        (
+            calls.fields_of("a.", "maxPerRequester"),
+            "a.maxPerRequester: x",
+            "--max-per-requester: x",
+        ),
     ],
 )
-def test_an_error_of_the_broker_names_the_flag(message, shown):
-    with pytest.raises(InvalidQuantity) as caught, calls.naming_flags(request_flags.FIELDS):
+def test_an_error_of_the_broker_names_the_flag(fields, message, shown):
+    with pytest.raises(InvalidQuantity) as caught, calls.naming_flags(fields):
         raise InvalidQuantity(message, hint="do this")
     assert (caught.value.message, caught.value.hint) == (shown, "do this")
-
-
-def test_a_field_has_the_flag_of_its_name():
-    assert calls.fields_of("a.", "maxPerRequester") == {"a.maxPerRequester": "--max-per-requester"}
 
 
 # -- which target: the broker that is named, or the cluster that kubectl uses
@@ -392,6 +377,7 @@ def own_environment(monkeypatch):
         pytest.param(("get", "clu"), ["clusters"], main.NO_FILES, id="prefix"),
         pytest.param(("ca", "issue", "--rol"), ["--role"], main.NO_FILES, id="flags"),
         pytest.param(("completion", "z"), ["zsh"], main.NO_FILES, id="values"),
+        pytest.param((), VERBS, main.NO_FILES, id="nothing typed"),
         pytest.param(("ca", "init", "--ca", ""), [], main.FILES, id="files"),
         pytest.param(("ca", "init", "--ca", "a/b"), [], main.FILES, id="file-prefix"),
         pytest.param(
@@ -406,37 +392,34 @@ def test_kubectl_completes_what_is_known(given, candidates, directive):
     *lines, last = main.completion_lines(given).splitlines()
     assert ([line.partition("\t")[0] for line in lines], last) == (candidates, directive)
     assert os.environ[app.COMPLETE_VARIABLE] == "complete_fish"
+    assert all(line.partition("\t")[2] for line in lines if given[:1] == ("get",))
 
 
-@pytest.mark.usefixtures("own_environment")
-def test_candidates_have_their_help_and_nothing_typed_completes_all_commands():
-    assert main.completion_lines(["get", "members"]).startswith("members\tList members")
-    assert {"borrow", "get", "create", "version"} <= {
-        line.partition("\t")[0] for line in main.completion_lines([]).splitlines()
-    }
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_names_the_command(shell, kubelend):
-    code, out, _ = kubelend(f"completion {shell}")
-    assert code == ExitCode.OK
-    assert app.COMPLETE_VARIABLE in out
-
-
-# -- as a process
-
-
-def process(*arguments, **variables):
-    command = [Path(sys.executable).with_name("kubelend"), *arguments]
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    return subprocess.run(
-        command, env=kept | variables, capture_output=True, text=True, check=False
-    )
-
-
-def test_the_shell_gets_completions():
-    done = process(COMP_WORDS="kubelend get cl", COMP_CWORD="2", _KUBELEND_COMPLETE="complete_bash")
+def test_the_shell_gets_completions(kubelend):
+    _, script, _ = kubelend("completion bash")
+    assert f"{app.COMPLETE_VARIABLE}=complete_bash" in script
+    typed = {"COMP_WORDS": "kubelend get cl", "COMP_CWORD": "2"}
+    environment = os.environ | typed | {app.COMPLETE_VARIABLE: "complete_bash"}
+    program = Path(sys.executable).with_name("kubelend")
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["clusters"]
+
+
+# -- a broker that does not start
+
+
+@pytest.fixture
+def broker(kubelend, certificates):
+    """Starts one with these flags in this process; returns the error."""
+
+    def start(*flags, directory=None):
+        words = ("broker", "--health-probe-bind-address=0", "--metrics-bind-address=0", *flags)
+        with logging_state.put_back():
+            code, _, err = kubelend(*words, "--http-cert-path", str(directory or "no/where"))
+        assert code == ExitCode.USAGE
+        return err.splitlines()[-1]
+
+    return start
 
 
 @pytest.mark.parametrize(
@@ -448,10 +431,8 @@ def test_the_shell_gets_completions():
         ("sqlite://host/x", "sqlite://host/x"),
     ],
 )
-def test_a_broker_without_certificates_or_store_does_not_start(url, problem):
-    done = process("broker", "--http-cert-path", "no/where", "--store", url)
-    assert done.returncode == ExitCode.USAGE
-    assert done.stderr.splitlines()[-1].startswith(f"error: {problem}")
+def test_a_broker_without_certificates_or_store_does_not_start(broker, url, problem):
+    assert broker("--store", url).startswith(f"error: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -463,12 +444,7 @@ def test_a_broker_without_certificates_or_store_does_not_start(url, problem):
     ],
     ids=["unknown", "impossible", "elsewhere"],
 )
-def test_a_broker_that_cannot_listen_says_what_to_change(host, hint, certificates):
-    done = process(
-        *("broker", "--http-cert-path", certificates.server(), "--store", "memory:"),
-        *("--http-host", host, "--health-probe-bind-address=0", "--metrics-bind-address=0"),
-    )
-    assert done.returncode == ExitCode.USAGE
-    error = done.stderr.splitlines()[-1]
+def test_a_broker_that_cannot_listen_says_what_to_change(broker, host, hint, certificates):
+    error = broker("--store", "memory:", "--http-host", host, directory=certificates.server())
     assert error.startswith(f"error: cannot listen on {host}:8443: ")
     assert f"; {hint}" in error

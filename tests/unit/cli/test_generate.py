@@ -35,21 +35,11 @@ def run(monkeypatch):
     return run
 
 
-def places(directory):
-    return "--docs", directory, "--crds", directory
-
-
-@pytest.mark.parametrize("record", [BrokerSettings, ClientSettings])
-def test_every_setting_is_documented_with_its_variable(record):
+def test_every_command_setting_and_exit_code_is_documented():
     text = generate.command_line()
-    for flag in flags.flags_of(record):
-        assert f"`{flag.name}`" in text
-        assert f"`{flag.variable}`" in text
-        assert flag.help.replace("|", "\\|") in text
-
-
-def test_every_command_and_exit_code_is_documented():
-    text = generate.command_line()
+    for flag in (*flags.flags_of(BrokerSettings), *flags.flags_of(ClientSettings)):
+        parts = f"`{flag.name}`", f"`{flag.variable}`", flag.help.replace("|", "\\|")
+        assert [part for part in parts if part not in text] == []
     for name in app.TREE.commands:
         if name in app.build_app().commands:
             assert f"\n## kubelend {name}\n" in text
@@ -59,27 +49,13 @@ def test_every_command_and_exit_code_is_documented():
         assert f"| {int(code)} | {meaning} |" in text
 
 
-def test_every_route_is_documented():
-    text = generate.rest_routes()
+def test_every_route_and_error_is_documented_with_where_it_is_sent():
     for route in routes.ROUTES:
-        assert f"| {route.method} | `{route.path}` | " in text
-
-
-ERRORS = [
-    kind
-    for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, errors.KubelendError)
-]
-
-
-@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_every_error_is_documented_with_its_status(kind):
-    status = int(problems.http_status(kind("")))
-    again = "yes" if kind.retryable else ""
-    assert f"| `{kind.code}` | {status} | {again} | " in generate.error_codes()
-
-
-def test_errors_are_told_where_they_are_sent():
+        assert f"| {route.method} | `{route.path}` | " in generate.rest_routes()
+    for _, kind in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(kind, errors.KubelendError):
+            status, again = int(problems.http_status(kind(""))), "yes" if kind.retryable else ""
+            assert f"| `{kind.code}` | {status} | {again} | " in generate.error_codes()
     rows = [line.split(" | ") for line in generate.error_codes().splitlines() if "` | " in line]
     senders = {row[0].strip("| `"): row[-1].removesuffix(" |") for row in rows}
     assert senders["RateLimited"] == "any route, joining"
@@ -91,23 +67,20 @@ def test_errors_are_told_where_they_are_sent():
         assert f" {kind.code}" in generate.rest_routes()
 
 
-def test_check_names_what_differs_and_write_mends_it(run, tmp_path):
-    first = run("--check", *places(tmp_path))
+def test_check_names_what_differs_and_write_repairs_it(run, tmp_path):
+    directories = "--docs", tmp_path, "--crds", tmp_path
+    first = run("--check", *directories)
     assert all(name in first for name in ("openapi.json", "cli.md", "routes.md", "errors.md"))
     assert list(tmp_path.iterdir()) == []
 
-    assert run(*places(tmp_path)) is None
-    assert run("--check", *places(tmp_path)) is None
+    assert run(*directories) is None
+    assert run("--check", *directories) is None
     assert json.loads((tmp_path / "openapi.json").read_text())["openapi"] == "3.1.0"
 
     (tmp_path / "cli.md").write_text("edited")
-    again = run("--check", *places(tmp_path))
+    again = run("--check", *directories)
     assert "cli.md" in again
     assert "routes.md" not in again
-
-
-def test_equal_code_writes_equal_documents(tmp_path):
-    assert generate.documents(tmp_path) == generate.documents(tmp_path)
 
 
 def test_documents_in_the_repository_are_what_the_code_makes():
@@ -130,11 +103,7 @@ def test_definitions_are_written_so_that_they_are_read_again():
     for text, document in zip(
         generate.crd_files(ROOT).values(), crds.crd_documents().values(), strict=True
     ):
-        assert yaml.safe_load(text) == document
-        assert not {"\u2028", "\u2029"} & set(text)
-
-
-def test_definitions_say_that_they_are_made_and_repeat_what_is_equal():
-    for text in generate.crd_files(ROOT).values():
         assert text.startswith("# Made by `make manifests`")
         assert "&id001" not in text
+        assert yaml.safe_load(text) == document
+        assert not {"\u2028", "\u2029"} & set(text)

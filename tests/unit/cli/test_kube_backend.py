@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import yaml
@@ -61,19 +62,15 @@ def test_an_object_has_all_of_its_request(adapter):
 
 
 def test_a_request_is_shown_by_its_own_name_and_that_of_its_reservation():
-    body = AGENT.to_body(
-        request(
-            phase="Reserved", target_cluster_id="b", reservation_name="rsv-a-1", expires_at=LATER
-        )
-    )
+    placed = {"phase": "Reserved", "target_cluster_id": "b", "reservation_name": "rsv-a-1"}
+    body = AGENT.to_body(request(**placed, expires_at=LATER))
     assert summary(body, NOW) == "mine is Reserved on b for 60m"
     assert "Reservation:  rsv-a-1" in details(body, NOW)
 
 
 def test_an_expired_request_is_released_as_at_the_broker():
-    body = AGENT.to_body(
-        request(phase="Expired", message="over", expires_at=NOW, last_update_time=NOW)
-    )
+    times = {"expires_at": NOW, "last_update_time": NOW}
+    body = AGENT.to_body(request(phase="Expired", message="over", **times))
     assert (body.status.phase, body.status.reason) == ("Released", "Expired")
     assert summary(body, LATER) == "mine is Released: over"
 
@@ -101,29 +98,20 @@ def test_a_reservation_keeps_its_times_and_its_requester_is_its_namespace():
     [("", "Reserved"), ("Held", "Reserved"), ("Withdrawn", "Released"), ("Refused", "Failed")],
 )
 def test_an_instruction_is_the_reservation_that_is_lent(phase, shown):
-    spec = objects.ProviderInstructionSpec(
-        reservation_name="rsv-a-1",
-        requester_cluster_id="a",
-        requested_cpu="1",
-        requested_memory="1Gi",
-    )
-    instruction = ProviderInstruction(
-        METADATA, spec, objects.ProviderInstructionStatus(phase=phase)
-    )
+    names: dict[str, Any] = {"reservation_name": "rsv-a-1", "requester_cluster_id": "a"}
+    spec = objects.ProviderInstructionSpec(**names, requested_cpu="1", requested_memory="1Gi")
+    status = objects.ProviderInstructionStatus(phase=phase)
+    instruction = ProviderInstruction(METADATA, spec, status)
     body = kube_objects.body_from_instruction(instruction)
     assert (body.id, body.requester_id, body.status.phase) == ("rsv-a-1", "a", shown)
 
 
 def cluster(**fields):
-    none = bodies.Quantities("0", "0")
-    amounts = broker_objects.AdvertisedResources(
-        capacity=AMOUNTS, allocated=none, available=AMOUNTS
-    )
-    advertisement = broker_objects.ClusterAdvertisement(
-        METADATA,
-        broker_objects.ClusterAdvertisementSpec("b", amounts),
-        broker_objects.ClusterAdvertisementStatus(**fields),
-    )
+    amounts = {"capacity": AMOUNTS, "allocated": bodies.Quantities("0", "0"), "available": AMOUNTS}
+    resources = broker_objects.AdvertisedResources(**amounts)
+    spec = broker_objects.ClusterAdvertisementSpec("b", resources)
+    status = broker_objects.ClusterAdvertisementStatus(**fields)
+    advertisement = broker_objects.ClusterAdvertisement(METADATA, spec, status)
     return kube_objects.body_from_advertisement(advertisement)
 
 
@@ -230,11 +218,11 @@ def methods(server):
 @pytest.mark.parametrize(
     "code, kind",
     [
-        pytest.param(403, Forbidden, id="no permission to read"),
-        pytest.param(401, Unauthenticated, id="token expired"),
-        pytest.param(429, Unavailable, id="too many requests"),
-        pytest.param(503, Unavailable, id="unavailable"),
-        pytest.param(418, UnexpectedAnswer, id="unknown status"),
+        (403, Forbidden),
+        (401, Unauthenticated),
+        (429, Unavailable),
+        (503, Unavailable),
+        (418, UnexpectedAnswer),
     ],
 )
 async def test_an_object_whose_decision_cannot_be_read_is_deleted(server, backend, code, kind):

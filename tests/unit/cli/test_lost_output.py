@@ -48,8 +48,6 @@ def program(change):
 COMMANDS = [
     pytest.param((KUBELEND, "version"), id="small"),
     pytest.param((KUBELEND, "--help"), id="help"),
-    pytest.param((KUBELEND, "completion", "bash"), id="script"),
-    pytest.param(program("app.kubelend.__version__ = 'x' * 9_000"), id="buffer"),
     pytest.param(program("app.kubelend.__version__ = 'x' * 1_000_000"), id="large"),
 ]
 

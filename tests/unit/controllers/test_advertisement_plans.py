@@ -10,7 +10,7 @@ import broker_samples as samples
 import make
 from kubelend.broker import service
 from kubelend.controllers import advertisement_plan
-from kubelend.controllers.advertisement_plan import Action, advertisement_from_object
+from kubelend.controllers.advertisement_plan import AdvertisementAction, advertisement_from_object
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import Cluster, ClusterId
 from kubelend.wire.bodies import Amounts, Quantities
@@ -47,14 +47,13 @@ def test_reserved_and_available_in_the_spec_are_ignored():
     assert advertisement_from_object(samples.with_spec(FOUND, resources=claims)) == OFFER
 
 
+LOTS = replace(FOUND.spec.resources, capacity=Quantities("lots", "1Gi"))
+
+
 @pytest.mark.parametrize(
     "field, value, message",
     [
-        (
-            "resources",
-            replace(FOUND.spec.resources, capacity=Quantities("lots", "1Gi")),
-            r"resources\.capacity",
-        ),
+        ("resources", LOTS, r"resources\.capacity"),
         ("cluster_id", "a\x1b", r"clusterID: 'a\\x1b' contains a control character"),
     ],
 )
@@ -76,47 +75,33 @@ REJECTED = samples.with_status(NAMED, message=f"{advertisement_plan.REJECTED_PRE
 EDITED = samples.with_metadata(NAMED, generation=2)
 
 
-@pytest.mark.parametrize(
-    "found, processed, known, action",
-    [
-        pytest.param(FOUND, None, None, Action.ADVERTISE, id="new"),
-        pytest.param(FOUND, OFFER, None, Action.ADVERTISE, id="the ledger lost it"),
-        pytest.param(NAMED, None, None, Action.ADVERTISE, id="lost before a restart"),
-        pytest.param(ADOPTED, OFFER, record(), None, id="processed already"),
-        pytest.param(ADOPTED, None, record(), None, id="processed before a restart"),
-        pytest.param(LATER, OFFER, record(), Action.ADVERTISE, id="another time alone"),
-        pytest.param(LARGER, OFFER, record(), Action.ADVERTISE, id="another amount"),
-        pytest.param(
-            samples.with_spec(ADOPTED, cluster_name=""),
-            OFFER,
-            SAME_TIME,
-            Action.REPAIR,
-            id="newer one elsewhere",
-        ),
-        pytest.param(samples.being_deleted(FOUND), None, None, None, id="deleted"),
-        pytest.param(FOUND, OFFER, record(), Action.REPAIR, id="record removed"),
-        pytest.param(
-            samples.advertisement(name="any-name"), OFFER, record(), None, id="has no record"
-        ),
-        pytest.param(NAMED, None, OF_AGENT, None, id="processed before a restart, older"),
-        pytest.param(NAMED, None, SAME_TIME, None, id="processed before, same time"),
-        pytest.param(OBSERVED, None, OF_AGENT, Action.REPAIR, id="has an outdated record"),
-        pytest.param(EDITED, None, OF_AGENT, Action.IGNORE_OUTDATED, id="edited, older"),
-        pytest.param(EDITED, None, SAME_TIME, Action.ADVERTISE, id="edited, same time"),
-        pytest.param(REJECTED, None, SAME_TIME, Action.ADVERTISE, id="rejected before"),
-        pytest.param(EDITED, OFFER, OF_AGENT, None, id="nothing new"),
-        pytest.param(
-            EDITED,
-            advertisement_from_object(LATER),
-            OF_AGENT,
-            Action.IGNORE_OUTDATED,
-            id="new, and older",
-        ),
-        pytest.param(
-            EDITED, OF_AGENT.advertisement, OF_AGENT, Action.ADVERTISE, id="replaces its own"
-        ),
-    ],
-)
+RENAMED = samples.with_spec(ADOPTED, cluster_name="")
+OF_LATER = advertisement_from_object(LATER)
+USERS = {
+    "new": (FOUND, None, None, AdvertisementAction.ADVERTISE),
+    "the ledger lost it": (FOUND, OFFER, None, AdvertisementAction.ADVERTISE),
+    "lost before a restart": (NAMED, None, None, AdvertisementAction.ADVERTISE),
+    "processed already": (ADOPTED, OFFER, record(), None),
+    "processed before a restart": (ADOPTED, None, record(), None),
+    "another time alone": (LATER, OFFER, record(), AdvertisementAction.ADVERTISE),
+    "another amount": (LARGER, OFFER, record(), AdvertisementAction.ADVERTISE),
+    "newer one elsewhere": (RENAMED, OFFER, SAME_TIME, AdvertisementAction.REPAIR),
+    "deleted": (samples.being_deleted(FOUND), None, None, None),
+    "record removed": (FOUND, OFFER, record(), AdvertisementAction.REPAIR),
+    "has no record": (samples.advertisement(name="any-name"), OFFER, record(), None),
+    "processed before a restart, older": (NAMED, None, OF_AGENT, None),
+    "processed before, same time": (NAMED, None, SAME_TIME, None),
+    "has an outdated record": (OBSERVED, None, OF_AGENT, AdvertisementAction.REPAIR),
+    "edited, older": (EDITED, None, OF_AGENT, AdvertisementAction.IGNORE_OUTDATED),
+    "edited, same time": (EDITED, None, SAME_TIME, AdvertisementAction.ADVERTISE),
+    "rejected before": (REJECTED, None, SAME_TIME, AdvertisementAction.ADVERTISE),
+    "nothing new": (EDITED, OFFER, OF_AGENT, None),
+    "new, and older": (EDITED, OF_LATER, OF_AGENT, AdvertisementAction.IGNORE_OUTDATED),
+    "replaces its own": (EDITED, OF_AGENT.advertisement, OF_AGENT, AdvertisementAction.ADVERTISE),
+}
+
+
+@pytest.mark.parametrize("found, processed, known, action", USERS.values(), ids=USERS)
 def test_users_object_is_processed_once_per_change_unless_it_is_outdated(
     found, processed, known, action
 ):
@@ -128,30 +113,25 @@ SUMS = {"available": Amounts("1", "1Gi"), "reserved": Amounts("3", "0")}
 MANY = {f"l{number}": "x" for number in range(64)}
 
 
-@pytest.mark.parametrize(
-    "found, known, action",
-    [
-        pytest.param(FOUND, None, None, id="rejected"),
-        pytest.param(SHOWN, record(), None, id="up to date"),
-        pytest.param(SHOWN, None, Action.DELETE_ORPHAN, id="orphan"),
-        pytest.param(
-            samples.with_spec(SHOWN, cluster_name="x"), record(), Action.REPAIR, id="edited"
-        ),
-        pytest.param(SHOWN, record(cordon="why"), Action.REPAIR, id="older record"),
-        pytest.param(
-            samples.with_spec(SHOWN, resources=replace(SHOWN.spec.resources, **SUMS)),
-            record(),
-            None,
-            id="sums of the controllers",
-        ),
-        pytest.param(  # accepted by a broker that did not count the region as a label
-            samples.advertisement_object(record(replace(OFFER, labels=MANY))),
-            record(replace(OFFER, labels={**MANY, "region": "eu"})),
-            Action.REPAIR,
-            id="record that fits no object",
-        ),
-    ],
-)
+SUMMED = samples.with_spec(SHOWN, resources=replace(SHOWN.spec.resources, **SUMS))
+TOO_MANY = record(replace(OFFER, labels={**MANY, "region": "eu"}))
+"""Accepted by a broker that did not count the region as a label."""
+MANAGED = {
+    "rejected": (FOUND, None, None),
+    "up to date": (SHOWN, record(), None),
+    "orphan": (SHOWN, None, AdvertisementAction.DELETE_ORPHAN),
+    "edited": (samples.with_spec(SHOWN, cluster_name="x"), record(), AdvertisementAction.REPAIR),
+    "older record": (SHOWN, record(cordon="why"), AdvertisementAction.REPAIR),
+    "sums of the controllers": (SUMMED, record(), None),
+    "record that fits no object": (
+        samples.advertisement_object(record(replace(OFFER, labels=MANY))),
+        TOO_MANY,
+        AdvertisementAction.REPAIR,
+    ),
+}
+
+
+@pytest.mark.parametrize("found, known, action", MANAGED.values(), ids=MANAGED)
 def test_object_without_an_own_advertisement_is_compared_with_the_record(found, known, action):
     assert advertisement_plan.plan_advertisement(found, None, None, known) == action
 
@@ -173,10 +153,10 @@ def test_deleted_object_withdraws_its_own_advertisement(deleted, processed, know
 
 
 def view(*held, **cluster):
-    desk = make.desk(lender=make.advertisement("lender", "cpu=4,memory=8Gi", **cluster))
+    runner = make.runner(lender=make.advertisement("lender", "cpu=4,memory=8Gi", **cluster))
     for amounts in held:
-        desk.reserve(amounts)
-    return service.cluster_view(desk.ledger, desk.ledger.cluster(ClusterId("lender")))
+        runner.reserve(amounts)
+    return service.cluster_view(runner.ledger, runner.ledger.cluster(ClusterId("lender")))
 
 
 def status(found, seen, error="", now=NOW):
@@ -194,25 +174,19 @@ def written(found, seen, **at):
     return patched(found, status(found, seen, **at))
 
 
+NOTHING = {"cpu": "0", "memory": "0", "gpu": None}
+LENT = {
+    "available": {"cpu": "1", "memory": "6Gi"},
+    "reserved": {"cpu": "3", "memory": "2Gi"},
+}
+
+
 @pytest.mark.parametrize(
     "reserved, held, resources",
     [
         pytest.param(None, (), None, id="nothing"),
-        pytest.param(
-            None,
-            ("cpu=3,memory=2Gi",),
-            {
-                "available": {"cpu": "1", "memory": "6Gi"},
-                "reserved": {"cpu": "3", "memory": "2Gi"},
-            },
-            id="new",
-        ),
-        pytest.param(
-            Amounts("3", "2Gi", gpu="1"),
-            (),
-            {"reserved": {"cpu": "0", "memory": "0", "gpu": None}},
-            id="no longer",
-        ),
+        pytest.param(None, ("cpu=3,memory=2Gi",), LENT, id="new"),
+        pytest.param(Amounts("3", "2Gi", gpu="1"), (), {"reserved": NOTHING}, id="no longer"),
     ],
 )
 def test_reserved_and_available_are_corrected(reserved, held, resources):

@@ -1,12 +1,11 @@
 """The objects of a cluster namespace: which writes they need, which requests are pending, and their cache."""
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 import make
 from kubelend.broker import authorization, streams
-from kubelend.broker.streams import Action, Side
+from kubelend.broker.streams import InstructionAction
 from kubelend.controllers.cluster_namespaces import plan
 from kubelend.controllers.cluster_namespaces.plan import NamespaceCache
 from kubelend.core.errors import (
@@ -88,148 +87,97 @@ def provider_object(found):
     return plan.provider_instruction_object(part, response_for(BONN, found), "ns")
 
 
+def being_deleted(found):
+    return replace(found, metadata=replace(found.metadata, deletion_timestamp=make.T0))
+
+
 def steps(cluster, found, requester=None, provider=None):
+    """The action of each instruction that is written, or the name of another step."""
     return [
-        (type(step).__name__, getattr(getattr(step, "instruction", None), "action", None))
+        step.instruction.action if isinstance(step, plan.WriteInstruction) else type(step).__name__
         for step in plan.plan_reservation_objects(cluster, found, requester, provider)
     ]
 
 
+LIVE = record()
+MOVED = record(target=PARIS, left=(BONN,), revision=8)
+OBJECTS = {
+    "requested elsewhere": (ROME, LIVE, None, None, [InstructionAction.USE]),
+    "not shown yet": (ROME, LIVE, requester_object(), None, [InstructionAction.USE]),
+    "shown": (ROME, LIVE, requester_object(LIVE), None, []),
+    "finished": (ROME, OVER, requester_object(LIVE), None, [InstructionAction.STOP]),
+    "shown as finished": (ROME, OVER, requester_object(OVER), None, []),
+    "finished before it was shown": (ROME, OVER, None, None, []),
+    "evicted": (ROME, None, requester_object(OVER), None, ["DeleteObject"]),
+    "a user's object stays": (ROME, None, requester_object(OVER, annotations={}), None, []),
+    "to hold": (BONN, LIVE, None, None, [InstructionAction.HOLD]),
+    "held": (BONN, LIVE, None, provider_object(LIVE), []),
+    "withdrawn": (BONN, OVER, None, provider_object(LIVE), [InstructionAction.WITHDRAW]),
+    "moved away": (BONN, MOVED, None, provider_object(LIVE), [InstructionAction.WITHDRAW]),
+    "withdrawn long ago": (BONN, None, None, provider_object(OVER), ["DeleteObject"]),
+    "other cluster": (PARIS, LIVE, None, None, []),
+}
+
+
 @pytest.mark.parametrize(
-    "cluster, found, requester, provider, expected",
-    [
-        pytest.param(
-            ROME, record(), None, None, [("WriteInstruction", Action.USE)], id="requested elsewhere"
-        ),
-        pytest.param(
-            ROME,
-            record(),
-            requester_object(),
-            None,
-            [("WriteInstruction", Action.USE)],
-            id="not shown yet",
-        ),
-        pytest.param(ROME, record(), requester_object(record()), None, [], id="shown"),
-        pytest.param(
-            ROME,
-            OVER,
-            requester_object(record()),
-            None,
-            [("WriteInstruction", Action.STOP)],
-            id="finished",
-        ),
-        pytest.param(ROME, OVER, requester_object(OVER), None, [], id="shown as finished"),
-        pytest.param(ROME, OVER, None, None, [], id="finished before it was shown"),
-        pytest.param(
-            ROME, None, requester_object(OVER), None, [("DeleteObject", None)], id="evicted"
-        ),
-        pytest.param(
-            ROME, None, requester_object(OVER, annotations={}), None, [], id="a user's object stays"
-        ),
-        pytest.param(BONN, record(), None, None, [("WriteInstruction", Action.HOLD)], id="to hold"),
-        pytest.param(BONN, record(), None, provider_object(record()), [], id="held"),
-        pytest.param(
-            BONN,
-            OVER,
-            None,
-            provider_object(record()),
-            [("WriteInstruction", Action.WITHDRAW)],
-            id="withdrawn",
-        ),
-        pytest.param(
-            BONN,
-            record(target=PARIS, left=(BONN,), revision=8),
-            None,
-            provider_object(record()),
-            [("WriteInstruction", Action.WITHDRAW)],
-            id="moved away",
-        ),
-        pytest.param(
-            BONN,
-            None,
-            None,
-            provider_object(OVER),
-            [("DeleteObject", None)],
-            id="withdrawn long ago",
-        ),
-        pytest.param(PARIS, record(), None, None, [], id="other cluster"),
-    ],
+    "cluster, found, requester, provider, expected", OBJECTS.values(), ids=OBJECTS
 )
 def test_objects_show_what_the_ledger_has(cluster, found, requester, provider, expected):
     assert steps(cluster, found, requester, provider) == expected
 
 
-def rejected(kind):
-    return requester_object(
-        request=REQUEST,
-        response=BrokerResponse("q-1", error=cluster_namespaces.error_text(kind("no"))),
-    )
-
-
 REQUEST = AgentRequest("q-1", "reserve")
-
-
-@pytest.mark.parametrize(
-    "obj, is_object",
-    [
-        pytest.param(requester_object(record()), True, id="shows it"),
-        pytest.param(
-            requester_object(msgspec.structs.replace(record(), id="rsv-2")),
-            False,
-            id="shows another",
-        ),
-        pytest.param(requester_object(request=REQUEST), True, id="not answered"),
-        pytest.param(
-            requester_object(request=REQUEST, response=BrokerResponse("q-0")), True, id="repeated"
-        ),
-        pytest.param(
-            requester_object(response=BrokerResponse(body="nonsense")), True, id="corrupt"
-        ),
-        pytest.param(
-            requester_object(annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: "other"}),
-            False,
-            id="another key",
-        ),
-        pytest.param(requester_object(annotations={}), False, id="no key"),
-        pytest.param(rejected(StoreFailed), True, id="the store failed"),
-        pytest.param(rejected(NotReady), True, id="the broker stopped"),
-        *(
-            pytest.param(rejected(kind), False, id=kind.code)
-            for kind in (
-                *(IdentityInUse, KeyReused, Revoked, Forbidden, QuotaExceeded),
-                *(NoCapacity, InvalidInput, RateLimited, QueueFull),
-            )
-        ),
-    ],
+OTHER_KEY = {cluster_namespaces.IDEMPOTENCY_ANNOTATION: "other"}
+CORRUPT = requester_object(response=BrokerResponse(body="nonsense"))
+RETRYABLE = (StoreFailed, NotReady)
+FINAL = (
+    *(IdentityInUse, KeyReused, Revoked, Forbidden, QuotaExceeded),
+    *(NoCapacity, InvalidInput, RateLimited, QueueFull),
 )
+
+
+def rejected(kind):
+    response = BrokerResponse("q-1", error=cluster_namespaces.error_text(kind("no")))
+    return requester_object(request=REQUEST, response=response)
+
+
+REPEATED = requester_object(request=REQUEST, response=BrokerResponse("q-0"))
+OF_RECORD = {
+    "shows it": (requester_object(LIVE), True),
+    "shows another": (requester_object(replace(LIVE, id="rsv-2")), False),
+    "not answered": (requester_object(request=REQUEST), True),
+    "repeated": (REPEATED, True),
+    "corrupt": (CORRUPT, True),
+    "another key": (requester_object(annotations=OTHER_KEY), False),
+    "no key": (requester_object(annotations={}), False),
+    **{kind.code: (rejected(kind), kind in RETRYABLE) for kind in (*RETRYABLE, *FINAL)},
+}
+
+
+@pytest.mark.parametrize("obj, is_object", OF_RECORD.values(), ids=OF_RECORD)
 def test_request_without_a_decision_is_the_object_of_its_keys_reservation(obj, is_object):
-    assert plan.is_object_of(obj, record()) is is_object
+    assert plan.is_object_of(obj, LIVE) is is_object
 
 
 def test_object_that_is_being_deleted_is_not_deleted_again():
     finished = requester_object(OVER)
-    metadata = msgspec.structs.replace(finished.metadata, deletion_timestamp=make.T0)
-    assert steps(ROME, None, msgspec.structs.replace(finished, metadata=metadata)) == []
+    assert steps(ROME, None, being_deleted(finished)) == []
 
 
 def test_undecodable_response_is_written_again():
-    assert steps(ROME, record(), requester_object(response=BrokerResponse(body="nonsense"))) == [
-        ("WriteInstruction", Action.USE)
-    ]
+    assert steps(ROME, LIVE, CORRUPT) == [InstructionAction.USE]
 
 
 def test_shown_reservation_has_the_requested_spec():
     made = plan.reservation_object(record(), "ns")
     assert (made.metadata.name, made.spec["requesterID"]) == ("rsv-1", "rome")
-    assert plan.provider_instruction_object(
-        next(streams.instructions_for(BONN, record())), BrokerResponse(), "ns"
-    ).key == ("ns/rsv-1-provider")
+    assert provider_object(LIVE).key == "ns/rsv-1-provider"
 
 
 def test_reservation_with_more_labels_than_a_spec_allows_is_shown():
     labels = {f"label-{number}": "yes" for number in range(65)}
     request = make.request(requester="rome", key="k", labels=labels)
-    found = msgspec.structs.replace(record(), request=request)
+    found = replace(record(), request=request)
     assert plan.reservation_object(found, "ns").spec["constraints"] == {"labels": labels}
     assert "constraints" not in plan.reservation_object(found, "ns", in_full=False).spec
 
@@ -248,49 +196,28 @@ def advertised(request=None, generation=1, **status):
 
 ACTIVATION = AgentRequest("q-2", "activate")
 
+PING = AgentRequest("q", "ping")
+PLACEHOLDER = Metadata("rsv-1", labels=objects.ledger_record_labels(""))
+REJECTED = requester_object(request=ACTIVATION, response=BrokerResponse("q-2", error="{}"))
+PUBLISHED = advertised(ACTIVATION, observed_generation=1, response=BrokerResponse("q-1"))
+ACKNOWLEDGED = replace(provider_object(LIVE), status=ProviderInstructionStatus(request=ACTIVATION))
+REQUESTS = {
+    "request of a user": (requester_object(), AgentRequest("", "reserve")),
+    "answered": (requester_object(LIVE), None),
+    "placeholder of the broker": (Reservation(PLACEHOLDER, ReservationSpec(SOME)), None),
+    "repeated": (requester_object(LIVE, request=ACTIVATION), ACTIVATION),
+    "rejected": (REJECTED, None),
+    "advertisement of a user": (advertised(), AgentRequest("", "publish")),
+    "observed": (advertised(observed_generation=1), None),
+    "published again": (PUBLISHED, ACTIVATION),
+    "no request": (ClusterSession(Metadata("session")), None),
+    "a ping": (ClusterSession(Metadata("session"), ClusterSessionSpec(PING)), PING),
+    "an instruction": (provider_object(LIVE), None),
+    "an acknowledgement": (ACKNOWLEDGED, ACTIVATION),
+}
 
-@pytest.mark.parametrize(
-    "obj, expected",
-    [
-        pytest.param(requester_object(), AgentRequest("", "reserve"), id="request of a user"),
-        pytest.param(requester_object(record()), None, id="answered"),
-        pytest.param(
-            Reservation(
-                Metadata("rsv-1", labels=objects.ledger_record_labels("")),
-                ReservationSpec(SOME),
-            ),
-            None,
-            id="placeholder of the broker",
-        ),
-        pytest.param(requester_object(record(), request=ACTIVATION), ACTIVATION, id="repeated"),
-        pytest.param(
-            requester_object(request=ACTIVATION, response=BrokerResponse("q-2", error="{}")),
-            None,
-            id="rejected",
-        ),
-        pytest.param(advertised(), AgentRequest("", "publish"), id="advertisement of a user"),
-        pytest.param(advertised(observed_generation=1), None, id="observed"),
-        pytest.param(
-            advertised(ACTIVATION, observed_generation=1, response=BrokerResponse("q-1")),
-            ACTIVATION,
-            id="published again",
-        ),
-        pytest.param(ClusterSession(Metadata("session")), None, id="no request"),
-        pytest.param(
-            ClusterSession(Metadata("session"), ClusterSessionSpec(AgentRequest("q", "ping"))),
-            AgentRequest("q", "ping"),
-            id="a ping",
-        ),
-        pytest.param(provider_object(record()), None, id="an instruction"),
-        pytest.param(
-            msgspec.structs.replace(
-                provider_object(record()), status=ProviderInstructionStatus(request=ACTIVATION)
-            ),
-            ACTIVATION,
-            id="an acknowledgement",
-        ),
-    ],
-)
+
+@pytest.mark.parametrize("obj, expected", REQUESTS.values(), ids=REQUESTS)
 def test_request_is_pending_until_the_response_has_its_id(obj, expected):
     assert plan.pending_request(obj) == expected
 
@@ -324,10 +251,8 @@ def test_conditions_request_a_verb_in_live_phases_only(found, conditions, call):
 )
 def test_live_reservation_needs_the_finalizer(found, cluster, finalizers, expected):
     obj = requester_object(found)
-    metadata = msgspec.structs.replace(obj.metadata, finalizers=finalizers)
-    assert (
-        plan.needs_finalizer(msgspec.structs.replace(obj, metadata=metadata), cluster) is expected
-    )
+    obj = replace(obj, metadata=replace(obj.metadata, finalizers=finalizers))
+    assert plan.needs_finalizer(obj, cluster) is expected
 
 
 def test_idempotency_key_is_the_annotation_or_the_uid():
@@ -343,15 +268,7 @@ def test_only_a_final_error_ends_the_request(error, phase):
     assert (status["phase"], status["reason"]) == (phase, error.code)
 
 
-def test_each_cluster_gets_the_instruction_of_its_side():
-    sides = {
-        cluster: next(streams.instructions_for(cluster, record())).side for cluster in (ROME, BONN)
-    }
-    assert sides == {ROME: Side.REQUESTER, BONN: Side.PROVIDER}
-
-
 # -- cache
-
 
 PENDING = make.reservation(
     "rsv-1", make.request(requester="rome", key="k"), phase=Phase.PENDING, revision=1
@@ -360,44 +277,28 @@ ID = ReservationId("rsv-1")
 MANAGED = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
 
 
-def requested(version="1", uid="u", *, answered=False):
-    [part] = streams.instructions_for(ClusterId("rome"), PENDING)
-    response = (
-        BrokerResponse(body=cluster_namespaces.body_text(authorization.instruction_body(part, "")))
-        if answered
-        else None
-    )
-    return Reservation(
-        Metadata(
-            "ask",
-            "m",
-            uid=uid,
-            resource_version=version,
-            annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: "k"},
-        ),
-        ReservationSpec(bodies.Quantities("1", "1Gi")),
-        ReservationStatus(response=response),
-    )
+def requested(version="1", uid="u", name="ask", *, answered=False, **metadata):
+    obj = requester_object(PENDING if answered else None)
+    known = replace(obj.metadata, name=name, uid=uid, resource_version=version, **metadata)
+    return replace(obj, metadata=known)
 
 
-def named(name, *, answered=False, **metadata):
-    found = requested(uid=f"u-{name}", answered=answered)
-    return replace(found, metadata=replace(found.metadata, name=name, **metadata))
+def named(name, **fields):
+    return requested(uid=f"u-{name}", name=name, **fields)
 
 
-def being_deleted(found):
-    return replace(found, metadata=replace(found.metadata, deletion_timestamp=make.T0))
+@pytest.fixture
+def cache():
+    return NamespaceCache()
 
 
-def test_handled_object_is_pending_once():
-    cache = NamespaceCache()
+def test_handled_object_is_pending_once(cache):
     assert cache.handle(requested())
     assert cache.pop_pending().objects == [requested()]
     assert cache.pop_pending() == ([], [])
 
 
-def test_older_version_is_ignored():
-    cache = NamespaceCache()
+def test_older_version_is_ignored(cache):
     cache.handle(requested("10"))
     cache.pop_pending()
     assert not cache.handle(requested("9"))
@@ -405,8 +306,7 @@ def test_older_version_is_ignored():
     assert cache.pop_pending().objects == []
 
 
-def test_object_is_found_by_key_and_then_by_its_response():
-    cache = NamespaceCache()
+def test_object_is_found_by_key_and_then_by_its_response(cache):
     assert cache.requester_object(ID, PENDING) is None
     cache.handle(requested())
     assert cache.requester_object(ID, PENDING) == requested()
@@ -416,8 +316,7 @@ def test_object_is_found_by_key_and_then_by_its_response():
     assert cache.shows(ID)
 
 
-def test_request_that_is_being_deleted_is_not_found_by_key():
-    cache = NamespaceCache()
+def test_request_that_is_being_deleted_is_not_found_by_key(cache):
     cache.handle(being_deleted(requested()))
     assert cache.requester_object(ID, PENDING) is None
 
@@ -433,22 +332,19 @@ def test_request_that_is_being_deleted_is_not_found_by_key():
         pytest.param([named("rsv-2", labels=MANAGED, annotations={})], False, id="shows another"),
     ],
 )
-def test_reservation_has_other_objects(others, has_other):
-    cache = NamespaceCache()
+def test_reservation_has_other_objects(cache, others, has_other):
     for one in (requested(), *others):
         cache.handle(one)
     assert cache.has_other_object(PENDING, requested()) is has_other
 
 
-def test_object_of_another_reservation_is_not_found():
-    cache = NamespaceCache()
+def test_object_of_another_reservation_is_not_found(cache):
     cache.handle(requested())
     other = replace(PENDING, request=make.request(requester="rome", key="other"))
     assert cache.requester_object(ReservationId("rsv-2"), other) is None
 
 
-def test_deleted_object_makes_its_reservation_pending():
-    cache = NamespaceCache()
+def test_deleted_object_makes_its_reservation_pending(cache):
     cache.handle(requested(answered=True))
     cache.pop_pending()
     cache.on_delete(requested(answered=True))
@@ -456,8 +352,7 @@ def test_deleted_object_makes_its_reservation_pending():
     assert cache.requester_object(ID, PENDING) is None
 
 
-def test_late_deletion_does_not_affect_a_new_object():
-    cache = NamespaceCache()
+def test_late_deletion_does_not_affect_a_new_object(cache):
     cache.handle(requested("5", uid="new"))
     cache.on_delete(requested("4", uid="old"))
     assert cache.all() == [requested("5", uid="new")]
@@ -470,8 +365,7 @@ def test_late_deletion_does_not_affect_a_new_object():
 # -- lists beside the watch
 
 
-def test_list_adds_to_what_the_watch_has_delivered():
-    cache = NamespaceCache()
+def test_list_adds_to_what_the_watch_has_delivered(cache):
     cache.handle(requested("5"))
     cache.add_list(
         "Reservation", [requested("4"), replace(requested("3"), metadata=Metadata("b", uid="b"))]
@@ -481,22 +375,19 @@ def test_list_adds_to_what_the_watch_has_delivered():
     assert cache.awaits_list("ClusterSession")
 
 
-def test_object_deleted_during_a_list_is_not_added():
-    cache = NamespaceCache()
+def test_object_deleted_during_a_list_is_not_added(cache):
     cache.on_delete(requested("5"))
     cache.add_list("Reservation", [requested("4")])
     assert cache.all() == []
 
 
-def test_list_that_is_older_than_the_watch_is_ignored():
-    cache = NamespaceCache()
+def test_list_that_is_older_than_the_watch_is_ignored(cache):
     cache.on_list("Reservation", set())
     cache.add_list("Reservation", [requested("4")])
     assert cache.all() == []
 
 
-def test_enqueue_all_makes_everything_pending():
-    cache = NamespaceCache()
+def test_enqueue_all_makes_everything_pending(cache):
     cache.handle(requested(answered=True))
     cache.pop_pending()
     cache.enqueue_all()

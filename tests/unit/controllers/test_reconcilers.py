@@ -346,7 +346,7 @@ def test_writes_by_others_after_the_last_repair_are_a_new_drift(drift):
 SOON, LATER = make.T0 + make.SECOND, make.T0 + make.MINUTE
 
 
-def test_next_due_is_the_earliest_time_until_it_is_cleared():
+def test_next_due_is_the_earliest_time_in_the_future_until_it_is_cleared():
     due = NextDue()
     assert not due.is_due(LATER)
     for at in (LATER, SOON, LATER):
@@ -354,10 +354,6 @@ def test_next_due_is_the_earliest_time_until_it_is_cleared():
     assert [due.is_due(now) for now in (make.T0, SOON, LATER)] == [False, True, True]
     due.clear()
     assert not due.is_due(LATER)
-
-
-def test_next_due_notes_times_in_the_future_only():
-    due = NextDue()
     assert not due.has_passed(None, SOON)
     assert due.has_passed(SOON, SOON)
     assert not due.is_due(LATER)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 import broker_samples as samples
 import make
 from kubelend.controllers import labels, reservation_plan
-from kubelend.controllers.reservation_plan import Action, ActionKind
+from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Constraints
@@ -23,9 +23,12 @@ RESERVED, PENDING = samples.record(), samples.record("Pending")
 RELEASED = samples.record("Released", reason=Reason.EXPIRED)
 ACTIVE = samples.record("Active", activated_at=make.T0)
 
-RELEASE, FORGET = Action(ActionKind.RELEASE), Action(ActionKind.FORGET)
-RELEASE_DELETED = Action(ActionKind.RELEASE, Reason.DELETED)
-ACTIVATE = Action(ActionKind.ACTIVATE)
+RELEASE, FORGET = (
+    ReservationAction(ActionKind.RELEASE),
+    ReservationAction(ActionKind.FORGET),
+)
+RELEASE_DELETED = ReservationAction(ActionKind.RELEASE, Reason.DELETED)
+ACTIVATE = ReservationAction(ActionKind.ACTIVATE)
 
 
 def plan(found, record=None):
@@ -33,35 +36,29 @@ def plan(found, record=None):
 
 
 def repair(*fields):
-    return Action(ActionKind.REPAIR, fields=fields)
+    return ReservationAction(ActionKind.REPAIR, fields=fields)
 
 
-@pytest.mark.parametrize(
-    "found, kind",
-    [
-        pytest.param(NEW, ActionKind.RESERVE, id="new"),
-        pytest.param(
-            samples.with_status(NEW, phase="Reserved"), ActionKind.RESERVE, id="claimed phase"
-        ),
-        pytest.param(samples.with_status(NEW, phase="Failed"), None, id="failed"),
-        pytest.param(samples.with_status(NEW, phase="Released"), None, id="released"),
-        pytest.param(
-            samples.request_object(labels=samples.MANAGED), ActionKind.DELETE_ORPHAN, id="orphan"
-        ),
-        pytest.param(samples.reservation_object(RESERVED), ActionKind.RESET, id="claims a record"),
-        pytest.param(samples.reservation_object(RELEASED), None, id="claims an end"),
-        pytest.param(samples.being_deleted(NEW), None, id="deleted before it was processed"),
-        pytest.param(
-            samples.being_deleted(
-                samples.with_metadata(NEW, finalizers=(RESERVATION_FINALIZER, "x"))
-            ),
-            ActionKind.REMOVE_FINALIZER,
-            id="deleted, with finalizer",
-        ),
-    ],
-)
+HELD = samples.with_metadata(NEW, finalizers=(RESERVATION_FINALIZER, "x"))
+UNKNOWN = {
+    "new": (NEW, ActionKind.RESERVE),
+    "claimed phase": (samples.with_status(NEW, phase="Reserved"), ActionKind.RESERVE),
+    "failed": (samples.with_status(NEW, phase="Failed"), None),
+    "released": (samples.with_status(NEW, phase="Released"), None),
+    "orphan": (samples.request_object(labels=samples.MANAGED), ActionKind.DELETE_ORPHAN),
+    "claims a record": (samples.reservation_object(RESERVED), ActionKind.RESET),
+    "claims an end": (samples.reservation_object(RELEASED), None),
+    "deleted before it was processed": (samples.being_deleted(NEW), None),
+    "deleted, with finalizer": (
+        samples.being_deleted(HELD),
+        ActionKind.REMOVE_FINALIZER,
+    ),
+}
+
+
+@pytest.mark.parametrize("found, kind", UNKNOWN.values(), ids=UNKNOWN)
 def test_object_without_a_record(found, kind):
-    assert plan(found) == (kind and Action(kind))
+    assert plan(found) == (kind and ReservationAction(kind))
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Reserved", "Active", "Released", "Failed"])
@@ -102,7 +99,7 @@ def test_of_a_users_spec_only_the_target_is_repaired():
 
 def test_generation_is_observed_on_objects_of_users():
     newer = samples.with_metadata(samples.reservation_object(RESERVED), generation=3)
-    assert plan(newer, RESERVED) == Action(ActionKind.OBSERVE_GENERATION)
+    assert plan(newer, RESERVED) == ReservationAction(ActionKind.OBSERVE_GENERATION)
     managed = samples.reservation_object(RESERVED, is_managed=True)
     assert plan(samples.with_metadata(managed, generation=3), RESERVED) is None
 
@@ -217,6 +214,9 @@ ANSWERED = samples.with_status(
 )
 
 
+SHOWN = samples.with_status(ANSWERED, response=BrokerResponse("q", "{}", "{}"))
+
+
 def requested(id):
     return samples.with_spec(ANSWERED, request=AgentRequest(id, "reserve"))
 
@@ -245,11 +245,7 @@ def test_rejected_object_may_be_deleted_after_the_retention(found, since):
         pytest.param(requested("other"), None, id="repeated"),
         pytest.param(samples.being_deleted(ANSWERED), None, id="being deleted"),
         pytest.param(samples.with_status(ANSWERED, response=None), None, id="not answered"),
-        pytest.param(
-            samples.with_status(ANSWERED, response=BrokerResponse("q", "{}", "{}")),
-            None,
-            id="shows a reservation",
-        ),
+        pytest.param(SHOWN, None, id="shows a reservation"),
     ],
 )
 def test_rejected_request_in_a_cluster_namespace_may_be_deleted_after_the_retention(found, since):

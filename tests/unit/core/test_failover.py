@@ -65,15 +65,6 @@ def test_how_far_it_had_come_makes_no_difference(runner, monitor, command):
     assert moved.acknowledged_at is moved.activated_at is None
 
 
-def test_price_is_agreed_anew(runner, monitor):
-    runner.advertise("b", "cpu=4,memory=4Gi", prices=make.price_list(cpu="0.2"))
-    held = runner.reserve(WANTED)
-    assert runner[held].hourly == 0
-    fall_silent(runner, monitor)
-    assert runner[held].hourly == 200_000_000
-    assert runner[held].currency == "USD"
-
-
 def test_provider_that_speaks_in_time_keeps_what_it_lends(runner, monitor):
     held = runner.reserve(WANTED)
     runner.run_failover(monitor, make.MINUTE + LOST_AFTER - 5 * make.SECOND)

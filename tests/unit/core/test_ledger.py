@@ -8,13 +8,7 @@ from kubelend.core import audit, errors
 from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import Archived, ClusterDeleted, Event, Nominated, WorkingSet
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import (
-    Advertisement,
-    Cluster,
-    ClusterId,
-    RequestKey,
-    Reservation,
-)
+from kubelend.core.models import Advertisement, Cluster, ClusterId, RequestKey, Reservation
 
 
 def cpu(runner, cluster="a"):
@@ -96,11 +90,6 @@ def test_cluster_that_filled_up_under_its_promises_takes_nothing_new_and_recover
     runner.reserve("cpu=5,memory=1Gi")
 
 
-def test_cordon_outlives_the_next_advertisement(runner):
-    runner.cordon("a", "new disks")
-    assert runner.advertise("a", "cpu=10,memory=8Gi").cordon == "new disks"
-
-
 def test_removed_cluster_may_come_back_open_and_empty(runner):
     runner.cordon("a")
     runner.remove("a")
@@ -116,12 +105,6 @@ def test_every_event_counts_once(runner):
     runner.activate(held)
     assert runner.ledger.revision == runner[held].revision == start + 2
     assert runner[held].ticket == start + 1
-
-
-@pytest.mark.parametrize("ask", ["cluster", "reservation"])
-def test_unknown_names_are_not_found(ask):
-    with pytest.raises(errors.NotFound, match=f"no {ask} 'x'"):
-        getattr(Ledger(), ask)("x")
 
 
 def test_unknown_event_is_a_mistake_of_ours():

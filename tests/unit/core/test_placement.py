@@ -19,7 +19,6 @@ from kubelend.core.decision import NoFit, Placement
 from kubelend.core.errors import QuotaExceeded
 from kubelend.core.filters import FILTERS, BudgetLimit, PlacementQuery
 from kubelend.core.fleet import Fleet
-from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Rejection
 from kubelend.core.models import UNCONSTRAINED, Cluster, ClusterId
 from kubelend.core.prices import Prices
@@ -81,20 +80,6 @@ def test_one_obstacle_is_one_rejection_and_a_met_constraint_is_none(fields, reje
     assert filters.feasible_clusters(asked(**fields), ledger.fleet)[0] == (not rejection)
 
 
-def test_cordoned_cluster_is_closed_until_it_is_opened():
-    runner = make.runner(a="cpu=4,memory=8Gi")
-    runner.cordon("a")
-    assert rejections(asked(), runner.ledger) == ["Cordoned"]
-    runner.uncordon("a")
-    assert rejections(asked(), runner.ledger) == []
-
-
-def test_cluster_that_was_left_is_not_asked_again():
-    left = (ClusterId("a"), ClusterId("gone"))
-    question = PlacementQuery(make.request(), make.T0, excluded_before=left)
-    assert rejections(question, make.ledger(a="cpu=4,memory=8Gi")) == ["LeftBefore"]
-
-
 @pytest.mark.parametrize(
     "wanted, refused",
     [
@@ -114,14 +99,6 @@ def test_exact_fit_fits_and_one_more_does_not(wanted, refused):
     assert rejections(make.question(wanted), ledger) == refused
     answer = decision.decide_placement(make.question(wanted), ledger.fleet)
     assert isinstance(answer, NoFit) == bool(refused)
-
-
-def test_gpu_cluster_without_gpu_pods_lends_its_gpus():
-    runner = make.runner(a="cpu=4,memory=8Gi,gpu=2")
-    for left in (1, 0):
-        runner.reserve("cpu=1,memory=1Gi,gpu=1")
-        assert runner.available("a").gpu == left
-    assert runner.refused("cpu=1,memory=1Gi,gpu=1") == "0/1 cluster fits: 1 InsufficientGPU"
 
 
 def test_cluster_without_a_price_asks_for_none():
@@ -253,12 +230,6 @@ def test_headroom_prefers_the_larger_free_share():
     assert choose({"half": half, "a-quarter": quarter}, "cpu=500m") == ("half", 0.375)
 
 
-def test_headroom_is_the_mean_share_left_of_cpu_and_memory():
-    offer = make.advertisement("a", "cpu=10,memory=8Gi", allocated="cpu=1,memory=2Gi")
-    _, score = choose({"a": offer}, "cpu=4,memory=2Gi")
-    assert score == pytest.approx(0.5 * (9 - 4) / 10 + 0.5 * (6 - 2) / 8, abs=1e-15)
-
-
 @pytest.mark.parametrize("policy", scoring.SCORING_POLICIES)
 def test_equal_scores_go_to_the_smaller_id(policy):
     clusters = dict.fromkeys(("c", "b", "d"), "cpu=4,memory=8Gi")
@@ -335,11 +306,6 @@ def test_policy_that_means_nothing_is_refused(policy, weights, message):
     assert len(str(refused.value)) < 150
 
 
-def test_every_policy_and_score_is_accepted():
-    for policy in scoring.SCORING_POLICIES:
-        scoring.check_policy(policy, dict.fromkeys(scoring.SCORES, 1.0))
-
-
 MOST = 2**63 - 1
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -347,12 +313,6 @@ NAMES = ["a", "b", "c", "d", "e"]
 def decided(question, ledger):
     answer = decision.decide_placement(question, ledger.fleet)
     return (answer.cluster, answer.score) if isinstance(answer, Placement) else None
-
-
-def test_nobody_advertises():
-    answer = decision.decide_placement(make.question(), Ledger().fleet)
-    assert isinstance(answer, NoFit)
-    assert str(answer.explanation) == "no cluster has advertised yet"
 
 
 def test_deciding_changes_nothing():
@@ -601,22 +561,6 @@ def _list(array):
     return None if array is None else array.tolist()
 
 
-def test_rows_are_in_the_order_of_ids():
-    fleet = Fleet()
-    for name in ("m", "a", "z", "b"):
-        put(fleet, make.cluster(name))
-    assert fleet.ids == ["a", "b", "m", "z"]
-    assert [fleet.find_row(ClusterId(name)) for name in ("a", "z", "c")] == [0, 3, None]
-
-
-def test_fleet_grows_over_its_first_room_without_losing_a_row():
-    fleet = Fleet(capacity=2)
-    for number in range(40, 0, -1):
-        put(fleet, make.cluster(f"c{number:03}", f"cpu={number},memory={number}Gi"))
-    assert _list(fleet.free("cpu")) == [1000 * number for number in range(1, 41)]
-    assert fleet.not_nominated_above(-(2**31), 0).all()
-
-
 def test_label_masks_follow_the_labels():
     fleet = Fleet()
     put(fleet, make.cluster("a", labels={"zone": "x"}))
@@ -701,21 +645,6 @@ def test_fleet_with_a_past_equals_one_that_is_written_afresh(steps):
         put(fresh, cluster)
         fresh.set_nomination(cluster.id, (1, "abcdef".index(cluster.id)))
     assert contents(fleet) == contents(fresh)
-
-
-def test_extended_resources_are_counted_by_the_clusters_that_offer_them():
-    """Written again, or with other names, a cluster counts once; the last to go takes the column."""
-    fleet = Fleet()
-    for amounts in ("example.com/a=1", "example.com/a=2", "example.com/a=1,example.com/b=1"):
-        put(fleet, make.cluster("x", f"cpu=1,{amounts}"))
-        put(fleet, make.cluster("y", f"cpu=1,{amounts}"))
-    fleet.remove(ClusterId("x"))
-    assert _list(fleet.free("example.com/a")) == _list(fleet.free("example.com/b")) == [1]
-    put(fleet, make.cluster("y", "cpu=1,example.com/b=5"))
-    assert (fleet.free("example.com/a"), _list(fleet.free("example.com/b"))) == (None, [5])
-    fleet.remove(ClusterId("y"))
-    put(fleet, make.cluster("z", "cpu=1,example.com/a=7"))
-    assert (_list(fleet.free("example.com/a")), fleet.free("example.com/b")) == ([7], None)
 
 
 def test_usable_clusters_stay_usable_when_the_arrays_grow():

@@ -174,25 +174,30 @@ def test_measuring_needs_no_numpy():
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
-def pod(text="", overhead=None, level=None, node="", status=None):
-    """A Pod through JSON; "cpu=1 | init: cpu=2 | sidecar: cpu=3" has containers a, b... and inits 0, 1..."""
+def pod(text="", status=None):
+    """A Pod through JSON, with containers a, b... and initContainers 0, 1...
+
+    "cpu=1 | init: cpu=2 | sidecar: cpu=3 | overhead: cpu=4 | pod: cpu=5" has one of each.
+    """
     containers: list[dict[str, object]] = []
     inits: list[dict[str, object]] = []
+    whole: dict[str, dict[str, str]] = {}
     for part in filter(None, text.split("|")):
         kind, _, wanted = part.strip().rpartition(":")
+        if kind in {"overhead", "pod"}:
+            whole[kind] = amounts(wanted)
+            continue
+        siblings, names = (inits, "0123456789") if kind else (containers, "abcdefghijk")
         container = {"image": "x", "resources": {"requests": amounts(wanted)}}
         if kind:
             container["restartPolicy"] = "Always" if kind == "sidecar" else "OnFailure"
-        siblings = inits if kind else containers
-        siblings.append(
-            {**container, "name": str(len(inits)) if kind else "abcdefghijk"[len(containers)]}
-        )
+        siblings.append({**container, "name": names[len(siblings)]})
     spec = {
         "containers": containers,
         "initContainers": inits,
-        "overhead": amounts(overhead),
-        "resources": {"requests": amounts(level), "limits": {"cpu": "99"}},
-        "nodeName": node,
+        "overhead": whole.get("overhead", {}),
+        "resources": {"requests": whole.get("pod", {}), "limits": {"cpu": "99"}},
+        "nodeName": "n",
     }
     metadata = {"uid": "u1", "name": "web", "namespace": "shop"}
     found = json.dumps({"kind": "Pod", "metadata": metadata, "spec": spec, "status": status or {}})
@@ -213,13 +218,9 @@ def resized_sidecar(text, *statuses, **status):
     return pod(text, status={"initContainerStatuses": statuses, **status})
 
 
-def resized_pod(level, actual="", allocated="", overhead="", **status):
+def resized_pod(text, actual="", allocated="", **status):
     reported = {"requests": amounts(actual)}
-    return pod(
-        level=level,
-        overhead=overhead,
-        status={"resources": reported, "allocatedResources": amounts(allocated), **status},
-    )
+    return pod(text, {"resources": reported, "allocatedResources": amounts(allocated), **status})
 
 
 def condition(type, reason):
@@ -233,84 +234,80 @@ LIMITS = {"metadata": {"uid": "u", "name": "n"}, "spec": LIMITED}
 
 REQUESTS = {
     # containers, init containers, sidecars, overhead
-    "nothing": (pod(), ""),
-    "a container without requests": (pod("cpu=0"), ""),
-    "limits alone": (msgspec.convert(LIMITS, KubernetesPod), ""),
-    "one container": (pod("cpu=1 memory=5"), "cpu=1 memory=5"),
-    "containers add up": (pod("cpu=1 memory=5 | cpu=4 memory=12"), "cpu=5 memory=17"),
-    "different things": (pod(f"cpu=1 | memory=3 {FPGA}=2"), f"cpu=1 memory=3 {FPGA}=2"),
-    "overhead alone": (pod(overhead="cpu=5 memory=5"), "cpu=5 memory=5"),
-    "overhead": (pod("cpu=1 memory=10", overhead="cpu=5 memory=5"), "cpu=6 memory=15"),
+    "nothing": "=> ",
+    "a container without requests": "cpu=0 => ",
+    "one container": "cpu=1 memory=5 => cpu=1 memory=5",
+    "containers add up": "cpu=1 memory=5 | cpu=4 memory=12 => cpu=5 memory=17",
+    "different things": f"cpu=1 | memory=3 {FPGA}=2 => cpu=1 memory=3 {FPGA}=2",
+    "overhead alone": "overhead: cpu=5 memory=5 => cpu=5 memory=5",
+    "overhead": "cpu=1 memory=10 | overhead: cpu=5 memory=5 => cpu=6 memory=15",
     "overhead of something else": (
-        pod("cpu=2 | cpu=3 | init: cpu=2", overhead="cpu=1 memory=1Gi"),
-        "cpu=6 memory=1Gi",
+        "cpu=2 | cpu=3 | init: cpu=2 | overhead: cpu=1 memory=1Gi => cpu=6 memory=1Gi"
     ),
-    "init container is larger": (pod("cpu=1 | init: cpu=4"), "cpu=4"),
-    "containers are larger": (pod("cpu=2 | cpu=3 | init: cpu=2"), "cpu=5"),
-    "init containers do not add up": (
-        pod("cpu=1 | init: cpu=3 | init: cpu=4 | init: cpu=3"),
-        "cpu=4",
-    ),
+    "init container is larger": "cpu=1 | init: cpu=4 => cpu=4",
+    "containers are larger": "cpu=2 | cpu=3 | init: cpu=2 => cpu=5",
+    "init containers do not add up": "cpu=1 | init: cpu=3 | init: cpu=4 | init: cpu=3 => cpu=4",
     "the larger of each resource": (
-        pod("cpu=1 memory=10 | init: cpu=40 memory=2 | init: memory=5"),
-        "cpu=40 memory=10",
+        "cpu=1 memory=10 | init: cpu=40 memory=2 | init: memory=5 => cpu=40 memory=10"
     ),
     "overhead of a large init container": (
-        pod("cpu=5 | init: cpu=1 | init: cpu=40", overhead="cpu=3"),
-        "cpu=43",
+        "cpu=5 | init: cpu=1 | init: cpu=40 | overhead: cpu=3 => cpu=43"
     ),
-    "sidecar runs beside": (pod("cpu=1 | sidecar: cpu=1"), "cpu=2"),
+    "sidecar runs beside": "cpu=1 | sidecar: cpu=1 => cpu=2",
     "sidecars against an init container before": (
-        pod("cpu=1 | init: cpu=5 | sidecar: cpu=1 | sidecar: cpu=2 | sidecar: cpu=3"),
-        "cpu=7",
+        "cpu=1 | init: cpu=5 | sidecar: cpu=1 | sidecar: cpu=2 | sidecar: cpu=3 => cpu=7"
     ),
     "init container beside the sidecars before it only": (
-        pod("cpu=1 | init: cpu=5 | sidecar: cpu=1 | sidecar: cpu=2 | init: cpu=5 | sidecar: cpu=3"),
-        "cpu=8",
+        "cpu=1 | init: cpu=5 | sidecar: cpu=1 | sidecar: cpu=2 | init: cpu=5 | sidecar: cpu=3"
+        " => cpu=8"
     ),
-    "sidecar before a large init container": (
-        pod("cpu=100 | sidecar: cpu=10 | init: cpu=200"),
-        "cpu=210",
-    ),
-    "sidecars without containers": (pod("sidecar: cpu=1 | sidecar: cpu=2"), "cpu=3"),
+    "sidecar before a large init container": "cpu=100 | sidecar: cpu=10 | init: cpu=200 => cpu=210",
+    "sidecars without containers": "sidecar: cpu=1 | sidecar: cpu=2 => cpu=3",
     # the pod as a whole
-    "pod alone": (pod(level="memory=2Mi"), "memory=2Mi"),
-    "pod and containers": (pod("cpu=2m", level="memory=2Mi"), "cpu=2m memory=2Mi"),
-    "pod for its containers": (
-        pod("cpu=2m memory=3Mi", level="cpu=8m memory=6Mi"),
-        "cpu=8m memory=6Mi",
-    ),
+    "pod alone": "pod: memory=2Mi => memory=2Mi",
+    "pod and containers": "cpu=2m | pod: memory=2Mi => cpu=2m memory=2Mi",
+    "pod for its containers": "cpu=2m memory=3Mi | pod: cpu=8m memory=6Mi => cpu=8m memory=6Mi",
     "pod for all of them": (
-        pod(
-            "cpu=2m memory=3Mi | sidecar: cpu=4m memory=5Mi | init: cpu=8m memory=6Mi",
-            level="cpu=11m memory=10Mi",
-        ),
-        "cpu=11m memory=10Mi",
+        "cpu=2m memory=3Mi | sidecar: cpu=4m memory=5Mi | init: cpu=8m memory=6Mi"
+        " | pod: cpu=11m memory=10Mi => cpu=11m memory=10Mi"
     ),
-    "pod with overhead": (
-        pod("cpu=1", level="cpu=2", overhead="cpu=100m memory=1"),
-        "cpu=2100m memory=1",
-    ),
+    "pod with overhead": ("cpu=1 | pod: cpu=2 | overhead: cpu=100m memory=1 => cpu=2100m memory=1"),
     "huge pages of the pod": (
-        pod(f"{HUGE}=6Mi hugepages-1Gi=1Gi", level=f"cpu=1 {HUGE}=10Mi"),
-        f"cpu=1 {HUGE}=10Mi hugepages-1Gi=1Gi",
+        f"{HUGE}=6Mi hugepages-1Gi=1Gi | pod: cpu=1 {HUGE}=10Mi"
+        f" => cpu=1 {HUGE}=10Mi hugepages-1Gi=1Gi"
     ),
     "the rest is not for pods": (
-        pod("ephemeral-storage=3Mi", level=f"ephemeral-storage=2Mi {FPGA}=1 nvidia.com/gpu=1"),
-        "storage=3Mi",
+        f"ephemeral-storage=3Mi | pod: ephemeral-storage=2Mi {FPGA}=1 nvidia.com/gpu=1"
+        " => storage=3Mi"
     ),
-    # a resize in place
+    # units: rounded up once
+    "nanocores": " | ".join(["cpu=100000n"] * 10) + " => cpu=1m",
+    "nanocores just over": " | ".join(["cpu=100001n"] * 10) + " => cpu=2m",
+    "one nanocore is not none": "cpu=1n => cpu=1m",
+    "finer than nano counts as one": "cpu=999999.5n | cpu=0.5n => cpu=2m",
+    "decimals": "cpu=0.5 | cpu=0.5 | cpu=0.5 => cpu=1500m",
+    "exponents": "cpu=1e-3 | cpu=1e-3 | cpu=1e-3 => cpu=3m",
+    "parts of a byte": "memory=500m | memory=500m | memory=500m => memory=2",
+    "parts of a device": f"{FPGA}=500m | {FPGA}=500m => {FPGA}=1",
+    "our names": (
+        "ephemeral-storage=1Ki nvidia.com/gpu=2 amd.com/gpu=1 => storage=1Ki gpu=2 amd.com/gpu=1"
+    ),
+    "zero is nothing": f"cpu=0 {FPGA}=0 | overhead: memory=0 => ",
+    "the largest": f"memory={MAX_AMOUNT} => memory={MAX_AMOUNT}",
+}
+A2_B1 = {"containerStatuses": [has("a", "cpu=2"), has("b", "cpu=1")]}
+B9 = {"containerStatuses": [has("b", "cpu=9", "cpu=9")]}
+EACH = (
+    *("cpu=30m memory=20M ephemeral-storage=10G", "cpu=10m memory=30M ephemeral-storage=20G"),
+    "cpu=20m memory=10M ephemeral-storage=30G",
+)
+BESIDE = (has("0", "cpu=3"), has("1", "cpu=9", "cpu=9"))
+RESIZED = {
+    "limits alone": (msgspec.convert(LIMITS, KubernetesPod), ""),
     "growing": (resized("cpu=4", "cpu=2", "cpu=2"), "cpu=4"),
     "shrinking": (resized("cpu=1", "cpu=3", "cpu=1"), "cpu=3"),
     "allocated and not yet real": (resized("cpu=1", "cpu=1", "cpu=2"), "cpu=2"),
-    "the largest of each resource": (
-        resized(
-            "cpu=30m memory=20M ephemeral-storage=10G",
-            "cpu=10m memory=30M ephemeral-storage=20G",
-            "cpu=20m memory=10M ephemeral-storage=30G",
-        ),
-        "cpu=30m memory=30M storage=30G",
-    ),
+    "the largest of each resource": (resized(*EACH), "cpu=30m memory=30M storage=30G"),
     "infeasible": (resized("cpu=4", "cpu=2", "", **INFEASIBLE), "cpu=2"),
     "infeasible but allocated": (resized("cpu=4", "cpu=2", "cpu=3", **INFEASIBLE), "cpu=3"),
     "infeasible before 1.33": (resized("cpu=4", "cpu=2", "", resize="Infeasible"), "cpu=2"),
@@ -325,61 +322,44 @@ REQUESTS = {
     ),
     "infeasible and nothing reported": (resized("cpu=4", None, "", **INFEASIBLE), "cpu=4"),
     "allocated before it is reported": (resized("cpu=1", None, "cpu=2"), "cpu=2"),
-    "each container at its largest": (
-        pod("cpu=1 | cpu=2", status={"containerStatuses": [has("a", "cpu=2"), has("b", "cpu=1")]}),
-        "cpu=4",
-    ),
-    "the status of another container": (
-        pod("cpu=1", status={"containerStatuses": [has("b", "cpu=9", "cpu=9")]}),
-        "cpu=1",
-    ),
+    "each container at its largest": (pod("cpu=1 | cpu=2", A2_B1), "cpu=4"),
+    "the status of another container": (pod("cpu=1", B9), "cpu=1"),
     "sidecar shrinking": (resized_sidecar("cpu=1 | sidecar: cpu=1", has("0", "cpu=3")), "cpu=4"),
     "sidecar infeasible": (
         resized_sidecar("sidecar: cpu=4", has("0", "cpu=2"), **INFEASIBLE),
         "cpu=2",
     ),
     "sidecar beside an init container": (
-        resized_sidecar(
-            "sidecar: cpu=1 | init: cpu=5", has("0", "cpu=3"), has("1", "cpu=9", "cpu=9")
-        ),
+        resized_sidecar("sidecar: cpu=1 | init: cpu=5", *BESIDE),
         "cpu=8",
     ),
     "pod shrinking": (
-        resized_pod("cpu=1 memory=5", "cpu=2100m", overhead="cpu=100m"),
+        resized_pod("pod: cpu=1 memory=5 | overhead: cpu=100m", "cpu=2100m"),
         "cpu=2100m memory=5",
     ),
     "pod growing": (
-        resized_pod("cpu=3", "", "cpu=1100m memory=9", overhead="cpu=100m"),
+        resized_pod("pod: cpu=3 | overhead: cpu=100m", "", "cpu=1100m memory=9"),
         "cpu=3100m",
     ),
-    "pod allocated": (resized_pod("cpu=1", "", "cpu=2"), "cpu=2"),
-    "pod infeasible": (resized_pod("cpu=8", "cpu=2", **INFEASIBLE), "cpu=2"),
-    "pod infeasible, nothing reported": (pod(level="cpu=8", status=INFEASIBLE), "cpu=8"),
+    "pod allocated": (resized_pod("pod: cpu=1", "", "cpu=2"), "cpu=2"),
+    "pod infeasible": (resized_pod("pod: cpu=8", "cpu=2", **INFEASIBLE), "cpu=2"),
+    "pod infeasible, nothing reported": (pod("pod: cpu=8", INFEASIBLE), "cpu=8"),
     "pod with less than its overhead": (
-        resized_pod("cpu=8", "cpu=500m", overhead="cpu=1", **INFEASIBLE),
+        resized_pod("pod: cpu=8 | overhead: cpu=1", "cpu=500m", **INFEASIBLE),
         "cpu=1",
     ),
-    # units: rounded up once
-    "nanocores": (pod(" | ".join(["cpu=100000n"] * 10)), "cpu=1m"),
-    "nanocores just over": (pod(" | ".join(["cpu=100001n"] * 10)), "cpu=2m"),
-    "one nanocore is not none": (pod("cpu=1n"), "cpu=1m"),
-    "finer than nano counts as one": (pod("cpu=999999.5n | cpu=0.5n"), "cpu=2m"),
-    "decimals": (pod("cpu=0.5 | cpu=0.5 | cpu=0.5"), "cpu=1500m"),
-    "exponents": (pod("cpu=1e-3 | cpu=1e-3 | cpu=1e-3"), "cpu=3m"),
-    "parts of a byte": (pod("memory=500m | memory=500m | memory=500m"), "memory=2"),
-    "parts of a device": (pod(f"{FPGA}=500m | {FPGA}=500m"), f"{FPGA}=1"),
-    "our names": (
-        pod("ephemeral-storage=1Ki nvidia.com/gpu=2 amd.com/gpu=1"),
-        "storage=1Ki gpu=2 amd.com/gpu=1",
-    ),
-    "zero is nothing": (pod(f"cpu=0 {FPGA}=0", overhead="memory=0"), ""),
-    "pods are no resource": (pod("cpu=1", node="n"), "cpu=1"),
-    "the largest": (pod(f"memory={MAX_AMOUNT}"), f"memory={MAX_AMOUNT}"),
 }
 
 
-@pytest.mark.parametrize("found, wanted", REQUESTS.values(), ids=REQUESTS)
-def test_pod_requests(found, wanted):
+@pytest.mark.parametrize("row", REQUESTS.values(), ids=REQUESTS)
+def test_pod_requests(row):
+    text, _, wanted = row.partition("=> ")
+    expected = resources.parse_offered(amounts(wanted))
+    assert pod_requests.effective_requests(pod(text.strip())) == expected
+
+
+@pytest.mark.parametrize("found, wanted", RESIZED.values(), ids=RESIZED)
+def test_requests_of_a_pod_that_is_resized_in_place(found, wanted):
     assert pod_requests.effective_requests(found) == resources.parse_offered(amounts(wanted))
 
 
@@ -400,9 +380,9 @@ def test_unreadable_quantity_names_pod_and_resource(case, place):
     found = {
         "container": pod(f"{text} | {more}"),
         "init": pod(f"sidecar: {more} | init: {text}"),
-        "overhead": pod(more, overhead=text),
-        "level": pod(level=text, overhead=more),
-        "actual": pod(f"cpu=0 | {more}", status={"containerStatuses": [has("a", text)]}),
+        "overhead": pod(f"{more} | overhead: {text}"),
+        "level": pod(f"pod: {text} | overhead: {more}"),
+        "actual": pod(f"cpu=0 | {more}", {"containerStatuses": [has("a", text)]}),
     }[place]
     with pytest.raises(errors.InvalidInput) as raised:
         pod_requests.project_pod(found)

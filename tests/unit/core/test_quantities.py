@@ -137,34 +137,18 @@ def test_equal_values_of_one_format_are_equal(one, other):
 
 
 MOST = str(MAX_AMOUNT)
+NO_NUMBERS = ". - Ki e3 --1 1.1.M 1+1.0M 1e1.5 -3.01e- 0x10 1_000 1,5 NaN inf -Infinity ١٢ aoeu"
 NO_QUANTITIES = {
-    "is not a quantity": [
-        *[
-            "",
-            " ",
-            " 1",
-            ".",
-            "-",
-            "Ki",
-            "e3",
-            "--1",
-            "1.1.M",
-            "1+1.0M",
-            "1e1.5",
-            "-3.01e-",
-            "0x10",
-        ],
-        *["1_000", "1,5", "NaN", "inf", "-Infinity", "١٢", "aoeu", f"{MOST}n9"],
-    ],
+    "is not a quantity": ["", " ", " 1", f"{MOST}n9", *NO_NUMBERS.split()],
     "unknown suffix": [
-        *["1 ", "1\n", "1\x00", "1²", "1e٣", "1e", "1K", "1i", "0.1mi", "1GB", "4 GiB"],
+        *["1 ", "1\n", "1\x00", "1²", "1e٣", "1e", "1K", "1i", "0.1mi", "1GB", "4 GiB"]
     ],
     f"over {MOST}": [
         *[str(MAX_AMOUNT + 1), str(-MAX_AMOUNT - 1), f"{MOST}.000000000001", f"{MOST}Ki"],
         *["8Ei", "10E", "1e19", "1e64"],
     ],
     "exponent is beyond 64": [
-        *["1e65", "1e-65", "1e1000000000", "1e-1000000000", "0e1000000000", "1e" + "9" * 62],
+        *["1e65", "1e-65", "1e1000000000", "1e-1000000000", "0e1000000000", "1e" + "9" * 62]
     ],
     "has 65 characters, more than 64": ["1" * 65, "0." + "0" * 63],
 }
@@ -353,14 +337,8 @@ UNITS = {
     [
         *((text, 0) for text in ("0", "-0", "+0", "0s", "0h0m")),
         *(("1h", 3600), ("1h30m", 5400), ("90s", 90), ("500ms", 0.5), ("1.5h", 5400), (".5s", 0.5)),
-        *(
-            ("1.s", 1),
-            ("+5s", 5),
-            ("-1.5m", -90),
-            ("1h1h", 7200),
-            ("1s1h", 3601),
-            ("1m1ms", 60.001),
-        ),
+        *(("1.s", 1), ("+5s", 5), ("-1.5m", -90), ("1h1h", 7200), ("1s1h", 3601)),
+        ("1m1ms", 60.001),
         *((f"12{unit}", 12e-6) for unit in ("us", f"{MICRO}s", f"{MU}s")),
         *(("2000ns", 2e-6), ("720h", 30 * 24 * 3600)),
         # finer than a microsecond is rounded away from zero
@@ -372,60 +350,49 @@ def test_reads_what_go_reads(text, seconds):
     assert durations.parse_duration(text) == timedelta(seconds=seconds)
 
 
+LONGEST = "2562047h47m16.854775s"
+
+
 @pytest.mark.parametrize(
-    "duration, text, short",
+    "seconds, text, short",
     [
-        (timedelta(0), "0s", "0s"),
-        (timedelta(microseconds=1), f"1{MICRO}s", f"1{MICRO}s"),
-        (timedelta(microseconds=999), f"999{MICRO}s", f"999{MICRO}s"),
-        (timedelta(microseconds=1500), "1.5ms", "1.5ms"),
-        (timedelta(microseconds=1001), "1.001ms", "1.001ms"),
-        (timedelta(milliseconds=500), "500ms", "500ms"),
-        (timedelta(microseconds=999_999), "999.999ms", "999.999ms"),
-        (timedelta(seconds=1), "1s", "1s"),
-        (timedelta(seconds=10), "10s", "10s"),
-        (timedelta(seconds=1.5), "1.5s", "1.5s"),
-        (timedelta(seconds=60), "1m0s", "1m"),
-        (timedelta(seconds=90), "1m30s", "1m30s"),
-        (timedelta(minutes=10), "10m0s", "10m"),
-        (timedelta(hours=1), "1h0m0s", "1h"),
-        (timedelta(hours=1, minutes=30), "1h30m0s", "1h30m"),
-        (timedelta(hours=1, seconds=5), "1h0m5s", "1h0m5s"),
-        (timedelta(hours=1, milliseconds=10), "1h0m0.01s", "1h0m0.01s"),
-        (timedelta(hours=10, minutes=10, seconds=10), "10h10m10s", "10h10m10s"),
-        (timedelta(days=30), "720h0m0s", "720h"),
-        (timedelta(hours=-1), "-1h0m0s", "-1h"),
-        (timedelta(milliseconds=-1.5), "-1.5ms", "-1.5ms"),
-        (durations.MAX_DURATION, "2562047h47m16.854775s", "2562047h47m16.854775s"),
-        (-durations.MAX_DURATION, "-2562047h47m16.854775s", "-2562047h47m16.854775s"),
+        ("0", "0s", ""),
+        ("0.000001", f"1{MICRO}s", ""),
+        ("0.000999", f"999{MICRO}s", ""),
+        ("0.0015", "1.5ms", ""),
+        ("0.001001", "1.001ms", ""),
+        ("0.5", "500ms", ""),
+        ("0.999999", "999.999ms", ""),
+        ("1", "1s", ""),
+        ("10", "10s", ""),
+        ("1.5", "1.5s", ""),
+        ("60", "1m0s", "1m"),
+        ("90", "1m30s", ""),
+        ("600", "10m0s", "10m"),
+        ("3600", "1h0m0s", "1h"),
+        ("5400", "1h30m0s", "1h30m"),
+        ("3605", "1h0m5s", ""),
+        ("3600.01", "1h0m0.01s", ""),
+        ("36610", "10h10m10s", ""),
+        ("2592000", "720h0m0s", "720h"),
+        ("-3600", "-1h0m0s", "-1h"),
+        ("-0.0015", "-1.5ms", ""),
+        ("9223372036.854775", LONGEST, ""),
+        ("-9223372036.854775", f"-{LONGEST}", ""),
     ],
 )
-def test_prints_what_go_prints_and_shorter_for_people(duration, text, short):
+def test_prints_what_go_prints_and_shorter_for_people(seconds, text, short):
+    duration = int(Fraction(seconds) * 10**6) * MICROSECOND
+    assert abs(duration) <= durations.MAX_DURATION
     assert durations.format_duration(duration) == text
-    assert durations.format_duration_short(duration) == short
-    assert durations.parse_duration(text) == durations.parse_duration(short) == duration
+    assert durations.format_duration_short(duration) == (short or text)
+    assert durations.parse_duration(text) == duration
+    assert durations.parse_duration(short or text) == duration
 
 
+NOT_GO = "- s .s --1h 1m-1s 1hm NaN inf P1D 1h30min \N{ARABIC-INDIC DIGIT ONE}h"
 NO_DURATIONS = {
-    "is not a duration": [
-        *[
-            "",
-            " ",
-            "-",
-            "s",
-            ".s",
-            " 1h",
-            "--1h",
-            "1m-1s",
-            "1hm",
-            "NaN",
-            "inf",
-            "P1D",
-            "1h ",
-            "1h30min",
-        ],
-        "\N{ARABIC-INDIC DIGIT ONE}h",
-    ],
+    "is not a duration": ["", " ", " 1h", "1h ", *NOT_GO.split()],
     "number without a unit": ["3", "1h30", "00", "1.2.3s"],
     "unknown unit 'd'": ["1d"],
     "unknown unit ' h'": ["1 h"],
@@ -433,7 +400,7 @@ NO_DURATIONS = {
     "unknown unit 'e'": ["1e3s"],
     r"unknown unit 'x\n'": ["1x\n"],
     "over 292 years": [
-        *["2562048h", "-2562048h", "2562047h47m16.854775001s", f"{2**63}ns", "9" * 63 + "h"],
+        *["2562048h", "-2562048h", "2562047h47m16.854775001s", f"{2**63}ns", "9" * 63 + "h"]
     ],
     "has 66 characters, more than 64": ["1h" * 33],
 }

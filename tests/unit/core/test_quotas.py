@@ -12,7 +12,7 @@ from kubelend.core import audit, errors, prices, quotas
 from kubelend.core.accounts import COST_UNITS_PER_BILLIONTH, CostInterval, DailySpend
 from kubelend.core.events import Failed, Requested
 from kubelend.core.lifecycle import Reason
-from kubelend.core.models import ClusterId, Reservation, ReservationId
+from kubelend.core.models import Reservation, ReservationId
 from kubelend.core.timestamps import DAY_MICROS, HOUR_MICROS
 
 R = make.R
@@ -120,14 +120,6 @@ def test_quota_that_was_lowered_serves_a_waiter_once_enough_is_given_back(runner
     runner.release(first)
     assert runner[waiter].is_live
     assert runner[second].is_live
-
-
-def test_quota_that_bounds_nothing_only_counts(runner):
-    runner.allot("r")
-    runner.reserve("cpu=60,memory=1Gi")
-    account = runner.ledger.quota_usages.get(R)
-    assert account is not None
-    assert account.held == make.resources("cpu=60,memory=1Gi")
 
 
 def test_excesses_say_all_at_once(runner):
@@ -326,17 +318,6 @@ def test_budget_that_is_set_later_counts_what_is_still_at_hand(runner):
     runner.pass_time(make.HOUR)
     runner.expire(retention=make.MINUTE)
     assert held in runner.ledger.reservations, "it was set before that was forgotten"
-
-
-def test_restored_ledger_has_spent_the_same(runner):
-    priced(runner)
-    runner.allot("r", "cpu=20", budget="60", currency="EUR")
-    runner.reserve("cpu=4,memory=1Gi", duration=DAY)
-    runner.release(runner.reserve("cpu=4,memory=1Gi"))
-    runner.reserve("cpu=9,memory=1Gi", **WAIT)
-    restored = make.Recorder.restore(runner.kept())
-    assert make.state(restored) == make.state(runner.ledger)
-    assert restored.quota_usages.get(ClusterId("r")) is not None
 
 
 def test_who_begins_to_wait_makes_nobody_look_again():

@@ -47,13 +47,6 @@ def test_arithmetic_is_that_of_each_amount(a, b, c):
     assert msgspec.json.encode([a, b]) == before, "operators leave their operands alone"
 
 
-def test_too_much_lent_stays_visible_until_clamped():
-    lent = Resources(cpu=3000, memory=5, extended={FPGA: 2})
-    rest = Resources(cpu=1000, extended={FPGA: 1}) - lent
-    assert rest == Resources(cpu=-2000, memory=-5, extended={FPGA: -1})
-    assert rest.clamped() == NOTHING
-
-
 def test_the_order_in_which_extended_resources_came_does_not_matter():
     one, other = Resources(extended={FPGA: 1, NIC: 2}), Resources(extended={NIC: 2, FPGA: 1})
     assert one == other
@@ -208,6 +201,23 @@ def test_describes_itself_to_people(vector, words):
 
 
 @pytest.mark.parametrize(
+    "free, score, band",
+    [
+        ("cpu=10,memory=20Gi", "66.67", "Moderate"),
+        ("cpu=15,memory=30Gi", "100.00", "Excellent"),
+        ("cpu=13500m,memory=27Gi", "90.00", "Excellent"),
+        ("cpu=10500m,memory=21Gi", "70.00", "Good"),
+        ("cpu=7500m,memory=15Gi", "50.00", "Moderate"),
+        ("", "0.00", "Limited"),
+    ],
+)
+def test_display_score_is_half_cpu_and_half_memory(free, score, band):
+    found = resources.display_score(make.resources(free), make.resources("cpu=15,memory=30Gi"))
+    assert (resources.display_score_text(found), resources.display_band(found)) == (score, band)
+    assert resources.display_score(make.resources("cpu=4"), make.resources("cpu=4")) == 0
+
+
+@pytest.mark.parametrize(
     "texts, problem",
     [
         ({"cpu": "abc"}, "cpu: 'abc' is not a quantity"),
@@ -262,11 +272,6 @@ def test_other_names_are_refused_at_once_in_one_short_line(name):
     with pytest.raises(errors.InvalidInput, match="is not a Kubernetes resource name") as caught:
         parse_requested({name: "1"}, "want")
     assert len(str(caught.value)) < 200
-
-
-def test_a_vector_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        NOTHING.cpu = 1  # type: ignore[misc]  # the very mistake under test
 
 
 def test_the_examples_in_the_documentation_hold():

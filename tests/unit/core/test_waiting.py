@@ -105,14 +105,6 @@ def test_small_waiters_do_not_pass_a_big_one_of_their_priority():
     assert runner.waiting() == [small]
 
 
-def test_higher_priority_passes_the_nomination():
-    runner = make.runner(a="cpu=4,memory=8Gi")
-    runner.reserve("cpu=3,memory=1Gi")
-    runner.reserve("cpu=4,memory=1Gi", **WAIT)
-    runner.refused("cpu=1,memory=1Gi")
-    assert runner.target(runner.reserve("cpu=1,memory=1Gi", priority=1)) == "a"
-
-
 def test_only_one_cluster_is_kept_so_that_others_go_on_lending():
     runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
     for name in "ab":
@@ -304,18 +296,6 @@ def test_full_queue_refuses_and_changes_nothing():
     assert make.state(runner.ledger) == before
     runner.release(waiters[0])
     runner.reserve("cpu=2,memory=1Gi", **WAIT)
-
-
-def test_restored_queue_serves_in_the_same_order():
-    runner = FullCluster(a="cpu=1,memory=1Gi")
-    asked = [runner.reserve("cpu=1,memory=1Gi", priority=p, **WAIT) for p in (1, 0, 2, 1)]
-    restored = make.CommandRunner(make.Recorder.restore(runner.kept()), runner.now)
-    assert restored.waiting() == runner.waiting() == [asked[2], asked[0], asked[3], asked[1]]
-    assert restored.nominations() == runner.nominations()
-    for one in (runner, restored):
-        one.release(runner.holds["a"])
-    assert make.state(restored.ledger) == make.state(runner.ledger)
-    assert restored[asked[2]].is_live
 
 
 def test_moved_reservation_keeps_its_rank_against_waiters():

@@ -58,30 +58,20 @@ async def fails(message="the reason"):
     raise Boom(message)
 
 
-async def test_failure_stops_the_others_and_is_raised():
+async def test_failure_stops_the_others_is_raised_and_logged_with_the_name_of_its_task(lines):
     story: list[str] = []
     with pytest.raises(Boom, match="the reason"):
-        await tasks.run_all({"a": Root("a", story).run(), "b": fails()})
+        await tasks.run_all({"a": Root("a", story).run(), "expiry": fails()})
     assert story == ["a asked to stop", "a stopped"]
-
-
-async def test_end_stops_the_others_and_is_named():
-    story: list[str] = []
-    ended = await tasks.run_all({"a": Root("a", story).run(), "signals": ends()})
-    assert ended == "signals"
-    assert story == ["a asked to stop", "a stopped"]
-
-
-async def test_failure_is_logged_with_the_name_of_its_task(lines):
-    with pytest.raises(Boom):
-        await tasks.run_all({"a": Root("a", []).run(), "expiry": fails()})
     (line,) = lines()
     assert (line["level"], line["event"], line["task"]) == ("error", "Root task failed", "expiry")
     assert "Boom: the reason" in line["exception"]
 
 
-async def test_end_is_logged_with_the_name_of_its_task(lines):
-    await tasks.run_all({"a": Root("a", []).run(), "expiry": ends()})
+async def test_end_stops_the_others_and_is_returned_and_logged_with_the_name_of_its_task(lines):
+    story: list[str] = []
+    assert await tasks.run_all({"a": Root("a", story).run(), "expiry": ends()}) == "expiry"
+    assert story == ["a asked to stop", "a stopped"]
     (line,) = lines()
     assert (line["level"], line["event"], line["task"]) == ("debug", "Root task ended", "expiry")
 
@@ -224,35 +214,29 @@ def test_error_line_is_short():
     assert len(subprocesses.last_error_line(b"word " * 100)) == subprocesses.MAX_LINE_LENGTH
 
 
+async def run_python(program, timeout=timedelta(seconds=10)):
+    return await subprocesses.run_program(sys.executable, "-c", program, timeout=timeout)
+
+
 async def test_output_is_returned_and_errors_are_not():
     program = "import sys; print('out'); print('err', file=sys.stderr)"
-    found = await subprocesses.run_program(
-        sys.executable, "-c", program, timeout=timedelta(seconds=10)
-    )
-    assert found == b"out\n"
+    assert await run_python(program) == b"out\n"
 
 
 async def test_end_of_long_output_is_returned():
-    program = "import sys; sys.stdout.write('x' * 3_000_000 + 'end')"
-    found = await subprocesses.run_program(
-        sys.executable, "-c", program, timeout=timedelta(seconds=10)
-    )
+    found = await run_python("import sys; sys.stdout.write('x' * 3_000_000 + 'end')")
     assert (len(found), found[-4:]) == (subprocesses.MAX_OUTPUT_BYTES, b"xend")
 
 
 async def test_failure_without_output_has_its_exit_status():
     with pytest.raises(Unavailable, match="failed: exit status 3"):
-        await subprocesses.run_program(
-            sys.executable, "-c", "raise SystemExit(3)", timeout=timedelta(seconds=10)
-        )
+        await run_python("raise SystemExit(3)")
 
 
 async def test_timeout_applies_to_descendants_that_hold_the_output_open():
     program = "import subprocess; subprocess.Popen(['sleep', '600'])"
     with pytest.raises(Unavailable, match="timed out after"):
-        await subprocesses.run_program(
-            sys.executable, "-c", program, timeout=timedelta(milliseconds=500)
-        )
+        await run_python(program, timedelta(milliseconds=500))
 
 
 # -- delays

@@ -30,7 +30,6 @@ from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
 from kubelend.kube.config import DataOrFile
 from kubelend.kube.resources import Resource
-from kubelend.wire import objects
 from scripted_api import event, found, one, page, status, watch
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1), longest=timedelta(seconds=2))
@@ -83,30 +82,23 @@ async def test_list_is_read_in_pages(server, client):
     assert second == first | {"continue": "more"}
 
 
-async def test_expired_list_starts_again(server, client):
+async def test_expired_list_starts_again_until_it_expires_repeatedly(server, client):
     server.answers += [page(one("gone"), following="more"), status(410), page(one("a"))]
     listing = await client.list(CONFIG_MAPS)
     assert [each.metadata.name for each in listing.objects] == ["a"]
     assert "continue" not in server.asked[2].query
-
-
-async def test_list_that_expires_repeatedly_fails(server, client):
     server.answers += [status(410) for _ in range(3)]
     with pytest.raises(Unavailable, match="expired repeatedly"):
         await client.list(CONFIG_MAPS)
 
 
-async def test_rate_limited_request_is_retried(server, client):
+async def test_rate_limited_requests_and_watches_are_retried(server, client):
+    """Watches as of a kind that was defined a moment ago."""
     server.answers += [status(429, retry_after=1), found(one("a"))]
     assert await client.create(CONFIG_MAPS, config_maps.make("a"))
-    assert len(server.asked) == 2
-
-
-async def test_rate_limited_watch_is_retried(server, client):
-    """As of a kind that was defined a moment ago."""
     server.answers += [status(429, retry_after=1), watch(event("ADDED", one("a", "11")))]
     assert [seen.resource_version for seen in await events(client)][-1] == "11"
-    assert len(server.asked) == 2
+    assert len(server.asked) == 4
 
 
 @pytest.mark.parametrize("retry_after", [0, 60], ids=["at once", "too long"])
@@ -311,7 +303,6 @@ async def test_silent_watch_times_out(server):
 
 # -- codec
 
-
 DECODER = codec.decoder_for(CONFIG_MAPS)
 BROKEN = {"metadata": {"name": "b", "namespace": "n", "uid": "u"}, "data": {"x": 1}}
 
@@ -368,15 +359,6 @@ def test_error_page_of_a_proxy_is_reported_in_one_line():
     assert len(error.message) < 300
 
 
-def test_error_distinguishes_missing_kind_and_missing_object():
-    assert codec.is_object_not_found(
-        codec.error_from_response(404, status_body(404, details={"name": "x"}), None)
-    )
-    assert not codec.is_object_not_found(
-        codec.error_from_response(404, b"404 page not found", None)
-    )
-
-
 def test_undecodable_object_does_not_affect_its_page():
     body = {"metadata": {"resourceVersion": "9"}, "items": [scripted_api.one("a"), BROKEN]}
     page = DECODER.decode_page(msgspec.json.encode(body))
@@ -400,24 +382,10 @@ def test_list_without_items_is_empty():
     assert page == ([], [], "3", "")
 
 
-def test_bookmark_has_a_version_and_no_object():
-    line = scripted_api.event("BOOKMARK", {"metadata": {"resourceVersion": "77"}})
-    assert DECODER.decode_event(line) == ("BOOKMARK", None, "77", None)
-
-
-def test_expired_watch_ends_with_gone():
-    with pytest.raises(errors.Gone, match="too old"):
-        DECODER.decode_event(scripted_api.event("ERROR", {"code": 410, "message": "too old"}))
-
-
 @pytest.mark.parametrize("read", [DECODER.decode_object, DECODER.decode_page, DECODER.decode_event])
 def test_response_that_is_no_json_is_an_unexpected_answer(read):
     with pytest.raises(errors.UnexpectedAnswer, match="configmaps"):
         read(b"<html>")
-
-
-def test_one_decoder_serves_a_resource():
-    assert codec.decoder_for(CONFIG_MAPS) is DECODER
 
 
 def test_object_is_sent_with_its_kind():
@@ -439,7 +407,6 @@ def test_new_object_has_no_version_yet():
 
 
 # -- resources
-
 
 NODES = Resource("", "v1", "nodes", "Node", ConfigMap, namespaced=False)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", ConfigMap)
@@ -471,13 +438,6 @@ def test_path(resource, arguments, path):
 def test_path_of_an_object_needs_a_namespace():
     with pytest.raises(InvalidInput, match="namespace"):
         CONFIG_MAPS.path("", "b")
-
-
-@pytest.mark.parametrize("kind", objects.KINDS)
-def test_resources_of_own_kinds(kind):
-    found = resources.resource_for(kind)
-    assert found.api_version == "rear.fluidos.eu/v1alpha1"
-    assert (found.kind, found.plural, found.type) == (kind.kind, kind.plural, kind)
 
 
 # -- merge patches

@@ -25,15 +25,9 @@ def read(tmp_path, *, cluster=None, user=None):
 
 
 def test_secrets_may_be_in_the_file_itself(tmp_path):
-    found = read(
-        tmp_path,
-        cluster={"certificate-authority-data": encoded("ca")},
-        user={
-            "client-certificate-data": encoded("certificate"),
-            "client-key-data": encoded("key"),
-            "token": "token",
-        },
-    )
+    pair = {"client-certificate-data": encoded("certificate"), "client-key-data": encoded("key")}
+    authority = {"certificate-authority-data": encoded("ca")}
+    found = read(tmp_path, cluster=authority, user=pair | {"token": "token"})
     assert found.authorities == DataOrFile(b"ca")
     assert (found.certificate, found.key) == (DataOrFile(b"certificate"), DataOrFile(b"key"))
     assert found.token == DataOrFile(b"token")
@@ -41,15 +35,9 @@ def test_secrets_may_be_in_the_file_itself(tmp_path):
 
 def test_files_are_relative_to_the_kubeconfig(tmp_path):
     (tmp_path / "ca.crt").write_text("ca")
-    found = read(
-        tmp_path,
-        cluster={"certificate-authority": "ca.crt"},
-        user={
-            "client-certificate": "me.crt",
-            "client-key": "/elsewhere/me.key",
-            "tokenFile": "../token",
-        },
-    )
+    pair = {"client-certificate": "me.crt", "client-key": "/elsewhere/me.key"}
+    user = pair | {"tokenFile": "../token"}
+    found = read(tmp_path, cluster={"certificate-authority": "ca.crt"}, user=user)
     assert found.authorities == DataOrFile(path=tmp_path / "ca.crt")
     assert found.certificate == DataOrFile(path=tmp_path / "me.crt")
     assert found.key == DataOrFile(path=Path("/elsewhere/me.key"))
@@ -96,21 +84,11 @@ def test_plugin_is_found_beside_the_kubeconfig_or_by_its_name(tmp_path):
 
 
 def test_plugin_gets_the_cluster_information(tmp_path):
-    found = read(
-        tmp_path,
-        cluster={
-            "certificate-authority-data": encoded("ca"),
-            "extensions": [{"name": "client.authentication.k8s.io/exec", "extension": {"a": "b"}}],
-        },
-        user={
-            "exec": {
-                "command": "login",
-                "apiVersion": V1,
-                "env": [{"name": "A", "value": "1"}],
-                "provideClusterInfo": True,
-            }
-        },
-    )
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"a": "b"}}
+    env = [{"name": "A", "value": "1"}]
+    plugin = {"command": "login", "apiVersion": V1, "provideClusterInfo": True, "env": env}
+    cluster = {"certificate-authority-data": encoded("ca"), "extensions": [extension]}
+    found = read(tmp_path, cluster=cluster, user={"exec": plugin})
     assert found.plugin.variables == {"A": "1"}
     assert found.plugin.cluster == {
         "server": "https://here",
@@ -119,34 +97,31 @@ def test_plugin_gets_the_cluster_information(tmp_path):
     }
 
 
+OLD = "client.authentication.k8s.io/v1alpha1"
+INTERACTIVE = {"command": "x", "apiVersion": V1, "interactiveMode": "Always"}
+CONTRADICTION = {"insecure-skip-tls-verify": True, "certificate-authority-data": encoded("x")}
+
+
 @pytest.mark.parametrize(
     "cluster, user, message",
     [
         ({"server": "host:6443"}, {}, "server is not a URL; use https://host:port"),
         ({"server": ""}, {}, "server is not a URL"),
         ({"proxy-url": "socks5://p"}, {}, "proxy-url must have scheme http or https"),
-        (
-            {"insecure-skip-tls-verify": True, "certificate-authority-data": encoded("x")},
-            {},
-            "certificate-authority are both set; remove one",
-        ),
-        (
-            {"certificate-authority": "no.crt"},
-            {},
-            "no.crt is missing; correct certificate-authority",
-        ),
+        (CONTRADICTION, {}, "certificate-authority are both set; remove one"),
+        ({"certificate-authority": "no.crt"}, {}, "no.crt is missing; correct certificate-auth"),
         ({}, {"auth-provider": {"name": "gcp"}}, "auth-provider is not supported"),
         ({}, {"username": "u", "password": "hunter2"}, "passwords are not supported"),
         ({}, {"client-key-data": encoded("hunter2")}, "certificate and key must both be set"),
         (
             {},
-            {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}},
-            "exec: apiVersion 'client.authentication.k8s.io/v1alpha1' is not supported; use",
+            {"exec": {"command": "x", "apiVersion": OLD}},
+            f"apiVersion '{OLD}' is not supported; use",
         ),
         (
             {},
-            {"exec": {"command": "x", "apiVersion": V1, "interactiveMode": "Always"}},
-            "exec: interactiveMode Always is not supported without a terminal; set it to Never",
+            {"exec": INTERACTIVE},
+            "interactiveMode Always is not supported without a terminal; set",
         ),
     ],
 )
@@ -160,21 +135,12 @@ def test_mistake_is_reported_in_one_line(cluster, user, message, tmp_path):
 
 
 def test_nothing_secret_is_printed(tmp_path):
-    found = read(
-        tmp_path,
-        cluster={"proxy-url": "http://u:hunter2@proxy"},
-        user={
-            "token": "hunter2",
-            "client-certificate-data": encoded("hunter2"),
-            "client-key-data": encoded("hunter2"),
-            "exec": {
-                "command": "login",
-                "apiVersion": V1,
-                "args": ["--password=hunter2"],
-                "env": [{"name": "A", "value": "hunter2"}],
-            },
-        },
-    )
+    secret = encoded("hunter2")
+    user = {"token": "hunter2", "client-certificate-data": secret, "client-key-data": secret}
+    env = [{"name": "A", "value": "hunter2"}]
+    plugin = {"command": "login", "apiVersion": V1, "args": ["--password=hunter2"], "env": env}
+    proxy = {"proxy-url": "http://u:hunter2@proxy"}
+    found = read(tmp_path, cluster=proxy, user=user | {"exec": plugin})
     assert repr(found) == "KubeConfig('https://here', by login)"
     assert "hunter2" not in f"{found!r} {found.token!r} {found.plugin!r} {found.key!r}"
 
@@ -221,44 +187,33 @@ def everywhere(tmp_path, monkeypatch):
 
 
 def test_most_explicit_configuration_is_used(everywhere, account, monkeypatch):
-    assert (
-        config.load_config(str(everywhere / "named"), service_account=account).server
-        == "https://named"
-    )
-    assert config.load_config(service_account=account).server == "https://listed"
+    def server(*named):
+        return config.load_config(*named, service_account=account).server
+
+    assert server(str(everywhere / "named")) == "https://named"
+    assert server() == "https://listed"
     monkeypatch.delenv("KUBECONFIG")
-    assert config.load_config(service_account=account).server == "https://10.0.0.1:443"
+    assert server() == "https://10.0.0.1:443"
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    assert config.load_config(service_account=account).server == "https://.kube"
+    assert server() == "https://.kube"
 
 
 # -- kubeconfig files
 
 
-def test_named_file_has_priority_over_the_environment():
-    found = config.kubeconfig_files("mine", {"KUBECONFIG": "other"})
-    assert [str(path) for path in found] == ["mine"]
-
-
-def test_environment_may_name_several_files():
-    listed = os.pathsep.join(("a", "", "b"))
-    assert [path.name for path in config.kubeconfig_files("", {"KUBECONFIG": listed})] == [
-        "a",
-        "b",
-    ]
-
-
-@pytest.mark.parametrize("environment", [{}, {"KUBECONFIG": ""}], ids=["unset", "empty"])
-def test_default_file_is_in_the_home_directory(environment, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert config.kubeconfig_files("", environment) == [tmp_path / ".kube" / "config"]
-
-
-def test_current_context_is_chosen(tmp_path):
-    path = kubeconfigs.write(tmp_path / "a", user={"token": "t"}, context={"namespace": "n"})
-    choice = config.select_context([path])
-    assert (choice.name, choice.namespace) == ("here", "n")
-    assert (choice.cluster.server, choice.user.token) == ("https://here", "t")
+@pytest.mark.parametrize(
+    "named, listed, expected",
+    [
+        pytest.param("mine", "other", ["mine"], id="named file before the environment"),
+        pytest.param("", os.pathsep.join(("a", "", "b")), ["a", "b"], id="several in it"),
+        pytest.param("", "", ["/home/me/.kube/config"], id="empty"),
+        pytest.param("", None, ["/home/me/.kube/config"], id="unset"),
+    ],
+)
+def test_most_explicit_files_are_read(monkeypatch, named, listed, expected):
+    monkeypatch.setenv("HOME", "/home/me")
+    environment = {} if listed is None else {"KUBECONFIG": listed}
+    assert [str(path) for path in config.kubeconfig_files(named, environment)] == expected
 
 
 def test_first_file_with_an_entry_wins(tmp_path):
@@ -283,40 +238,27 @@ def test_parts_may_be_null_as_kubectl_writes_them(tmp_path):
         config.select_context([path])
 
 
-def changed(path, change):
-    kubeconfigs.write(path)
-    body = yaml.safe_load(path.read_text())
-    change(body)
-    path.write_text(yaml.safe_dump(body))
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
+        ({"current-context": "x"}, "has no context 'x'; use one of: here"),
+        ({"users": []}, "has no user 'here'; use one of: none"),
+        ({"clusters": [{"name": "y", "cluster": {}}]}, "has no cluster 'here'; use one of: y"),
         (
-            lambda body: body.update({"current-context": "x"}),
-            "has no context 'x'; use one of: here",
-        ),
-        (lambda body: body["users"].clear(), "has no user 'here'; use one of: none"),
-        (
-            lambda body: body["clusters"][0].update(name="y"),
-            "has no cluster 'here'; use one of: y",
+            {"users": [{"name": "here", "user": {"token": 12}}]},
+            "got `int` - at `$.users[0].user.token`",
         ),
         (
-            lambda body: body["users"][0]["user"].update({"token": 12}),
-            "Expected `str`, got `int` - at `$.users[0].user.token`",
+            {"users": [{"name": "here", "user": {"client-key-data": "%%"}}]},
+            "Invalid base64 encoded",
         ),
-        (
-            lambda body: body["users"][0]["user"].update({"client-key-data": "%%"}),
-            "Invalid base64 encoded string",
-        ),
-        (lambda body: body.update(clusters="none"), "Expected `array | null`, got `str`"),
+        ({"clusters": "none"}, "Expected `array | null`, got `str`"),
     ],
     ids=["context", "user", "cluster", "number for a token", "no base64", "no list"],
 )
 def test_invalid_kubeconfig_is_reported_in_one_line(change, message, tmp_path):
-    path = tmp_path / "config"
-    changed(path, change)
+    path = kubeconfigs.write(tmp_path / "config")
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
     with pytest.raises(InvalidSettings) as caught:
         config.select_context([path])
     assert message in str(caught.value)
@@ -327,9 +269,10 @@ def test_invalid_kubeconfig_is_reported_in_one_line(change, message, tmp_path):
 def test_broken_yaml_is_reported_without_its_content(tmp_path):
     path = tmp_path / "config"
     path.write_text("users:\n- name: me\n  user: {token: SECRET: [}\n")
-    with pytest.raises(
+    reported = pytest.raises(
         InvalidSettings, match=r"config is not valid YAML \(line 3\); correct it"
-    ) as caught:
+    )
+    with reported as caught:
         config.select_context([path])
     assert "SECRET" not in str(caught.value)
 
@@ -347,7 +290,6 @@ def test_directory_is_no_file(tmp_path):
 
 
 # -- proxies
-
 
 PROXY = {"HTTPS_PROXY": "http://proxy:3128"}
 

@@ -178,7 +178,6 @@ async def test_undecodable_object_is_passed_on(server):
 
 # -- cache
 
-
 A, B = samples.request_object("a"), samples.request_object("b")
 B = samples.with_metadata(B, uid="u-b")
 UPDATED = samples.with_status(A, phase="Failed")

@@ -25,18 +25,12 @@ def home(tmp_path):
     return home
 
 
-def test_only_the_owner_can_read_the_directory(home):
+def test_state_is_private_and_read_as_it_was_written(home):
     assert stat.S_IMODE(home.directory.stat().st_mode) == 0o700
-
-
-def test_state_is_read_as_it_was_written(home):
     assert home.read_state() is None
     record = LabState(kind=("a",), clusters={"b": "/c"})
     home.write_state(record)
     assert home.read_state() == record
-
-
-def test_error_names_a_damaged_state_file(home):
     (home.directory / "lab.json").write_text("{")
     with pytest.raises(InvalidSettings, match=r"lab\.json cannot be read"):
         home.read_state()
@@ -119,12 +113,11 @@ def test_stop_kills_what_a_crashed_leader_has_left(home, start):
 @pytest.mark.parametrize(
     "more, suspended, end",
     [
-        pytest.param("", False, signal.SIGTERM, id="running"),
-        pytest.param("", True, signal.SIGTERM, id="suspended"),
-        pytest.param(
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)", False, signal.SIGKILL, id="stubborn"
-        ),
+        ("", False, signal.SIGTERM),
+        ("", True, signal.SIGTERM),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", False, signal.SIGKILL),
     ],
+    ids=["running", "suspended", "stubborn"],
 )
 def test_leader_is_asked_first_and_then_killed(home, start, more, suspended, end):
     leader = start(more)
@@ -171,19 +164,24 @@ def path(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def kind(path, tmp_path):
-    """A `kind` that has the clusters in the file `existing`; returns the calls of it, one per line."""
-    (tmp_path / "existing").write_text("")
-    put(path, "docker")
-    return install_kind(path, tmp_path)
+def install_kind(path, tmp_path):
+    """Installs a `kind` that has the clusters in `existing`; returns its calls, one per line."""
+
+    def install(create=":", existing=""):
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        (tmp_path / "existing").write_text(existing)
+        put(path, "docker")
+        text = SCRIPT.format(calls=calls, existing=tmp_path / "existing", create=create)
+        put(path, "kind", text)
+        return lambda: calls.read_text().splitlines()
+
+    return install
 
 
-def install_kind(path, tmp_path, create=":"):
-    calls = tmp_path / "calls"
-    calls.write_text("")
-    text = SCRIPT.format(calls=calls, existing=tmp_path / "existing", create=create)
-    put(path, "kind", text)
-    return lambda: calls.read_text().splitlines()
+@pytest.fixture
+def kind(install_kind):
+    return install_kind()
 
 
 def test_missing_kind_is_one_line(path):
@@ -191,15 +189,11 @@ def test_missing_kind_is_one_line(path):
         background.check_prerequisites(uses_kind=True)
 
 
-def test_missing_container_runtime_is_one_line(kind, path):
-    (path / "docker").unlink()
-    with pytest.raises(InvalidSettings, match="kind requires docker, podman or nerdctl"):
-        background.check_prerequisites(uses_kind=True)
-
-
 @pytest.mark.parametrize("program", hosts.CONTAINER_RUNTIMES)
 def test_any_container_runtime_of_kind_is_enough(kind, path, program):
     (path / "docker").unlink()
+    with pytest.raises(InvalidSettings, match="kind requires docker, podman or nerdctl"):
+        background.check_prerequisites(uses_kind=True)
     put(path, program)
     background.check_prerequisites(uses_kind=True)
 
@@ -219,24 +213,20 @@ def test_kind_clusters_are_created_one_by_one_and_deleted_at_exit(kind, home):
     assert recorded == [hosts.CLUSTER_NAMES, ()]
 
 
-def test_failure_of_kind_is_its_last_line_and_created_clusters_are_deleted(path, tmp_path, home):
-    put(path, "docker")
-    (tmp_path / "existing").write_text("")
-    calls = install_kind(path, tmp_path, "echo one >&2; echo 'ERROR: no space left' >&2; exit 1")
+def test_failure_of_kind_is_its_last_line_and_created_clusters_are_deleted(install_kind, home):
+    calls = install_kind("echo one >&2; echo 'ERROR: no space left' >&2; exit 1")
     failed = pytest.raises(Unavailable, match="kind create cluster failed: ERROR: no space left")
     with failed, hosts.run_kind_clusters(home, lambda _: None):
         pass
     assert [line.split()[0] for line in calls()] == ["get", "create", *["delete"] * 3]
 
 
-def test_kind_cluster_of_others_is_an_error_and_never_deleted(kind, tmp_path, home):
-    (tmp_path / "existing").write_text("mine\nagent-cluster-1\n")
-    with (
-        pytest.raises(InvalidSettings, match="kind already has a cluster agent-cluster-1"),
-        hosts.run_kind_clusters(home, lambda _: None),
-    ):
+def test_kind_cluster_of_others_is_an_error_and_never_deleted(install_kind, home):
+    calls = install_kind(existing="mine\nagent-cluster-1\n")
+    failed = pytest.raises(InvalidSettings, match="kind already has a cluster agent-cluster-1")
+    with failed, hosts.run_kind_clusters(home, lambda _: None):
         pass
-    assert kind() == ["get clusters"]
+    assert calls() == ["get clusters"]
 
 
 def test_stop_deletes_the_kind_clusters_of_a_crashed_lab(kind, home):

@@ -88,15 +88,6 @@ async def test_without_an_own_kubeconfig_the_programs_use_their_default(liqo, pe
     assert all("--kubeconfig" not in call for call in liqo.log)
 
 
-async def test_only_the_slice_is_deleted_while_another_is_left(liqo, peering):
-    await connect(peering, PEER)
-    await connect(peering, OTHER)
-    await peering.disconnect(PEER)
-    assert (liqo.slices, liqo.peered) == ({OTHER.reservation}, {"one"})
-    await peering.disconnect(OTHER)
-    assert (liqo.slices, liqo.peered) == (set(), set())
-
-
 async def test_slice_that_is_being_deleted_is_not_ready_and_does_not_count(liqo, peering):
     await connect(peering, PEER)
     await connect(peering, OTHER)
@@ -117,10 +108,11 @@ async def test_reservation_without_a_slice_yet_keeps_the_peering(liqo, peering):
     assert liqo.peered == {"one"}
 
 
-async def test_peering_of_an_earlier_process_is_removed(liqo, peering):
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_peering_is_removed_with_the_last_slice(liqo, peering, is_restarted):
     await connect(peering, PEER)
     await connect(peering, OTHER)
-    afterwards = made(liqo)
+    afterwards = made(liqo) if is_restarted else peering
     await afterwards.disconnect(PEER)
     assert (liqo.slices, liqo.peered) == ({OTHER.reservation}, {"one"})
     await afterwards.disconnect(OTHER)
@@ -281,12 +273,6 @@ async def test_command_that_hangs_is_killed_with_its_children(liqo):
     await until(lambda: not alive(liqo))
 
 
-async def test_failed_get_is_an_error(liqo, peering):
-    liqo.behave("kubectl get", "fail", "The connection to the server was refused")
-    with pytest.raises(Unavailable, match="kubectl get failed: The connection to the server"):
-        await peering.ready(PEER)
-
-
 async def test_failed_deletion_of_a_slice_is_retried(liqo, peering):
     await connect(peering, PEER)
     liqo.behave("kubectl delete", "fail", "forbidden")
@@ -297,7 +283,10 @@ async def test_failed_deletion_of_a_slice_is_retried(liqo, peering):
     assert (liqo.slices, liqo.peered) == (set(), set())
 
 
-async def test_undecodable_output_is_unexpected(liqo, peering):
+async def test_failed_get_is_an_error_and_undecodable_output_is_unexpected(liqo, peering):
+    liqo.behave("kubectl get", "fail", "The connection to the server was refused")
+    with pytest.raises(Unavailable, match="kubectl get failed: The connection to the server"):
+        await peering.ready(PEER)
     liqo.behave("kubectl get", "say", "<html>")
     with pytest.raises(UnexpectedAnswer):
         await peering.ready(PEER)
@@ -343,76 +332,45 @@ GRANTED = {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "2", "ephemeral-sto
 READY = [{"type": "Ready", "status": "True"}]
 
 
+DENIED = {"type": "Resources", "status": "Denied", "message": "no more GPUs"}
+DOWN = {"type": "Ready", "status": "False", "reason": "NetworkDown"}
+SLICE = "ResourceSlice rsv-home-1: "
+NODE = "virtual node rsv-home-1 "
+
+
 @pytest.mark.parametrize(
-    "conditions, granted, node, offered, reason",
+    "found, reason",
     [
+        ({"conditions": []}, SLICE + "one has not set condition Authentication yet"),
+        ({"conditions": ACCEPTED[:1]}, SLICE + "one has not set condition Resources yet"),
+        ({"conditions": [ACCEPTED[0], DENIED]}, SLICE + "Resources not accepted: no more GPUs"),
         (
-            [],
-            {},
-            READY,
-            GRANTED,
-            "ResourceSlice rsv-home-1: one has not set condition Authentication yet",
-        ),
-        (
-            ACCEPTED[:1],
-            {},
-            READY,
-            GRANTED,
-            "ResourceSlice rsv-home-1: one has not set condition Resources yet",
-        ),
-        (
-            [ACCEPTED[0], {"type": "Resources", "status": "Denied", "message": "no more GPUs"}],
-            {},
-            READY,
-            GRANTED,
-            "ResourceSlice rsv-home-1: Resources not accepted: no more GPUs",
-        ),
-        (
-            ACCEPTED,
-            {**GRANTED, "nvidia.com/gpu": "1"},
-            READY,
-            GRANTED,
+            {"granted": {**GRANTED, "nvidia.com/gpu": "1"}},
             "0 CPU / 0 Memory / 1 GPU less is granted than reserved",
         ),
-        (ACCEPTED, GRANTED, None, {}, "virtual node rsv-home-1 not found yet"),
+        ({"node": None}, NODE + "not found yet"),
+        ({"node": [DOWN]}, NODE + "not ready: NetworkDown"),
         (
-            ACCEPTED,
-            GRANTED,
-            [{"type": "Ready", "status": "False", "reason": "NetworkDown"}],
-            GRANTED,
-            "virtual node rsv-home-1 not ready: NetworkDown",
-        ),
-        (
-            ACCEPTED,
-            GRANTED,
-            READY,
-            {**GRANTED, "cpu": "400m"},
+            {"offered": {**GRANTED, "cpu": "400m"}},
             "100m CPU / 0 Memory less is offered by the virtual node than reserved",
         ),
-        (
-            [{"type": "Resources", "status": "Denied"}, *ACCEPTED],
-            {**GRANTED, "pods": "110"},
-            READY,
-            GRANTED,
-            "",
-        ),
+        ({"conditions": [DENIED, *ACCEPTED], "granted": {**GRANTED, "pods": "110"}}, ""),
     ],
     ids=["new", "unanswered", "denied", "partial", "no node", "down", "small node", "granted"],
 )
-async def test_readiness_says_what_is_missing(
-    liqo, peering, conditions, granted, node, offered, reason
-):
+async def test_readiness_says_what_is_missing(liqo, peering, found, reason):
     await connect(peering, PEER)
+    state = {"conditions": ACCEPTED, "granted": GRANTED, "node": READY, "offered": GRANTED} | found
     name = {"name": PEER.reservation}
-    status = {"conditions": conditions, "resources": granted}
+    status = {"conditions": state["conditions"], "resources": state["granted"]}
     objects = [{"kind": "ResourceSlice", "metadata": name, "status": status}]
-    if node is not None:
-        status = {"conditions": node, "allocatable": offered}
+    if state["node"] is not None:
+        status = {"conditions": state["node"], "allocatable": state["offered"]}
         objects.append({"kind": "Node", "metadata": name, "status": status})
     liqo.slice("one", PEER.reservation).write_bytes(msgspec.json.encode(objects))
-    found = await peering.ready(PEER)
-    assert found.is_ready == (not reason)
-    assert not reason or found.reason == reason
+    readiness = await peering.ready(PEER)
+    assert readiness.is_ready == (not reason)
+    assert not reason or readiness.reason == reason
 
 
 def alive(liqo):

@@ -1,16 +1,18 @@
 """Credentials: files that belong together, and who the holder of a certificate is."""
 
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 from certificates import Certificates
 from kubelend.core.errors import Forbidden, InvalidIdentity, InvalidSettings
 from kubelend.core.lifecycle import Role
-from kubelend.pki import files, identity
+from kubelend.pki import files, identity, keys
 from kubelend.pki.authority import Authority
 from kubelend.pki.identity import Caller
+from kubelend.pki.keys import Algorithm
+from kubelend.pki.passphrases import Passphrase
 
 NOW = datetime.now(UTC)
 
@@ -49,19 +51,21 @@ def test_credentials_come_back_as_they_were_saved(tmp_path, credentials):
     assert files.is_certificate_of(loaded.certificate, credentials.key)
 
 
-@pytest.mark.parametrize("existing", ["tls.key", "tls.crt", "ca.crt"])
-def test_no_file_is_written_where_another_identity_is(tmp_path, credentials, existing):
+@pytest.mark.parametrize(
+    "save, existing",
+    [
+        *(("credentials", name) for name in ("tls.key", "tls.crt", "ca.crt")),
+        *(("authority", name) for name in ("ca.key", "ca.crt")),
+    ],
+)
+def test_no_file_is_written_where_another_identity_is(
+    tmp_path, authority, credentials, save, existing
+):
     (tmp_path / existing).write_bytes(b"precious")
+    save_credentials = partial(files.save_credentials, credentials=credentials)
+    function = authority.save if save == "authority" else save_credentials
     with pytest.raises(InvalidSettings, match=f"{existing} (would be overwritten|already exists)"):
-        files.save_credentials(tmp_path, credentials)
-    assert contents(tmp_path) == {existing: b"precious"}
-
-
-@pytest.mark.parametrize("existing", ["ca.key", "ca.crt"])
-def test_no_file_is_written_where_another_authority_is(tmp_path, authority, existing):
-    (tmp_path / existing).write_bytes(b"precious")
-    with pytest.raises(InvalidSettings, match=f"{existing} would be overwritten"):
-        authority.save(tmp_path)
+        function(tmp_path)
     assert contents(tmp_path) == {existing: b"precious"}
 
 
@@ -84,44 +88,45 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path, credentials):
         files.save_credentials(tmp_path / "file" / "a", credentials)
 
 
-@pytest.mark.parametrize("missing", ["tls.crt", "tls.key", "ca.crt"])
-def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path, credentials, missing):
-    files.save_credentials(tmp_path, credentials)
-    (tmp_path / missing).unlink()
-    with pytest.raises(InvalidSettings, match=f"{missing} is missing; .*`kubelend ca issue`"):
-        files.load_credentials(tmp_path)
+OTHER_KEY = keys.generate(Algorithm.P256)
 
 
-@pytest.mark.parametrize("missing", ["ca.crt", "ca.key"])
-def test_a_missing_authority_is_named_with_the_command_that_makes_it(tmp_path, authority, missing):
-    authority.save(tmp_path)
-    (tmp_path / missing).unlink()
-    with pytest.raises(InvalidSettings, match=f"{missing} is missing; .*`kubelend ca init`"):
-        Authority.load(tmp_path)
-
-
-def test_a_certificate_and_a_key_of_two_pairs_do_not_match(tmp_path, authority, credentials):
+@pytest.mark.parametrize(
+    "path, content, problem",
+    [
+        ("a/tls.crt", None, "tls.crt is missing; .*`kubelend ca issue`"),
+        ("a/tls.key", None, "tls.key is missing; .*`kubelend ca issue`"),
+        ("a/ca.crt", None, "ca.crt is missing; .*`kubelend ca issue`"),
+        ("ca/ca.crt", None, "ca.crt is missing; .*`kubelend ca init`"),
+        ("ca/ca.key", None, "ca.key is missing; .*`kubelend ca init`"),
+        ("a/tls.crt", b"\x00garbage", r"tls\.crt contains no certificate in PEM form"),
+        ("a/ca.crt", b"\x00garbage", r"ca\.crt contains no certificate in PEM form"),
+        ("a/tls.key", b"\x00garbage", r"tls\.key: not a private key in PEM form"),
+        ("a/tls.key", keys.to_pem(OTHER_KEY), r"a/tls\.crt and .*a/tls\.key do not match"),
+        ("ca/ca.key", keys.to_pem(OTHER_KEY), r"ca\.crt and ca\.key in .* do not match"),
+        ("a/tls.key", keys.to_pem(OTHER_KEY, Passphrase("x")), r"tls\.key: key is encrypted"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_file_that_is_missing_or_does_not_fit_is_named(
+    tmp_path, authority, credentials, path, content, problem
+):
     files.save_credentials(tmp_path / "a", credentials)
-    files.save_credentials(tmp_path / "b", authority.issue(identity.client_profile("b"), now=NOW))
-    (tmp_path / "a" / "tls.key").write_bytes((tmp_path / "b" / "tls.key").read_bytes())
-    with pytest.raises(InvalidSettings, match=r"a/tls\.crt and .*a/tls\.key do not match"):
-        files.load_credentials(tmp_path / "a")
-
-
-def test_an_authority_and_another_ones_key_do_not_match(tmp_path, authority):
-    Authority.create("test-ca", now=NOW).save(tmp_path / "other")
     authority.save(tmp_path / "ca")
-    (tmp_path / "ca" / "ca.key").write_bytes((tmp_path / "other" / "ca.key").read_bytes())
-    with pytest.raises(InvalidSettings, match=r"ca\.crt and ca\.key in .* do not match"):
-        Authority.load(tmp_path / "ca")
+    if content is None:
+        (tmp_path / path).unlink()
+    else:
+        (tmp_path / path).write_bytes(content)
+    load = files.load_credentials if path.startswith("a/") else Authority.load
+    with pytest.raises(InvalidSettings, match=problem):
+        load((tmp_path / path).parent)
 
 
 def test_an_authoritys_key_that_others_can_read_is_refused(tmp_path, authority):
     authority.save(tmp_path)
     (tmp_path / "ca.key").chmod(0o644)
-    with pytest.raises(
-        InvalidSettings, match=r"mode 0644, so other users can access it; chmod 600 .*ca"
-    ):
+    problem = r"mode 0644, so other users can access it; chmod 600 .*ca"
+    with pytest.raises(InvalidSettings, match=problem):
         Authority.load(tmp_path)
 
 
@@ -132,31 +137,6 @@ def test_a_certificate_cut_off_behind_a_whole_one_is_not_passed_over(tmp_path, a
     (tmp_path / "ca.crt").write_bytes(whole + whole[: int(len(whole) * cut)])
     with pytest.raises(InvalidSettings, match=r"ca\.crt is truncated or corrupt"):
         Authority.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name, complaint",
-    [
-        ("tls.crt", r"tls\.crt contains no certificate in PEM form"),
-        ("ca.crt", r"ca\.crt contains no certificate in PEM form"),
-        ("tls.key", r"tls\.key: not a private key in PEM form"),
-    ],
-)
-def test_garbage_is_named(tmp_path, credentials, name, complaint):
-    files.save_credentials(tmp_path, credentials)
-    (tmp_path / name).write_bytes(b"\x00garbage")
-    with pytest.raises(InvalidSettings, match=complaint):
-        files.load_credentials(tmp_path)
-
-
-def test_an_encrypted_key_is_named_as_such(tmp_path, credentials):
-    files.save_credentials(tmp_path, credentials)
-    secret = serialization.BestAvailableEncryption(b"x")
-    pkcs8 = serialization.PrivateFormat.PKCS8
-    encrypted = credentials.key.private_bytes(serialization.Encoding.PEM, pkcs8, secret)
-    (tmp_path / "tls.key").write_bytes(encrypted)
-    with pytest.raises(InvalidSettings, match=r"tls\.key: key is encrypted"):
-        files.load_credentials(tmp_path)
 
 
 def test_no_key_is_shown_by_what_prints_credentials(authority, credentials):
@@ -194,24 +174,23 @@ def test_the_organisation_gives_the_role(organisations, role):
     assert identity.caller_from_peercert(subject) == Caller("someone", role)
 
 
-def test_the_order_of_the_attributes_does_not_matter():
-    subject = peercert(("CN", "alice"), ("O", "kubelend:admin"))
-    assert identity.caller_from_peercert(subject) == Caller("alice", Role.ADMIN)
+ONE_NAME = {"subject": ((("commonName", "alice"), ("organizationName", "kubelend:admin")),)}
 
 
-def test_attributes_may_share_one_relative_name():
-    subject = {"subject": ((("commonName", "alice"), ("organizationName", "kubelend:admin")),)}
-    assert identity.caller_from_peercert(subject) == Caller("alice", Role.ADMIN)
-
-
-def test_a_unit_makes_nobody_an_admin():
-    subject = peercert(("OU", "kubelend:admin"), ("CN", "a"))
-    assert identity.caller_from_peercert(subject).role is Role.CLUSTER
-
-
-@pytest.mark.parametrize("name", ["agent-cluster-1", "No DNS_label!", "Zürich", "a" * 64])
-def test_a_cluster_may_have_any_printable_name(name):
-    assert identity.caller_from_peercert(peercert(("CN", name))).cluster == name
+@pytest.mark.parametrize(
+    "subject, caller",
+    [
+        (peercert(("CN", "alice"), ("O", "kubelend:admin")), Caller("alice", Role.ADMIN)),
+        (ONE_NAME, Caller("alice", Role.ADMIN)),
+        (peercert(("OU", "kubelend:admin"), ("CN", "a")), Caller("a")),
+        (peercert(("CN", "No DNS_label!")), Caller("No DNS_label!")),
+        (peercert(("CN", "Zürich")), Caller("Zürich")),
+        (peercert(("CN", "a" * 64)), Caller("a" * 64)),
+    ],
+    ids=["name first", "one relative name", "unit is no role", "no label", "umlaut", "longest"],
+)
+def test_a_subject_with_one_printable_name_is_a_caller(subject, caller):
+    assert identity.caller_from_peercert(subject, broker_names={"liqo-resource-broker"}) == caller
 
 
 @pytest.mark.parametrize(
@@ -241,24 +220,12 @@ def test_a_subject_without_one_usable_name_is_refused(subject, complaint):
 @pytest.mark.parametrize("organisation", ["LiqoResourceBroker", "kubelend:admin", "x"])
 def test_the_brokers_own_certificate_is_no_caller(tmp_path, organisation):
     own = files.common_names(Certificates(tmp_path).server())
+    subject = peercert(("O", organisation), ("CN", "liqo-resource-broker"))
     with pytest.raises(InvalidIdentity, match="is the broker's own name"):
-        identity.caller_from_peercert(
-            peercert(("O", organisation), ("CN", "liqo-resource-broker")), broker_names=own
-        )
-
-
-def test_a_cluster_of_another_name_is_let_in_beside_the_broker():
-    caller = identity.caller_from_peercert(
-        peercert(("CN", "a")), broker_names={"liqo-resource-broker"}
-    )
-    assert caller.cluster == "a"
+        identity.caller_from_peercert(subject, broker_names=own)
 
 
 @pytest.mark.parametrize("role", [Role.ADMIN, Role.VIEWER])
 def test_a_person_named_as_a_cluster_does_not_act_for_it(role):
     with pytest.raises(Forbidden, match=f"agent-cluster-1 is not a cluster but a {role}"):
         _ = Caller("agent-cluster-1", role).cluster
-
-
-def test_roles_are_pinned():
-    assert [str(role) for role in Role] == ["cluster", "viewer", "admin", "proxy"]

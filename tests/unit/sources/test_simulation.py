@@ -94,77 +94,46 @@ def test_allocatable_defaults_to_the_capacity():
     assert found.nodes[1].amounts() == (make.resources("cpu=4"), make.resources("cpu=3500m"))
 
 
+def node(fields):
+    return f"nodes: [{{capacity: {{cpu: 1}}, {fields}}}]"
+
+
+def pods(fields):
+    return ONE_NODE + f"pods: [{{requests: {{cpu: 1}}, {fields}}}]"
+
+
+def work(rate="1/s", requests="", lifetime="1s"):
+    fields = f"rate: {rate}, requests: {{{requests}}}, lifetime: {lifetime}"
+    return ONE_NODE + f"work: [{{{fields}}}]"
+
+
 @pytest.mark.parametrize(
     "text, problem",
     [
-        pytest.param("", "expected object", id="empty"),
-        pytest.param("nodes: [", "not valid YAML: line", id="no YAML"),
-        pytest.param("seed: 1", "x.yaml: nodes: is required", id="no nodes"),
-        pytest.param("nodes: []", "nodes: ", id="empty nodes"),
-        pytest.param(ONE_NODE + "sed: 1", "x.yaml: sed: unknown field", id="unknown field"),
-        pytest.param(
-            "nodes: [{capacity: {cpu: 1}, cout: 2}]", "nodes[0].cout: unknown field", id="deep"
-        ),
-        pytest.param("nodes: [{count: 2}]", "nodes[0].capacity: is required", id="no capacity"),
-        pytest.param(
-            "nodes: [{capacity: {cpu: four}}]", "nodes[0].capacity.cpu: 'four'", id="quantity"
-        ),
-        pytest.param("nodes: [{capacity: {cpu: 1.5}}]", "nodes[0].capacity", id="a float"),
-        pytest.param(
-            "nodes: [{capacity: {cpu: 1}, allocatable: {memory: -1}}]",
-            "nodes[0].allocatable.memory: '-1' is negative",
-            id="negative",
-        ),
-        pytest.param("nodes: [{capacity: {cpu: 1}, count: 0}]", "nodes[0].count", id="no count"),
-        pytest.param(
-            "nodes: [{capacity: {cpu: 1}, name: A_b}]", "nodes[0].name: 'A_b'", id="node name"
-        ),
-        pytest.param(
-            "nodes: [{capacity: {cpu: 1}}, {capacity: {cpu: 1}}]", "duplicate node name", id="twice"
-        ),
-        pytest.param(
-            ONE_NODE + "pods: [{requests: {cpu: 1}}]", "pods[0]: count, share", id="how many"
-        ),
-        pytest.param(
-            ONE_NODE + "pods: [{requests: {cpu: 1}, count: 1, share: 1%}]", "pods[0]", id="both"
-        ),
-        pytest.param(
-            ONE_NODE + "pods: [{requests: {cpu: 1}, share: 110%}]",
-            "pods[0].share: '110%'",
-            id="share",
-        ),
-        pytest.param(
-            ONE_NODE + "work: [{rate: 2, requests: {}, lifetime: 1s}]", "work[0].rate", id="number"
-        ),
-        pytest.param(
-            ONE_NODE + "work: [{rate: 0/s, requests: {}, lifetime: 1s}]",
-            "work[0].rate: '0/s' is not a rate",
-            id="no rate",
-        ),
-        pytest.param(
-            ONE_NODE + "work: [{rate: 1/s, requests: {cpu: 2..1}, lifetime: 1s}]",
-            "work[0].requests.cpu: the end is below the start",
-            id="range",
-        ),
-        pytest.param(
-            ONE_NODE + "work: [{rate: 1/s, requests: {}, lifetime: 5}]",
-            "work[0].lifetime",
-            id="lifetime",
-        ),
-        pytest.param(
-            ONE_NODE + "work: [{rate: 1/s, requests: {}, lifetime: 5x}]",
-            "work[0].lifetime: '5x' has the unknown unit",
-            id="unit",
-        ),
-        pytest.param(
-            ONE_NODE + "work: [{rate: 1/s, requests: {}, lifetime: -1s}]",
-            "work[0].lifetime: '-1s' is negative",
-            id="negative lifetime",
-        ),
-        pytest.param(ONE_NODE + "cost: {cpuCost: cheap}", "cost.cpuCost", id="price"),
-        pytest.param(
-            ONE_NODE + "cost: {cpuPrice: '1'}", "cost.cpuPrice: unknown field", id="cost field"
-        ),
+        ("", "expected object"),
+        ("nodes: [", "not valid YAML: line"),
+        ("seed: 1", "x.yaml: nodes: is required"),
+        ("nodes: []", "nodes: "),
+        (ONE_NODE + "sed: 1", "x.yaml: sed: unknown field"),
+        (node("cout: 2"), "nodes[0].cout: unknown field"),
+        ("nodes: [{count: 2}]", "nodes[0].capacity: is required"),
+        ("nodes: [{capacity: {cpu: four}}]", "nodes[0].capacity.cpu: 'four'"),
+        ("nodes: [{capacity: {cpu: 1.5}}]", "nodes[0].capacity"),
+        (node("allocatable: {memory: -1}"), "nodes[0].allocatable.memory: '-1' is negative"),
+        (node("count: 0"), "nodes[0].count"),
+        (node("name: A_b"), "nodes[0].name: 'A_b'"),
+        ("nodes: [{capacity: {cpu: 1}}, {capacity: {cpu: 1}}]", "duplicate node name"),
+        (pods(""), "pods[0]: count, share"),
+        (pods("count: 1, share: 1%"), "pods[0]"),
+        (pods("share: 110%"), "pods[0].share: '110%'"),
+        (work(rate="2"), "work[0].rate"),
+        (work(rate="0/s"), "work[0].rate: '0/s' is not a rate"),
+        (work(requests="cpu: 2..1"), "work[0].requests.cpu: the end is below the start"),
+        (work(lifetime="5"), "work[0].lifetime"),
+        (work(lifetime="5x"), "work[0].lifetime: '5x' has the unknown unit"),
+        (work(lifetime="-1s"), "work[0].lifetime: '-1s' is negative"),
+        (ONE_NODE + "cost: {cpuCost: cheap}", "cost.cpuCost"),
+        (ONE_NODE + "cost: {cpuPrice: '1'}", "cost.cpuPrice: unknown field"),
     ],
 )
 def test_error_names_the_field(text, problem):
@@ -179,21 +148,10 @@ def test_error_names_a_file_that_cannot_be_read(tmp_path):
         simulation_spec.load_simulation_spec(tmp_path / "nowhere.yaml")
 
 
-@pytest.mark.parametrize(
-    "rate, microseconds",
-    [
-        ("1/s", SECOND),
-        ("50/s", 20_000),
-        ("0.5/s", 2 * SECOND),
-        ("30/m", 2 * SECOND),
-        ("1/h", 3600 * SECOND),
-    ],
-)
-def test_rate_is_the_inverse_of_an_interval(rate, microseconds):
-    assert simulation_spec.rate_interval(rate) == microseconds
-
-
-def test_period_is_one_duration_or_two():
+def test_rate_is_the_inverse_of_an_interval_and_a_period_is_one_duration_or_two():
+    rates = {"1/s": SECOND, "50/s": 20_000, "0.5/s": 2 * SECOND, "30/m": 2 * SECOND}
+    for rate, microseconds in (rates | {"1/h": 3600 * SECOND}).items():
+        assert simulation_spec.rate_interval(rate) == microseconds
     assert simulation_spec.parse_period("1m", "x") == Range(60 * SECOND, 60 * SECOND)
     assert simulation_spec.parse_period("1ms..1s", "x") == Range(1000, SECOND)
 
@@ -201,9 +159,7 @@ def test_period_is_one_duration_or_two():
 # -- events
 
 
-def test_same_seed_gives_the_same_events_and_another_seed_others():
-    assert events(cluster(MIXED)) == events(cluster(MIXED))
-    assert cluster(MIXED).snapshot() == cluster(MIXED).snapshot()
+def test_another_seed_gives_other_events():
     other = cluster(MIXED.replace("seed: 7", "seed: 8"))
     assert events(cluster(MIXED), 50) != events(other, 50)
 
@@ -381,20 +337,8 @@ async def test_catching_up_gives_other_tasks_a_turn():
 
 
 @in_virtual_time
-async def test_second_call_begins_with_the_present_state():
-    found, reference = source(BUSY), cluster(BUSY)
-    async with aclosing(found.changes()) as changes:
-        await anext(changes)
-    await asyncio.sleep(30)
-    while (reference.next_at or 0) <= 30 * SECOND:
-        reference.step()
-    async with aclosing(found.changes()) as changes:
-        assert await anext(changes) == reference.snapshot()
-        assert await anext(changes) == reference.step().changes[0]
-
-
-@in_virtual_time
-async def test_consumer_far_behind_gets_a_snapshot():
+async def test_consumer_far_behind_gets_a_snapshot(monkeypatch):
+    monkeypatch.setattr(simulation, "MAX_BACKLOG", 1000)
     found = source(BUSY)
     async with aclosing(found.changes()) as slow, aclosing(found.changes()) as quick:
         await anext(slow)

@@ -20,14 +20,14 @@ class AuditedFile:
 
     def __init__(self, path):
         self.path = path
-        self.desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+        self.runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
         self._committed = 0
 
     def commit(self, *more):
-        changes = [*self.desk.changes[self._committed :], *more]
-        self._committed = len(self.desk.changes)
+        changes = [*self.runner.changes[self._committed :], *more]
+        self._committed = len(self.runner.changes)
         with closing(SqliteStore.open(self.path)) as store:
-            store.commit(changes, self.desk.ledger.revision)
+            store.commit(changes, self.runner.ledger.revision)
 
     def execute(self, statement):
         with closing(sqlite3.connect(self.path)) as connection, connection:
@@ -40,9 +40,9 @@ class AuditedFile:
 @pytest.fixture
 def file(tmp_path):
     made = AuditedFile(tmp_path / "kubelend.db")
-    made.desk.reserve("cpu=1", pinned="b")
-    made.desk.activate(made.desk.reserve("cpu=1", pinned="a"))
-    made.desk.release(made.desk.reserve("cpu=1"))
+    made.runner.reserve("cpu=1", pinned="b")
+    made.runner.activate(made.runner.reserve("cpu=1", pinned="a"))
+    made.runner.release(made.runner.reserve("cpu=1"))
     made.commit()
     return made
 
@@ -52,8 +52,8 @@ def test_honest_file_passes(file, monkeypatch, portion):
     monkeypatch.setattr(audit, "LINES_PER_READ", portion)
     file.commit()
     assert file.audit() == []
-    file.desk.pass_time(2 * make.RETENTION)
-    file.desk.expire()
+    file.runner.pass_time(2 * make.RETENTION)
+    file.runner.expire()
     file.commit()
     assert file.audit() == []
 
@@ -73,8 +73,8 @@ def test_deleted_rows_of_what_is_held_are_missed(file, monkeypatch, portion):
 
 
 def test_changed_row_with_a_right_checksum_is_found(file):
-    found = file.desk[ReservationId("rsv-1")]
-    over = replace(found, phase=Phase.RELEASED, finished_at=file.desk.now)
+    found = file.runner[ReservationId("rsv-1")]
+    over = replace(found, phase=Phase.RELEASED, finished_at=file.runner.now)
     file.commit(over)
     assert file.audit() == [
         "rsv-1: it is Reserved on b in the audit log, but is Released on b in the store"
@@ -90,11 +90,11 @@ def test_file_whose_lines_went_with_the_rows_does_not_pass(file):
 def test_audit_log_that_was_truncated_still_shows_the_rest(file):
     with closing(SqliteStore.open_readonly(file.path)) as store:
         last = store.audit_lines(0, 100)[-1]
-    file.desk.pass_time(make.MINUTE)
-    file.desk.renew(ReservationId("rsv-1"), 2 * make.HOUR)
+    file.runner.pass_time(make.MINUTE)
+    file.runner.renew(ReservationId("rsv-1"), 2 * make.HOUR)
     file.commit(
         AuditLogTruncated(last.number),
-        audit_log.truncation_entry(last, file.desk.now, file.desk.now),
+        audit_log.truncation_entry(last, file.runner.now, file.runner.now),
     )
     assert file.audit() == []
     file.execute("DELETE FROM reservations WHERE phase IN ('Reserved', 'Active')")
@@ -107,11 +107,11 @@ class Busy(SqliteStore):
     file: AuditedFile
 
     def load(self):
-        self.file.desk.reserve("cpu=1")
+        self.file.runner.reserve("cpu=1")
         self.file.commit()
         records = super().load()
-        self.file.desk.release(ReservationId("rsv-1"))
-        self.file.desk.activate(self.file.desk.reserve("cpu=1"))
+        self.file.runner.release(ReservationId("rsv-1"))
+        self.file.runner.activate(self.file.runner.reserve("cpu=1"))
         self.file.commit()
         return records
 

@@ -100,7 +100,6 @@ def test_record_that_could_not_be_decoded_again_is_rejected(record):
 
 # -- retention
 
-
 EARLY = datetime(1, 1, 2, tzinfo=UTC)
 
 

@@ -1,19 +1,13 @@
-"""A broker that says what it is told to, and a client of it that tries again at once."""
+"""A client of the scripted broker that retries at once."""
 
 from datetime import timedelta
 
 import pytest
 
-from certificates import Certificates
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.client import BrokerClient
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

@@ -12,43 +12,40 @@ import pytest
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.settings import BrokerSettings
 from kubelend.core import errors
-from kubelend.core.errors import BrokerUnreachable
 from kubelend.kits.backoff import Backoff
 from kubelend.transports import session
 from kubelend.transports.client import BrokerClient
 from kubelend.transports.session import ConnectionPool
-from kubelend.wire import admin_bodies, bodies, route, routes
+from kubelend.wire import admin_bodies as admin
+from kubelend.wire import bodies, route, routes
 from scripted_broker import body, events, hang_up, problem, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
-
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
 AMOUNTS = bodies.Quantities("500m", "256Mi")
-
 REQUEST = bodies.ReservationRequest(AMOUNTS, duration="1h")
-
 RESERVATION = bodies.Reservation(
     "rsv-a-1", "a", "b", AMOUNTS, bodies.ReservationStatus("Reserved", "Locked"), NOW
 )
-
 ADVERTISEMENT = bodies.Advertisement("a", bodies.Metrics(AMOUNTS))
-
 CLUSTER = bodies.Cluster(
     ADVERTISEMENT, bodies.ClusterStatus("Active", True, "1.00", "Limited", NOW, NOW)
 )
-
 EXPLANATION = bodies.Explanation("1/1 cluster fits", 1, 1, {})
-
-TOKEN = admin_bodies.Token("id", "Valid", "cluster", 1, NOW, "alice", NOW)
-
-MEMBER = admin_bodies.Member("cluster", "a", "Accepted", NOW)
-
-POLICY = admin_bodies.PolicyStatus("a", admin=bodies.LendingPolicy(deny=["b"]))
-
-QUOTA = admin_bodies.QuotaStatus("a", admin_bodies.Quota(), admin_bodies.QuotaUse())
-
-LINE = admin_bodies.AuditLine(1, NOW, admin_bodies.Actor("a", "cluster"), "reserve", "x/y", "d")
+TOKEN = admin.Token("id", "Valid", "cluster", 1, NOW, "alice", NOW)
+MEMBER = admin.Member("cluster", "a", "Accepted", NOW)
+POLICY = admin.PolicyStatus("a", admin=bodies.LendingPolicy(deny=["b"]))
+QUOTA = admin.QuotaStatus("a", admin.Quota(), admin.QuotaUse())
+LINE = admin.AuditLine(1, NOW, admin.Actor("a", "cluster"), "reserve", "x/y", "d")
+PUBLISHED = bodies.PublishResult(ADVERTISEMENT)
+RESERVATIONS = bodies.ReservationList([RESERVATION])
+DRAINED = bodies.DrainResult(CLUSTER, [RESERVATION])
+ISSUED = admin.IssuedCertificate("certificate", "authorities")
+NEW_TOKEN = admin.NewToken("kl1.id.x", "id", "cluster", NOW, 1, 8444, "sha256:0", "1h")
+REVOKED, REMOVED = admin.Revocation(MEMBER, True), admin.Removal(False)
+DENY = admin.PolicyRequest(deny=["b"])
+RESERVATION_EXPLAIN = "/reservations/r/explain"
+ACCEPT, REVOKE = "/members/cluster/a%2Fb/accept", "/members/cluster/a/revoke"
 
 pytestmark = pytest.mark.broker("scripted")
 
@@ -104,8 +101,8 @@ async def test_a_dry_run_is_a_reservation_that_changes_nothing(broker, client):
             {"phase": "Reserved", "limit": "1000"},
         ),
         (lambda client: client.all_clusters(), bodies.ClusterList, CLUSTER, {}),
-        (lambda client: client.quotas.all(), admin_bodies.QuotaList, QUOTA, {}),
-        (lambda client: client.members.all(), admin_bodies.MemberList, MEMBER, {}),
+        (lambda client: client.quotas.all(), admin.QuotaList, QUOTA, {}),
+        (lambda client: client.members.all(), admin.MemberList, MEMBER, {}),
     ],
     ids=["reservations", "clusters", "quotas", "members"],
 )
@@ -163,65 +160,57 @@ async def test_an_answer_that_is_none_of_ours_is_unexpected(broker, client, answ
         await client.version()
 
 
-async def test_a_question_is_asked_again_while_that_may_help(broker, client):
-    broker.responses += [problem(errors.NotReady("starting")), hang_up, body(bodies.Version("1"))]
-    assert (await client.version()).version == "1"
-    assert len(broker.seen) >= 3
+GATEWAY = raw(b"<html>gateway</html>", 502)
+VERSION = bodies.Version("1")
 
 
-async def test_a_proxy_whose_broker_is_away_for_a_moment_is_asked_again(broker, client):
-    broker.responses += [raw(b"<html>gateway</html>", 502), body(bodies.Version("1"))]
-    assert (await client.version()).version == "1"
+@pytest.mark.parametrize(
+    "answers, call, result",
+    [
+        ([problem(errors.NotReady("starting")), hang_up], lambda c: c.version(), VERSION),
+        ([GATEWAY], lambda c: c.version(), VERSION),
+        ([hang_up], lambda c: c.refuse("x"), RESERVATION),
+    ],
+    ids=["a read", "a proxy without a broker", "a refusal whose response was lost"],
+)
+async def test_a_call_is_repeated_while_that_may_help(broker, client, answers, call, result):
+    broker.responses += [*answers, body(result)]
+    assert await call(client) == result
 
 
-async def test_the_retries_of_a_reservation_carry_the_same_key(broker, client):
+NOT_READY, LIMITED = errors.NotReady("starting"), errors.RateLimited("slow")
+
+
+@pytest.mark.parametrize(
+    "answer, call, error, count",
+    [
+        (problem(NOT_READY), lambda c: c.get_reservation("r"), errors.NotReady, 1 + QUICK.retries),
+        (problem(NOT_READY), lambda c: c.drain("x"), errors.NotReady, 1),
+        (hang_up, lambda c: c.tokens.create(admin.TokenRequest()), errors.BrokerUnreachable, 1),
+        (problem(errors.NotFound("r")), lambda c: c.get_reservation("r"), errors.NotFound, 1),
+        (problem(LIMITED, {"Retry-After": "3600"}), lambda c: c.version(), errors.RateLimited, 1),
+    ],
+    ids=["at most so often", "not idempotent", "a new token", "no use", "too long a wait"],
+)
+async def test_a_call_is_not_repeated_for_ever_nor_in_vain(
+    broker, client, answer, call, error, count
+):
+    broker.responses.append(answer)
+    with pytest.raises(error) as raised:
+        await call(client)
+    assert len(broker.seen) == count
+    assert raised.value.retry_after == (3600 if error is errors.RateLimited else 0)
+
+
+async def test_the_retries_of_a_reservation_have_the_same_key_and_the_next_has_another(
+    broker, client
+):
     broker.responses += [hang_up, problem(errors.StoreFailed("full")), body(RESERVATION, 201)]
     await client.reserve(REQUEST)
-    keys = {seen.headers["Idempotency-Key"] for seen in broker.seen}
-    assert len(broker.seen) == 3
-    assert len(keys) == 1
-
-
-async def test_two_reservations_have_two_keys(broker, client):
-    broker.responses.append(body(RESERVATION, 201))
     await client.reserve(REQUEST)
-    await client.reserve(REQUEST)
-    assert len({seen.headers["Idempotency-Key"] for seen in broker.seen}) == 2
-
-
-async def test_retries_have_an_end(broker, client):
-    broker.responses.append(problem(errors.NotReady("starting")))
-    with pytest.raises(errors.NotReady):
-        await client.get_reservation("r")
-    assert len(broker.seen) == 1 + QUICK.retries
-
-
-async def test_what_could_come_out_differently_is_not_repeated(broker, client):
-    broker.responses.append(problem(errors.NotReady("starting")))
-    with pytest.raises(errors.NotReady):
-        await client.drain("x")
-    assert len(broker.seen) == 1
-
-
-async def test_a_refusal_whose_answer_was_lost_is_said_again(broker, client):
-    broker.responses += [hang_up, body(RESERVATION)]
-    assert await client.refuse("x") == RESERVATION
-    assert len(broker.seen) == 2
-
-
-async def test_what_will_not_help_is_not_repeated(broker, client):
-    broker.responses.append(problem(errors.NotFound("no reservation")))
-    with pytest.raises(errors.NotFound):
-        await client.get_reservation("r")
-    assert len(broker.seen) == 1
-
-
-async def test_a_broker_that_wants_a_long_rest_is_not_waited_for(broker, client):
-    broker.responses.append(problem(errors.RateLimited("slow"), {"Retry-After": "3600"}))
-    with pytest.raises(errors.RateLimited) as raised:
-        await client.version()
-    assert raised.value.retry_after == 3600
-    assert len(broker.seen) == 1
+    *retried, other = [seen.headers["Idempotency-Key"] for seen in broker.seen]
+    assert (len(retried), len(set(retried))) == (3, 1)
+    assert other not in retried
 
 
 async def test_calls_share_a_connection(broker, client):
@@ -251,27 +240,15 @@ def test_importing_the_client_is_light():
 
 
 CALLS = {
-    "publish": (
-        lambda c: c.publish(ADVERTISEMENT),
-        "/advertisements",
-        bodies.PublishResult(ADVERTISEMENT),
-    ),
+    "publish": (lambda c: c.publish(ADVERTISEMENT), "/advertisements", PUBLISHED),
     "get_advertisement": (lambda c: c.get_advertisement("a"), "/advertisements/a", ADVERTISEMENT),
     "reserve": (lambda c: c.reserve(REQUEST), "/reservations", RESERVATION),
-    "list_reservations": (
-        lambda c: c.list_reservations(),
-        "/reservations",
-        bodies.ReservationList([RESERVATION]),
-    ),
+    "list_reservations": (lambda c: c.list_reservations(), "/reservations", RESERVATIONS),
     "get_reservation": (lambda c: c.get_reservation("r"), "/reservations/r", RESERVATION),
     "release": (lambda c: c.release("r"), "/reservations/r", RESERVATION),
     "activate": (lambda c: c.activate("r"), "/reservations/r/activate", RESERVATION),
     "renew": (lambda c: c.renew("r", "2h"), "/reservations/r/renew", RESERVATION),
-    "explain_reservation": (
-        lambda c: c.explain_reservation("r"),
-        "/reservations/r/explain",
-        EXPLANATION,
-    ),
+    "explain_reservation": (lambda c: c.explain_reservation("r"), RESERVATION_EXPLAIN, EXPLANATION),
     "explain": (lambda c: c.explain(REQUEST), "/explain", EXPLANATION),
     "instructions": (lambda c: c.instructions(), "/instructions", [RESERVATION]),
     "acknowledge": (lambda c: c.acknowledge("r"), "/instructions/r/acknowledge", RESERVATION),
@@ -280,77 +257,35 @@ CALLS = {
     "get_cluster": (lambda c: c.get_cluster("a"), "/clusters/a", CLUSTER),
     "cordon": (lambda c: c.cordon("a", "why"), "/clusters/a/cordon", CLUSTER),
     "uncordon": (lambda c: c.uncordon("a"), "/clusters/a/uncordon", CLUSTER),
-    "drain": (
-        lambda c: c.drain("a"),
-        "/clusters/a/drain",
-        bodies.DrainResult(CLUSTER, [RESERVATION]),
-    ),
-    "renew_certificate": (
-        lambda c: c.certificates.renew("request"),
-        "/certificates",
-        admin_bodies.IssuedCertificate("certificate", "authorities"),
-    ),
+    "drain": (lambda c: c.drain("a"), "/clusters/a/drain", DRAINED),
+    "remove_cluster": (lambda c: c.remove_cluster("a"), "/clusters/a", None),
+    "renew_certificate": (lambda c: c.certificates.renew("request"), "/certificates", ISSUED),
     "version": (lambda c: c.version(), "/version", bodies.Version("1.2.3")),
     "grant_keys": (lambda c: c.grant_keys(), "/keys", bodies.KeySet([])),
-    "create_token": (
-        lambda c: c.tokens.create(admin_bodies.TokenRequest()),
-        "/tokens",
-        admin_bodies.NewToken("kl1.id.x", "id", "cluster", NOW, 1, 8444, "sha256:0", "1h"),
-    ),
-    "list_members": (
-        lambda c: c.members.page(),
-        "/members",
-        admin_bodies.MemberList([MEMBER]),
-    ),
-    "accept_member": (
-        lambda c: c.members.approve("cluster", "a/b"),
-        "/members/cluster/a%2Fb/accept",
-        MEMBER,
-    ),
-    "revoke_member": (
-        lambda c: c.members.revoke("cluster", "a", release=True),
-        "/members/cluster/a/revoke",
-        admin_bodies.Revocation(MEMBER, True),
-    ),
-    "remove_member": (
-        lambda c: c.members.remove("cluster", "a"),
-        "/members/cluster/a",
-        admin_bodies.Removal(False),
-    ),
+    "create_token": (lambda c: c.tokens.create(admin.TokenRequest()), "/tokens", NEW_TOKEN),
+    "delete_token": (lambda c: c.tokens.delete("id"), "/tokens/id", None),
+    "list_members": (lambda c: c.members.page(), "/members", admin.MemberList([MEMBER])),
+    "accept_member": (lambda c: c.members.approve("cluster", "a/b"), ACCEPT, MEMBER),
+    "reject_member": (lambda c: c.members.deny("cluster", "a"), "/members/cluster/a/reject", None),
+    "revoke_member": (lambda c: c.members.revoke("cluster", "a", release=True), REVOKE, REVOKED),
+    "remove_member": (lambda c: c.members.remove("cluster", "a"), "/members/cluster/a", REMOVED),
     "get_policy": (lambda c: c.policies.get("a/b"), "/clusters/a%2Fb/policy", POLICY),
-    "set_policy": (
-        lambda c: c.policies.set("a", admin_bodies.PolicyRequest(deny=["b"])),
-        "/clusters/a/policy",
-        POLICY,
-    ),
-    "list_quotas": (lambda c: c.quotas.page(), "/quotas", admin_bodies.QuotaList([QUOTA])),
+    "set_policy": (lambda c: c.policies.set("a", DENY), "/clusters/a/policy", POLICY),
+    "clear_policy": (lambda c: c.policies.clear("a"), "/clusters/a/policy", None),
+    "list_quotas": (lambda c: c.quotas.page(), "/quotas", admin.QuotaList([QUOTA])),
     "get_quota": (lambda c: c.quotas.get("a"), "/quotas/a", QUOTA),
-    "set_quota": (
-        lambda c: c.quotas.set("a", admin_bodies.QuotaRequest(reservations=1)),
-        "/quotas/a",
-        QUOTA,
-    ),
-    "audit_log": (lambda c: c.audit.page({}), "/audit", admin_bodies.AuditLog([LINE])),
+    "set_quota": (lambda c: c.quotas.set("a", admin.QuotaRequest()), "/quotas/a", QUOTA),
+    "clear_quota": (lambda c: c.quotas.clear("a"), "/quotas/a", None),
+    "audit_log": (lambda c: c.audit.page({}), "/audit", admin.AuditLog([LINE])),
 }
-
 OTHERS = {
-    "remove_cluster": (lambda c: c.remove_cluster("a"), raw(b"", 204), None),
-    "delete_token": (lambda c: c.tokens.delete("id"), raw(b"", 204), None),
-    "clear_policy": (lambda c: c.policies.clear("a"), raw(b"", 204), None),
-    "clear_quota": (lambda c: c.quotas.clear("a"), raw(b"", 204), None),
-    "reject_member": (lambda c: c.members.deny("cluster", "a"), raw(b"", 204), None),
-    "list_tokens": (
-        lambda c: c.tokens.all(),
-        body(admin_bodies.TokenList([TOKEN])),
-        [TOKEN],
-    ),
+    "list_tokens": (lambda c: c.tokens.all(), body(admin.TokenList([TOKEN])), [TOKEN]),
     "grant": (lambda c: c.grant("r"), body(bodies.SignedGrant("a.b.c")), "a.b.c"),
     "openapi": (lambda c: c.openapi(), body({"openapi": "3.1.0"}), {"openapi": "3.1.0"}),
     "healthz": (lambda c: c.healthz(), raw(b"ok"), "ok"),
     "readyz": (lambda c: c.readyz(), raw(b"ok"), "ok"),
 }
-
-"""Those whose methods give something else than the body."""
+"""Those whose methods return something else than the body."""
 
 
 def test_every_route_has_a_method():
@@ -359,11 +294,10 @@ def test_every_route_has_a_method():
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_goes_to_its_route_and_gives_its_body(broker, client, name):
+async def test_a_call_goes_to_its_route_and_returns_its_body(broker, client, name):
     call, path, content = CALLS[name]
-    broker.responses.append(
-        body(content, status=min(s for s in routes.ROUTES_BY_NAME[name].responses if s < 300))
-    )
+    status = min(s for s in routes.ROUTES_BY_NAME[name].responses if s < 300)
+    broker.responses.append(raw(b"", 204) if content is None else body(content, status))
     assert await call(client) == content
     assert broker.seen[0].path == route.API + path
     assert broker.seen[0].method == routes.ROUTES_BY_NAME[name].method
@@ -375,15 +309,6 @@ async def test_the_other_routes_answer_too(broker, client, name):
     broker.responses.append(answer)
     assert await call(client) == result
     assert broker.seen[0].method == routes.ROUTES_BY_NAME[name].method
-
-
-async def test_a_token_is_not_made_twice_when_the_answer_is_lost(broker, certificates):
-    patient = BrokerClient(broker.url, certificates.admin("a"))
-    async with patient as client:
-        broker.responses.append(hang_up)
-        with pytest.raises(BrokerUnreachable):
-            await client.tokens.create(admin_bodies.TokenRequest())
-    assert len(broker.seen) == 1
 
 
 def test_a_connection_waits_for_the_next_advertisement_but_not_for_the_broker_to_close_it():

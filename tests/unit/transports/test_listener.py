@@ -85,21 +85,16 @@ def dropped(*slots):
 
 
 def test_oldest_unfinished_handshake_of_an_address_goes_for_a_newer(observer):
-    table = ConnectionTable(ConnectionLimits(100, 10, 2), observer)
+    table = ConnectionTable(ConnectionLimits(100, 1, 2), observer)
+    finished = [enter(table, caller) for caller in ("a", "b", None, None)]
     other = arrive(table, "2.2.2.2")
     slots = [arrive(table) for _ in range(4)]
-    assert dropped(*slots, other) == [True, True, False, False, False]
+    assert dropped(*slots, other, *finished) == [True, True, *[False] * 7]
     assert observer.rejected == [(ConnectionLimit.HANDSHAKES, "1.1.1.1", None)] * 2
-    assert observer.open == 3
+    assert observer.open == 3 + len(finished)
 
 
-def test_finished_handshakes_do_not_count_as_unfinished(observer):
-    table = ConnectionTable(ConnectionLimits(100, 10, 1), observer)
-    slots = [enter(table, f"caller-{number}") for number in range(5)]
-    assert dropped(*slots) == [False] * 5
-
-
-def test_full_house_lets_an_unfinished_handshake_go_before_anybody_known(observer):
+def test_at_the_limit_an_unfinished_handshake_goes_before_a_known_caller(observer):
     table = ConnectionTable(ConnectionLimits(3, 10, 10), observer)
     known = enter(table, "a")
     first, second = arrive(table, "2.2.2.2"), arrive(table, "3.3.3.3")
@@ -109,7 +104,7 @@ def test_full_house_lets_an_unfinished_handshake_go_before_anybody_known(observe
     assert observer.open == 3
 
 
-def test_full_house_lets_the_longest_idle_go(observer):
+def test_at_the_limit_the_longest_idle_goes(observer):
     table = ConnectionTable(ConnectionLimits(3, 10, 10), observer)
     a, b, c = (enter(table, name) for name in "abc")
     for slot in (a, c, b):
@@ -121,24 +116,17 @@ def test_full_house_lets_the_longest_idle_go(observer):
     assert [caller for _, _, caller in observer.rejected] == ["a", "c"]
 
 
-def test_connection_with_a_call_in_progress_stays_however_long_it_lasts(observer):
-    table = ConnectionTable(ConnectionLimits(2, 10, 10), observer)
-    busy, idle = enter(table, "a"), enter(table, "b")
-    begin_call(table, busy)
-    enter(table, "c")
-    assert dropped(busy, idle) == [False, True]
-
-
-def test_request_that_has_just_come_counts_as_one_in_progress(observer):
+def test_connection_with_a_call_in_progress_or_just_before_one_stays(observer):
     """Between its last byte and its call the connection is still in the table as idle."""
-    table = ConnectionTable(ConnectionLimits(2, 10, 10), observer)
-    about_to, idle = enter(table, "a"), enter(table, "b")
+    table = ConnectionTable(ConnectionLimits(3, 10, 10), observer)
+    busy, about_to, idle = (enter(table, name) for name in "abc")
+    begin_call(table, busy)
     about_to.connection.is_idle = False
-    enter(table, "c")
-    assert dropped(about_to, idle) == [False, True]
+    enter(table, "d")
+    assert dropped(busy, about_to, idle) == [False, False, True]
 
 
-def test_newcomer_is_refused_when_all_are_at_work(observer):
+def test_connection_is_refused_when_all_are_at_work(observer):
     table = ConnectionTable(ConnectionLimits(2, 10, 10), observer)
     slots = [enter(table, name) for name in "ab"]
     for slot in slots:
@@ -177,12 +165,6 @@ def test_one_connection_for_each_caller_is_possible(observer):
     slots = [enter(table, "a") for _ in range(3)]
     assert dropped(*slots) == [True, True, False]
     assert observer.open == 1
-
-
-def test_those_without_a_caller_are_not_counted_together(observer):
-    table = ConnectionTable(ConnectionLimits(100, 1, 10), observer)
-    slots = [enter(table, None) for _ in range(5)]
-    assert dropped(*slots) == [False] * 5
 
 
 def test_who_left_counts_no_longer_and_may_leave_again(observer):
@@ -268,25 +250,18 @@ GET = b"GET /news HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def say(body: bytes) -> bytes:
-    return b"POST /said HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
-        len(body),
-        body,
-    )
+    head = b"POST /said HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return head + body
 
 
-class Listener:
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    @asynccontextmanager
-    async def connected(self):
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.port, limit=8 * MAX_BUFFERED_BYTES
-        )
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
+@asynccontextmanager
+async def connected(port: int):
+    limit = 8 * MAX_BUFFERED_BYTES
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
 
 
 @asynccontextmanager
@@ -297,7 +272,7 @@ async def listening(seconds: float):
     batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds))
     limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=batching)
     async with server.serve_http(echo, "127.0.0.1", 0, limits) as port:
-        yield Listener(port)
+        yield port
 
 
 async def body_of(reader: asyncio.StreamReader) -> bytes:
@@ -314,18 +289,12 @@ async def is_silent(reader: asyncio.StreamReader) -> bool:
     return False
 
 
-async def test_one_that_comes_alone_is_answered_at_once():
-    async with listening(HOUR) as listener, listener.connected() as (reader, writer):
-        writer.write(say(b"one"))
-        assert await body_of(reader) == b"<one>"
-
-
 async def test_one_that_comes_soon_after_waits_and_others_do_not():
     async with (
-        listening(HOUR) as listener,
-        listener.connected() as (first, to_first),
-        listener.connected() as (second, to_second),
-        listener.connected() as (other, to_other),
+        listening(HOUR) as port,
+        connected(port) as (first, to_first),
+        connected(port) as (second, to_second),
+        connected(port) as (other, to_other),
     ):
         to_first.write(say(b"one"))
         assert await body_of(first) == b"<one>"
@@ -336,8 +305,8 @@ async def test_one_that_comes_soon_after_waits_and_others_do_not():
 
 
 async def test_what_waits_is_answered_before_the_listener_closes():
-    async with listening(HOUR) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    async with listening(HOUR) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(say(b"one"))
         assert await body_of(reader) == b"<one>"
         writer.write(say(b"two"))
@@ -347,7 +316,7 @@ async def test_what_waits_is_answered_before_the_listener_closes():
 
 
 async def test_what_comes_in_pieces_is_read_whole():
-    async with listening(SOON) as listener, listener.connected() as (reader, writer):
+    async with listening(SOON) as port, connected(port) as (reader, writer):
         for text in (b"one", b"two", b"three"):
             for piece in (say(text)[:20], say(text)[20:-2], say(text)[-2:]):
                 writer.write(piece)
@@ -357,7 +326,7 @@ async def test_what_comes_in_pieces_is_read_whole():
 
 
 async def test_who_sends_much_is_read_at_once():
-    async with listening(HOUR) as listener, listener.connected() as (reader, writer):
+    async with listening(HOUR) as port, connected(port) as (reader, writer):
         writer.write(say(b"one"))
         assert await body_of(reader) == b"<one>"
         much = b"x" * (2 * MAX_BUFFERED_BYTES)
@@ -366,10 +335,10 @@ async def test_who_sends_much_is_read_at_once():
 
 
 async def test_who_leaves_takes_nobody_along():
-    async with listening(SOON) as listener, listener.connected() as (reader, writer):
+    async with listening(SOON) as port, connected(port) as (reader, writer):
         writer.write(say(b"one"))
         assert await body_of(reader) == b"<one>"
-        async with listener.connected() as (_, leaving):
+        async with connected(port) as (_, leaving):
             leaving.write(say(b"gone"))
         writer.write(say(b"two"))
         assert await body_of(reader) == b"<two>"
@@ -377,7 +346,7 @@ async def test_who_leaves_takes_nobody_along():
 
 @pytest.mark.parametrize("count", [2, 5])
 async def test_several_at_once_on_one_connection_are_all_answered_in_order(count):
-    async with listening(SOON) as listener, listener.connected() as (reader, writer):
+    async with listening(SOON) as port, connected(port) as (reader, writer):
         texts = [b"%d" % number for number in range(count)]
         writer.write(b"".join(map(say, texts)))
         assert [await body_of(reader) for _ in texts] == [b"<" + text + b">" for text in texts]

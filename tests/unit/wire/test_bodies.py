@@ -1,5 +1,7 @@
 """Bodies of the REST API: names of all fields, unknown fields, defaults and limits."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -150,22 +152,63 @@ def test_bodies_of_the_published_system_are_decoded():
 AMOUNTS = {"cpu": "1", "memory": "1Gi"}
 
 
+ASKED = {"requestedResources": AMOUNTS}
+OFFERED = {"clusterID": "a", "resources": {"capacity": AMOUNTS}}
+
+
+def asked(**amounts):
+    return {"requestedResources": {**AMOUNTS, **amounts}}
+
+
 @pytest.mark.parametrize(
-    "kind, body",
+    "kind, body, problem",
     [
-        (
-            bodies.Advertisement,
-            lambda name: {"clusterID": name, "resources": {"capacity": AMOUNTS}},
-        ),
+        (bodies.ReservationRequest, asked(cpu=None), "requestedResources.cpu"),
+        (bodies.ReservationRequest, asked(cpu=1.5), "requestedResources.cpu"),
+        (bodies.ReservationRequest, asked(cpu=True), "requestedResources.cpu"),
+        (bodies.ReservationRequest, asked(memory=["1Gi"]), "requestedResources.memory"),
+        (bodies.ReservationRequest, asked(extended=["x"]), "requestedResources.extended"),
         (
             bodies.ReservationRequest,
-            lambda name: {"requestedResources": AMOUNTS, "targetClusterID": name},
+            asked(extended={str(n): "1" for n in range(33)}),
+            "length <= 32 - at `$.requestedResources.extended`",
         ),
-        (bodies.Constraints, lambda name: {"exclude": ["a", name]}),
+        (bodies.ReservationRequest, {"requestedResources": {"cpu": "1"}}, "field `memory` - at"),
+        (bodies.ReservationRequest, {"requestedResources": {"memory": "1"}}, "field `cpu` - at"),
+        (bodies.ReservationRequest, {**ASKED, "duration": "1h " * 30}, "`str` of length <= 64"),
+        (bodies.ReservationRequest, {**ASKED, "duration": 3600}, "got `int` - at `$.duration`"),
+        (bodies.ReservationRequest, {**ASKED, "priority": "high"}, "got `str` - at `$.priority`"),
+        (bodies.ReservationRequest, {**ASKED, "priority": 2**31}, "`int` <= 2147483647"),
+        (bodies.ReservationRequest, {**ASKED, "priority": 10**400}, ""),
+        (bodies.ReservationRequest, {**ASKED, "priority": 1.5}, "got `float` - at `$.priority`"),
+        (bodies.ReservationRequest, {**ASKED, "weights": {"price": "1"}}, "`float`, got `str`"),
+        (bodies.ReservationRequest, {**ASKED, "targetClusterID": 7}, "`str`, got `int`"),
+        (bodies.ReservationRequest, {**ASKED, "targetClusterID": "x" * 254}, "length <= 253"),
+        (bodies.Constraints, {"labels": {"a": 1}}, "`str`, got `int`"),
+        (bodies.Constraints, {"exclude": "a"}, "`array`, got `str`"),
+        (bodies.Constraints, {"exclude": ["a"] * 257}, "`array` of length <= 256"),
+        (bodies.Constraints, {"exclude": ["a", "x" * 254]}, "length <= 253"),
+        (bodies.Advertisement, {**OFFERED, "resources": {}}, "field `capacity` - at `$.resources`"),
+        (bodies.Advertisement, {**OFFERED, "timestamp": "yesterday"}, "RFC3339"),
+        (bodies.Advertisement, {**OFFERED, "timestamp": "2026-01-01T00:00:00"}, "a timezone"),
+        (bodies.Advertisement, {**OFFERED, "labels": {str(n): "" for n in range(65)}}, "<= 64"),
+        (bodies.Advertisement, {**OFFERED, "clusterName": "x" * 254}, "at `$.clusterName`"),
+        (bodies.Advertisement, {**OFFERED, "clusterID": "x" * 254}, "at `$.clusterID`"),
+        (bodies.Advertisement, {**OFFERED, "clusterID": None}, "got `null` - at `$.clusterID`"),
     ],
-    ids=["clusterID", "targetClusterID", "exclude"],
+    ids=lambda value: str(value)[-40:],
 )
-def test_cluster_names_have_a_maximum_length(kind, body):
-    msgspec.convert(body("x" * 253), type=kind)
-    with pytest.raises(msgspec.ValidationError, match="length <= 253"):
-        msgspec.convert(body("x" * 254), type=kind)
+def test_body_of_another_type_or_size_is_rejected_with_its_field(kind, body, problem):
+    with pytest.raises(msgspec.ValidationError) as rejected:
+        msgspec.json.decode(json.dumps(body), type=kind)
+    assert problem in str(rejected.value)
+
+
+@pytest.mark.parametrize("name", ["clusterID", "clusterName"])
+def test_names_may_have_the_maximum_length(name):
+    msgspec.convert({**OFFERED, name: "x" * 253}, type=bodies.Advertisement)
+
+
+@pytest.mark.parametrize("text", ["1999-12-31T23:59:59.123456789Z", "2999-01-01T00:00:00+14:00"])
+def test_timestamps_of_any_time_and_zone_are_decoded(text):
+    msgspec.convert({**OFFERED, "timestamp": text}, type=bodies.Advertisement)

@@ -108,31 +108,70 @@ def test_request_has_the_requested_values_and_the_defaults():
     assert (plain.constraints.pinned, plain.key, plain.policy) == (None, None, "headroom")
 
 
+def wanting(cpu="1", memory="1Gi", **more):
+    return {"wanted": bodies.Quantities(cpu, memory, **more)}
+
+
+def constraining(**constraints):
+    return {"constraints": bodies.Constraints(**constraints)}
+
+
 @pytest.mark.parametrize(
-    "fields, problem",
+    "fields, kind, problem",
     [
-        ({"duration": "25h"}, r"^duration: 25h exceeds the broker's maximum; request at most 24h"),
-        ({"wait": "61s"}, r"^wait: 61s exceeds the broker's maximum; wait at most 1m"),
-        ({"wait": "-1s"}, r"^wait: '-1s' is below zero"),
-        ({"wait": "soon"}, r"^wait: 'soon' "),
-        ({"duration": "0"}, r"^duration: '0' is not above zero"),
-        ({"policy": "luck"}, r"^policy: 'luck' is unknown"),
-        ({"wanted": bodies.Quantities("0", "1Gi")}, r"^requestedResources\.cpu: must be more"),
-        ({"wanted": bodies.Quantities("1", "0")}, r"^requestedResources\.memory: must be more"),
-        (
-            {"wanted": bodies.Quantities("1", "")},
-            r"^requestedResources\.memory: '' is not a quantity",
-        ),
-        ({"wanted": bodies.Quantities("1", "1Gi", gpu="-1")}, r"^requestedResources\.gpu: "),
-        (
-            {"wanted": bodies.Quantities("1", "1Gi", extended={"gpu": "1"})},
-            r"^extended\.gpu: not an extended resource; use the field gpu",
-        ),
+        ({"duration": "25h"}, "Input", "duration: 25h exceeds the broker's maximum; request at"),
+        ({"duration": "0"}, "Duration", "duration: '0' is not above zero"),
+        ({"duration": "-1h"}, "Duration", "duration: '-1h' is not above zero"),
+        ({"duration": "soon"}, "Duration", "duration: "),
+        ({"wait": "61s"}, "Input", "wait: 61s exceeds the broker's maximum; wait at most 1m"),
+        ({"wait": "-1s"}, "Duration", "wait: '-1s' is below zero"),
+        ({"wait": "soon"}, "Duration", "wait: 'soon' "),
+        ({"policy": "luck"}, "Input", "policy: 'luck' is unknown"),
+        ({"weights": {"price": 1001.0}}, "Input", "weights.price: 1001.0 is not between"),
+        (wanting("0"), "Quantity", "requestedResources.cpu: must be more than zero"),
+        (wanting("-0"), "Quantity", "requestedResources.cpu: must be more than zero"),
+        (wanting(memory="0"), "Quantity", "requestedResources.memory: must be more than zero"),
+        (wanting(""), "Quantity", "requestedResources.cpu: '' is not a quantity"),
+        (wanting(memory=""), "Quantity", "requestedResources.memory: '' is not a quantity"),
+        (wanting(gpu="-1"), "Quantity", "requestedResources.gpu: "),
+        (wanting(extended={"gpu": "1"}), "Input", "extended.gpu: not an extended resource; use"),
+        (constraining(max_price_per_hour="cheap"), "Input", "constraints.maxPricePerHour: "),
+        (constraining(currency="€"), "Input", "constraints.currency: "),
     ],
+    ids=str,
 )
-def test_invalid_request_is_rejected_with_its_field(fields, problem):
-    with pytest.raises(errors.InvalidInput, match=problem):
+def test_invalid_request_is_rejected_with_its_field(fields, kind, problem):
+    with pytest.raises(errors.InvalidInput) as rejected:
         request(**fields)
+    assert rejected.value.code == f"Invalid{kind}"
+    assert str(rejected.value).startswith(problem)
+
+
+def test_requested_amounts_are_rounded_up():
+    assert request(**wanting("1100u", "100m")).resources == Resources(cpu=2, memory=1)
+
+
+LOTS = bodies.Quantities("lots", "1")
+
+
+@pytest.mark.parametrize(
+    "resources, fields, problem",
+    [
+        (bodies.Metrics(bodies.Quantities("-1", "1")), {}, "resources.capacity.cpu: '-1' is neg"),
+        (bodies.Metrics(bodies.Quantities("1", "")), {}, "resources.capacity.memory: '' is not"),
+        (bodies.Metrics(CAPACITY, LOTS), {}, "resources.allocatable.cpu: "),
+        (bodies.Metrics(CAPACITY, CAPACITY, LOTS), {}, "resources.allocated.cpu: "),
+        (bodies.Metrics(CAPACITY), {"valid_for": "0s"}, "validFor: '0s' is not above zero"),
+        (bodies.Metrics(CAPACITY), {"valid_for": "long"}, "validFor: "),
+        (bodies.Metrics(CAPACITY), {"cost": bodies.Cost("-1")}, "cost.cpuCost: "),
+        (bodies.Metrics(CAPACITY), {"cost": bodies.Cost(currency="E U")}, "cost.currency: "),
+    ],
+    ids=str,
+)
+def test_invalid_advertisement_is_rejected_with_its_field(resources, fields, problem):
+    with pytest.raises(errors.InvalidInput) as rejected:
+        conversion.to_advertisement(bodies.Advertisement("a", resources, **fields), A, make.T0)
+    assert str(rejected.value).startswith(problem)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "0h0m0s"])
@@ -320,15 +359,15 @@ def test_withheld_amounts_are_available_and_not_lendable():
 
 
 def test_quota_has_its_usage():
-    desk = make.Desk()
-    desk.advertise("a", "cpu=8,memory=8Gi", prices=make.price_list("EUR", cpu="0.25"))
+    runner = make.CommandRunner()
+    runner.advertise("a", "cpu=8,memory=8Gi", prices=make.price_list("EUR", cpu="0.25"))
     body = QuotaRequest({"cpu": "32", "gpu": 0}, reservations=5, budget="50", currency="eur")
-    desk.allot("r", admin_conversion.to_quota(body))
-    desk.reserve("cpu=6,memory=1Gi")
-    desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
-    account = desk.ledger.quota_usages.get(make.R)
+    runner.allot("r", admin_conversion.to_quota(body))
+    runner.reserve("cpu=6,memory=1Gi")
+    runner.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
+    account = runner.ledger.quota_usages.get(make.R)
     assert account is not None
-    shown = admin_conversion.from_quota(make.R, account, desk.now)
+    shown = admin_conversion.from_quota(make.R, account, runner.now)
     assert shown == admin_bodies.QuotaStatus(
         "r",
         admin_bodies.Quota({"cpu": "32", "gpu": "0"}, 5, "50", "EUR"),
@@ -343,11 +382,11 @@ def test_quota_has_its_usage():
 
 
 def test_quota_without_a_budget_has_no_price():
-    desk = make.Desk()
-    desk.allot("r", admin_conversion.to_quota(QuotaRequest()))
-    account = desk.ledger.quota_usages.get(ClusterId("r"))
+    runner = make.CommandRunner()
+    runner.allot("r", admin_conversion.to_quota(QuotaRequest()))
+    account = runner.ledger.quota_usages.get(ClusterId("r"))
     assert account is not None
-    shown = admin_conversion.from_quota(make.R, account, desk.now)
+    shown = admin_conversion.from_quota(make.R, account, runner.now)
     assert (shown.quota, shown.used) == (admin_bodies.Quota(), admin_bodies.QuotaUse())
 
 

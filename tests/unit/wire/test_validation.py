@@ -38,29 +38,12 @@ def accepts(parse, text):
     return True
 
 
-def near(schema, letters):
-    """Texts that fit, and texts that nearly do."""
-    return st.from_regex(schema["pattern"]) | st.text(letters, max_size=9)
-
-
 def offered(cpu="1", **amounts):
     return quantities.parse_offered(bodies.Quantities(cpu, "1", **amounts), "x")
 
 
-def with_gpu(text):
-    return offered(gpu=text)
-
-
-def with_extended(name):
-    return offered(extended={name: "1"})
-
-
 def requested(cpu):
     return quantities.parse_reservation_amounts(bodies.Quantities(cpu, "1"))
-
-
-def with_duration(text):
-    return conversion.bounded_duration(text, TERMS)
 
 
 def with_wait(text):
@@ -68,33 +51,47 @@ def with_wait(text):
     return conversion.to_request(body, ClusterId("me"), "", TERMS)
 
 
-def with_price(text):
-    return conversion.to_prices(bodies.Cost(cpu_cost=text))
+AMOUNT, TIME = "0123456789.+-eEnumkMGTPKi \n", "0123456789.+-nuµμmsh "
+# Takes for ever where digits can be divided in many ways.
+SLOW = "000s" * 15 + "000!"
+LONG = "example.com/" + "x" * 63
+TEXTS = {
+    "quantity": (json_types.QUANTITY, AMOUNT, offered),
+    "optional quantity": (json_types.OPTIONAL_QUANTITY, AMOUNT, lambda t: offered(gpu=t)),
+    "duration": (json_types.DURATION, TIME, lambda t: conversion.bounded_duration(t, TERMS)),
+    "wait": (json_types.WAIT, TIME, with_wait),
+    "price": (json_types.PRICE, "0123456789.+-e", lambda t: conversion.to_prices(bodies.Cost(t))),
+    "currency": (
+        json_types.CURRENCY,
+        "AZaz09é",
+        lambda t: conversion.to_prices(bodies.Cost(currency=t)),
+    ),
+    "resource": (json_types.RESOURCE_NAME, "aZ0-_./", lambda t: offered(extended={t: "1"})),
+}
+EDGES = {
+    "quantity": ["1e64", "1e65", "1e-0064", "-0", "-.0Ki", "-0.1", "Ki", "", "1" * 64, "0" * 65],
+    "optional quantity": ["", "-0", "Ki"],
+    "duration": ["0", "-0s", "+0h0m1ns", "1", "-1s", "1m1", SLOW],
+    "wait": ["0", "-0s", "-0", "-0h0.1s"],
+    "price": ["0999999999.000000001", "1000000000", "1."],
+    "currency": ["EUR", "eur", ""],
+    "resource": ["gpu", LONG, f"{LONG}x", "a..b/c", "A/c", "nvidia.com/gpu"],
+}
 
 
-def with_currency(text):
-    return conversion.to_prices(bodies.Cost(currency=text))
+@pytest.mark.parametrize("kind", TEXTS)
+@given(st.data())
+def test_schema_of_a_text_agrees_with_its_parser(kind, data):
+    schema, letters, parse = TEXTS[kind]
+    # Texts that fit, and texts that nearly do.
+    text = data.draw(st.from_regex(schema["pattern"]) | st.text(letters, max_size=9))
+    assert fits(schema, text) == accepts(parse, text)
 
 
-@given(near(json_types.QUANTITY, "0123456789.+-eEnumkMGTPKi \n"))
-@example("1e64")
-@example("1e65")
-@example("1e-0064")
-@example("-0")
-@example("-.0Ki")
-@example("-0.1")
-@example("Ki")
-@example("")
-@example("1" * 64)
-@example("0" * 65)
-def test_quantities(text):
-    assert fits(json_types.QUANTITY, text) == accepts(offered, text)
-
-
-@given(near(json_types.QUANTITY, "0123456789.+-eEnumkMGTPKi"))
-@example("")
-def test_optional_quantities(text):
-    assert fits(json_types.OPTIONAL_QUANTITY, text) == accepts(with_gpu, text)
+@pytest.mark.parametrize("kind, text", [(kind, text) for kind in EDGES for text in EDGES[kind]])
+def test_schema_agrees_with_its_parser_at_the_edges(kind, text):
+    schema, _, parse = TEXTS[kind]
+    assert fits(schema, text) == accepts(parse, text)
 
 
 @given(st.from_regex(json_types.QUANTITY["pattern"], fullmatch=True).filter(lambda t: len(t) <= 64))
@@ -117,51 +114,6 @@ def test_numbers_of_cores_have_a_range(number):
         assert not is_within
     else:
         assert is_within
-
-
-@given(near(json_types.DURATION, "0123456789.+-nuµμmsh "))
-@example("0")
-@example("-0s")
-@example("+0h0m1ns")
-@example("1")
-@example("-1s")
-@example("1m1")
-@example("000s" * 15 + "000!")  # takes for ever where digits can be divided in many ways
-def test_durations(text):
-    assert fits(json_types.DURATION, text) == accepts(with_duration, text)
-
-
-@given(near(json_types.WAIT, "0123456789.+-nuµμmsh "))
-@example("0")
-@example("-0s")
-@example("-0")
-@example("-0h0.1s")
-def test_waits(text):
-    assert fits(json_types.WAIT, text) == accepts(with_wait, text)
-
-
-@given(near(json_types.PRICE, "0123456789.+-e"))
-@example("0999999999.000000001")
-@example("1000000000")
-@example("1.")
-def test_prices(text):
-    assert fits(json_types.PRICE, text) == accepts(with_price, text)
-
-
-@given(near(json_types.CURRENCY, "AZaz09é"))
-def test_currencies(text):
-    assert fits(json_types.CURRENCY, text) == accepts(with_currency, text)
-
-
-@given(near(json_types.RESOURCE_NAME, "aZ0-_./"))
-@example("gpu")
-@example("example.com/" + "x" * 63)
-@example("example.com/" + "x" * 64)
-@example("a..b/c")
-@example("A/c")
-@example("nvidia.com/gpu")
-def test_names_of_resources(text):
-    assert fits(json_types.RESOURCE_NAME, text) == accepts(with_extended, text)
 
 
 def test_policies_and_scores_are_those_of_the_core():

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubelend.broker import authorization, streams
-from kubelend.broker.streams import Action, Instruction, Side
+from kubelend.broker.streams import Instruction, InstructionAction, Side
 from kubelend.controllers import labels
 from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.core.models import ClusterId, RequestKey, ReservationId
@@ -34,7 +34,9 @@ from kubelend.wire.objects import (
 )
 
 LIVE_PHASES: Final = ("Pending", "Reserved", "Active")
-OPEN_ACTIONS: Final = frozenset({Action.USE, Action.WAIT, Action.HOLD})
+OPEN_ACTIONS: Final = frozenset(
+    {InstructionAction.USE, InstructionAction.WAIT, InstructionAction.HOLD}
+)
 
 InstructionObject = Reservation | ProviderInstruction
 RequestObject = InstructionObject | ClusterAdvertisement | ClusterSession

@@ -70,7 +70,7 @@ class CachedObject(NamedTuple):
         return RESERVATION_FINALIZER in self.finalizers
 
 
-class ObjectCache:
+class StoredObjectCache:
     """Reads and caches the objects of one namespace."""
 
     def __init__(self, client: Client, namespace: str, head: HeadRecord) -> None:

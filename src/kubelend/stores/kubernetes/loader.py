@@ -29,9 +29,9 @@ from kubelend.stores.kubernetes import projection, writer
 from kubelend.stores.kubernetes.cache import (
     NO_RECORD,
     CachedObject,
-    ObjectCache,
     ObjectKey,
     StaleWrite,
+    StoredObjectCache,
 )
 from kubelend.stores.kubernetes.head import HeadRecord, HeadState, RecordWrite
 from kubelend.stores.kubernetes.objects import (
@@ -60,7 +60,7 @@ class LoadedObjects(NamedTuple):
     """Unfinished reservations with the archive label."""
 
 
-async def load_objects(cache: ObjectCache, state: HeadState, at: str = "") -> LoadedObjects:
+async def load_objects(cache: StoredObjectCache, state: HeadState, at: str = "") -> LoadedObjects:
     """All but the archive and the audit log, with the changes of the last commit.
 
     `at`: the version to read at, if a broker may write meanwhile.
@@ -90,7 +90,7 @@ async def load_objects(cache: ObjectCache, state: HeadState, at: str = "") -> Lo
     return found
 
 
-async def snapshot(head: HeadRecord, cache: ObjectCache) -> tuple[WorkingSet, int]:
+async def snapshot(head: HeadRecord, cache: StoredObjectCache) -> tuple[WorkingSet, int]:
     """The working set as of one commit, and its number. Writes nothing; a broker may write meanwhile.
 
     Everything is read at one version. Versions count all kinds of a server together, so it is a consistent
@@ -165,7 +165,7 @@ def object_title(kind: str, name: str) -> str:
 
 
 def _load_object(
-    found: LoadedObjects, cache: ObjectCache, kind: RecordKind, one: AnyStoredObject
+    found: LoadedObjects, cache: StoredObjectCache, kind: RecordKind, one: AnyStoredObject
 ) -> None:
     key = (kind, one.metadata.name)
     if isinstance(one, StoredObject) and one.lost_record and kind == "reservation":
@@ -182,7 +182,7 @@ def _load_object(
 
 
 def _load_wrongly_archived(
-    found: LoadedObjects, cache: ObjectCache, listed: Iterable[StoredObject]
+    found: LoadedObjects, cache: StoredObjectCache, listed: Iterable[StoredObject]
 ) -> None:
     """Unfinished reservations among those with the archive label."""
     for one in listed:
@@ -223,7 +223,7 @@ def start_of_hour(at: datetime) -> datetime:
     return at.replace(minute=0, second=0, microsecond=0)
 
 
-async def sweep_archive(cache: ObjectCache, state: HeadState) -> datetime | None:
+async def sweep_archive(cache: StoredObjectCache, state: HeadState) -> datetime | None:
     """Delete expired archived objects; returns up to when nothing is left."""
     since, until = state.swept_until, state.kept_from and start_of_hour(state.kept_from)
     if since is None or until is None or since >= until:

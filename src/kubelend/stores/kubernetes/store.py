@@ -39,7 +39,7 @@ from kubelend.stores.batch import CorruptRecord, Document, WriteBatch
 from kubelend.stores.kubernetes import cache as kubernetes_cache
 from kubelend.stores.kubernetes import head as kubernetes_head
 from kubelend.stores.kubernetes import loader, objects, projection, writer
-from kubelend.stores.kubernetes.cache import CachedObject, ObjectCache, ObjectKey, StaleWrite
+from kubelend.stores.kubernetes.cache import CachedObject, ObjectKey, StaleWrite, StoredObjectCache
 from kubelend.stores.kubernetes.head import (
     AuditPosition,
     CommitChanges,
@@ -61,7 +61,7 @@ class KubernetesLedger:
         self._client = client
         self._namespace = namespace
         self._archive_for = archive_for
-        self._cache = ObjectCache(client, namespace, self.head)
+        self._cache = StoredObjectCache(client, namespace, self.head)
         self._audit_segments = kubernetes_head.AuditSegments(client, namespace)
         self._is_applied = False
         """Whether the objects have all changes of the last commit."""
@@ -310,7 +310,11 @@ class Archiving(NamedTuple):
 
 
 def state_after(
-    state: HeadState, batch: WriteBatch, revision: int, archiving: Archiving, cache: ObjectCache
+    state: HeadState,
+    batch: WriteBatch,
+    revision: int,
+    archiving: Archiving,
+    cache: StoredObjectCache,
 ) -> HeadState:
     """The state after this commit, before the audit log is truncated."""
     chained = [
@@ -342,7 +346,7 @@ def live_set_changes(batch: WriteBatch) -> dict[str, bool]:
 
 
 def _record_writes(
-    batch: WriteBatch, archiving: Archiving, cache: ObjectCache
+    batch: WriteBatch, archiving: Archiving, cache: StoredObjectCache
 ) -> Iterator[RecordWrite]:
     for cluster, advertised in batch.clusters.items():
         yield from _record_write("cluster", cluster, advertised, cache)
@@ -356,7 +360,7 @@ def _record_writes(
 
 
 def _archive_writes(
-    id: ReservationId, found: Reservation | None, archiving: Archiving, cache: ObjectCache
+    id: ReservationId, found: Reservation | None, archiving: Archiving, cache: StoredObjectCache
 ) -> Iterator[RecordWrite]:
     """A reservation older than the retention limit is deleted at once."""
     finished_at = archiving.finish_times[id]
@@ -370,7 +374,10 @@ def _archive_writes(
 
 
 def _record_write(
-    kind: RecordKind, id: str, found: Cluster | Reservation | Document | None, cache: ObjectCache
+    kind: RecordKind,
+    id: str,
+    found: Cluster | Reservation | Document | None,
+    cache: StoredObjectCache,
 ) -> Iterator[RecordWrite]:
     if found is not None:
         _, _, text = stores_batch.encode_record(found)
@@ -439,7 +446,7 @@ class KubernetesReplica:
                     continue
             # Also after a change of leader, which does not report what was deleted before it loaded.
             head = HeadRecord(client, self._namespace)
-            cache = ObjectCache(client, self._namespace, head)
+            cache = StoredObjectCache(client, self._namespace, head)
             records, sequence = await loader.snapshot(head, cache)
             epoch = head.state.epoch
             yield records

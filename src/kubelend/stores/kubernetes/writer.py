@@ -25,9 +25,9 @@ from kubelend.stores.kubernetes import objects, projection
 from kubelend.stores.kubernetes.cache import (
     NO_RECORD,
     CachedObject,
-    ObjectCache,
     ObjectKey,
     StaleWrite,
+    StoredObjectCache,
 )
 from kubelend.stores.kubernetes.head import RecordWrite
 from kubelend.stores.kubernetes.objects import AnyStoredObject, Spec, StoredObject
@@ -45,7 +45,10 @@ Result = TypeVar("Result")
 
 
 async def apply_writes(
-    cache: ObjectCache, changes: Iterable[RecordWrite], sequence: int, check_fencing: FencingCheck
+    cache: StoredObjectCache,
+    changes: Iterable[RecordWrite],
+    sequence: int,
+    check_fencing: FencingCheck,
 ) -> None:
     """Bring the objects into agreement with these changes."""
     writes = [_object_write(change, sequence, cache.signature_key) for change in changes]
@@ -55,14 +58,14 @@ async def apply_writes(
         await work.apply([write for write in writes if write.takes_capacity is takes])
 
 
-async def delete_object(cache: ObjectCache, key: ObjectKey, cached: CachedObject) -> None:
+async def delete_object(cache: StoredObjectCache, key: ObjectKey, cached: CachedObject) -> None:
     """Delete an object as it was read; `StaleWrite` if it has changed."""
     if cached.has_finalizer:
         cached = await _remove_finalizer(cache, key, cached)
     await cache.delete(key, cached)
 
 
-async def unarchive(cache: ObjectCache, key: ObjectKey) -> None:
+async def unarchive(cache: StoredObjectCache, key: ObjectKey) -> None:
     """Remove the archive labels from an unfinished reservation, and add the finalizer again."""
 
     async def attempt(cached: CachedObject | None) -> None:
@@ -79,7 +82,7 @@ def hour_label(at: datetime) -> str:
 
 
 async def _retry_conflicts(
-    cache: ObjectCache,
+    cache: StoredObjectCache,
     key: ObjectKey,
     cached: CachedObject | None,
     attempt: Callable[[CachedObject | None], Awaitable[Result]],
@@ -146,7 +149,7 @@ def _object_write(change: RecordWrite, sequence: int, signature_key: str) -> Obj
 class ObjectApplier:
     """Carries out writes concurrently."""
 
-    def __init__(self, cache: ObjectCache, check: FencingCheck) -> None:
+    def __init__(self, cache: StoredObjectCache, check: FencingCheck) -> None:
         self._cache = cache
         self._check_fencing = check
 
@@ -322,7 +325,7 @@ def _archive_labels(change: RecordWrite) -> dict[str, str]:
 
 
 async def _remove_finalizer(
-    cache: ObjectCache, key: ObjectKey, cached: CachedObject
+    cache: StoredObjectCache, key: ObjectKey, cached: CachedObject
 ) -> CachedObject:
     return await cache.patch(key, cached, {"metadata": {"finalizers": _other_finalizers(cached)}})
 

@@ -1,10 +1,8 @@
-"""Newcomers to a broker that issues certificates: a key each, a token, and calls as raw as HTTP.
+"""Applicants to a broker that issues certificates: a key each, a token, and calls as raw as HTTP.
 
-    async with newcomers.enrolling(certificates, tmp_path) as broker:
-        token = await newcomers.token(broker, name="berlin")
-        berlin = Newcomer("berlin")
-        answer = await berlin.ask(broker, token)
-        caller = broker.holder(berlin.save(answer, tmp_path / "berlin"), "berlin")
+    async with applicants.enrolling(certificates, tmp_path) as broker:
+        answer = await Applicant("berlin").ask(broker, await applicants.token(broker))
+        directory = await applicants.joined(broker, tmp_path / "paris", "paris")
 
 Our own client is left out on purpose, as in `callers`: it could share a mistake with the server.
 """
@@ -15,14 +13,15 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from cryptography import x509
 
 import brokers
-from callers import Answer
+from callers import Answer, Caller
 from certificates import Certificates
 from clocks import Clock
 from kubelend.core.lifecycle import Role
@@ -34,19 +33,12 @@ from waiting import PATIENCE
 
 @asynccontextmanager
 async def enrolling(
-    certificates: Certificates,
-    root: Path,
-    *,
-    clock: Clock | None = None,
-    **settings: Any,
+    certificates: Certificates, root: Path, **settings: Any
 ) -> AsyncIterator[brokers.Running]:
     """A broker with the authority of `certificates`; its clock begins with the machine's."""
-    values: dict[str, Any] = {
-        "ca_path": str(authority(certificates, root)),
-        "enrol_port": 0,
-    } | settings
-    now = clock or Clock(datetime.now(UTC))
-    async with brokers.running(certificates, clock=now, **values) as broker:
+    issues: dict[str, Any] = {"ca_path": str(authority(certificates, root)), "enrol_port": 0}
+    values = {"clock": Clock(datetime.now(UTC))} | issues | settings
+    async with brokers.running(certificates, **values) as broker:
         yield broker
 
 
@@ -65,7 +57,7 @@ async def token(broker: brokers.Running, **fields: Any) -> str:
     return str(answer.json["token"])
 
 
-class Newcomer:
+class Applicant:
     """Somebody with a key and no certificate."""
 
     def __init__(
@@ -98,6 +90,25 @@ class Newcomer:
         return directory
 
 
+async def joined(
+    broker: brokers.Running, directory: Path, name: str = "berlin", role: Role = Role.CLUSTER
+) -> Path:
+    """The directory of somebody who joined with a token bound to its name."""
+    bound = await token(broker, name=name, role=role.value)
+    return await Applicant(name, role).join(broker, bound, directory)
+
+
+async def renewed(caller: Caller, directory: Path, role: Role = Role.CLUSTER) -> Path:
+    """The directory of a certificate that a caller got for a new key."""
+    applicant = Applicant(caller.name, role)
+    answer = await caller.post("certificates", {"request": applicant.request})
+    return applicant.save(answer, directory)
+
+
+def certificate_in(directory: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes())
+
+
 async def call(
     broker: brokers.Running,
     method: str,
@@ -120,7 +131,3 @@ async def call(
     if answer.status >= 400:
         assert answer.problem.code in {kind.code for kind in routes.ENROLMENT_ERRORS}, answer
     return answer
-
-
-def hours(number: float) -> timedelta:
-    return timedelta(hours=number)

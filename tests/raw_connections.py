@@ -1,8 +1,8 @@
-"""Bare connections to a broker, for what no HTTP client would send.
+"""Raw TLS and TCP connections to a broker, for what no HTTP client would send.
 
-async with bare.connected(broker.cluster("slow")) as (reader, writer):
-    writer.write(bare.GET[:30])
-    assert await bare.end_of(reader) == b""
+async with raw_connections.connected(broker.cluster("slow")) as (reader, writer):
+    writer.write(raw_connections.GET[:30])
+    assert await raw_connections.end_of(reader) == b""
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from kubelend.stores.memory import MemoryStore
 from waiting import PATIENCE
 
 
-class TroubledStore:
+class FailingStore:
     """Keeps records in memory; `hold` makes commits wait, `broken` makes all fail."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class TroubledStore:
 
 @asynccontextmanager
 async def outage(
-    broker: brokers.Running, store: TroubledStore, reason: str = "the disk is gone"
+    broker: brokers.Running, store: FailingStore, reason: str = "the disk is gone"
 ) -> AsyncIterator[None]:
     """The broker without its store, which it notices by a commit that fails; ready again at the end."""
     store.broken = brokers.failure(reason)
