@@ -181,17 +181,17 @@ class LiqoResource(msgspec.Struct, frozen=True):
         return self.metadata.deletion_timestamp is not None
 
 
-def _resource(group: str, kind: str, plural: str, *, is_namespaced: bool = True) -> LiqoKind:
+LiqoKind = Resource[LiqoResource]
+
+
+def liqo_resource(group: str, kind: str, plural: str, *, is_namespaced: bool = True) -> LiqoKind:
     version = "v1beta1" if group else "v1"
     return Resource(group, version, plural, kind, LiqoResource, is_namespaced)
 
 
-LiqoKind = Resource[LiqoResource]
-
-
 def core_resource(kind: str, plural: str, *, is_namespaced: bool = True) -> LiqoKind:
     """A kind of Kubernetes itself that Liqo uses."""
-    return _resource("", kind, plural, is_namespaced=is_namespaced)
+    return liqo_resource("", kind, plural, is_namespaced=is_namespaced)
 
 
 def decode(content: bytes) -> LiqoResource:
@@ -199,10 +199,10 @@ def decode(content: bytes) -> LiqoResource:
 
 
 _AUTHENTICATION = "authentication.liqo.io"
-TENANTS: Final = _resource(_AUTHENTICATION, "Tenant", "tenants")
-IDENTITIES: Final = _resource(_AUTHENTICATION, "Identity", "identities")
-SLICES: Final = _resource(_AUTHENTICATION, "ResourceSlice", "resourceslices")
-FOREIGN_CLUSTERS: Final = _resource(
+TENANTS: Final = liqo_resource(_AUTHENTICATION, "Tenant", "tenants")
+IDENTITIES: Final = liqo_resource(_AUTHENTICATION, "Identity", "identities")
+SLICES: Final = liqo_resource(_AUTHENTICATION, "ResourceSlice", "resourceslices")
+FOREIGN_CLUSTERS: Final = liqo_resource(
     "core.liqo.io", "ForeignCluster", "foreignclusters", is_namespaced=False
 )
 SECRETS: Final = core_resource("Secret", "secrets")
