@@ -7,7 +7,7 @@
         await agents.until_agreed(broker, rome, bonn)
 
 Only the way to the broker is put together here (`kubelend.communicators.http`), so that a test can wrap it
-and shorten its patience; everything else is `kubelend.apps.agent`.
+and shorten its patience, and the peering connects at once; everything else is `kubelend.apps.agent`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from callers import Json
 from certificates import Certificates
 from clocks import RunningClock
 from kubelend.agent import holds as agent_holds
-from kubelend.agent.instructions import FINISHED
+from kubelend.agent.conditions import FINISHED
 from kubelend.agent.ports import BrokerCommunicator, LocalObjects
 from kubelend.apps import agent as app
 from kubelend.apps import agent_environment
@@ -46,6 +46,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
     ResourceRequestSpec,
 )
+from peers import FakePeering
 from waiting import PATIENCE, until_resolved
 
 SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
@@ -152,7 +153,8 @@ class Agent(Cluster):
     ) -> None:
         self.settings = settings
         self._silence = silence
-        self._around = agent_environment.simulated_environment(settings)
+        around = agent_environment.simulated_environment(settings)
+        self._around = around._replace(peering=lambda _: FakePeering())
         super().__init__(name, self._around.objects)
         self.wrap: Wrap = lambda inner: inner
         """Put around the way to the broker at the next start."""

@@ -46,6 +46,7 @@ PROMISED: dict[str, Any] = {
     "reservation_name": "rsv-a-1",
     "message": "Use b for 500m CPU / 256Mi Memory",
     "expires_at": AT,
+    "cost": bodies.AgreedCost("0.5", "EUR"),
 }
 
 ADVERTISEMENT = objects.Advertisement(
@@ -87,17 +88,20 @@ RESOURCE_REQUEST = objects.ResourceRequest(
                 quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS
             ),
         ),
+        conditions=(CONDITION,),
     ),
 )
 RESERVATION_INSTRUCTION = objects.ReservationInstruction(
     metadata("rsv-a-1"),
     objects.ReservationInstructionSpec(**PROMISED, target_cluster_id="b"),
-    objects.ReservationInstructionStatus("17", True, AT, "Ready", "joined", AT, ("b", "c")),
+    objects.ReservationInstructionStatus(
+        "17", True, AT, "Ready", "joined", AT, ("b", "c"), ("b",), "rsv-a-1", (CONDITION,)
+    ),
 )
 PROVIDER_INSTRUCTION = objects.ProviderInstruction(
     metadata("rsv-a-1-provider"),
     objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", response=REPLY),
-    objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT, QUESTION),
+    objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT, QUESTION, (CONDITION,)),
 )
 CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
     metadata("a-adv"),

@@ -129,6 +129,8 @@ class AgentApp:
             else self._tasks_with_broker(self.communicator)
         )
         roots["objects"] = self._report_object_health()
+        if self._environment.events is not None:
+            roots["events"] = self._environment.events.run()
         return roots
 
     def _tasks_without_broker(self) -> dict[str, RootCoroutine]:
@@ -191,6 +193,7 @@ class AgentApp:
             cluster_id=self._cluster,
             namespace=self._environment.namespace,
             finished_ttl=self._settings.finished_for,
+            emit=self._environment.emit,
         )
 
     def _make_provider(
@@ -214,11 +217,12 @@ class AgentApp:
             holds,
             self.health,
             environment.clock,
+            emit=environment.emit,
         )
 
     def _make_peering(self, broker: BrokerCommunicator) -> PeeringReconciler:
         environment = self._environment
-        peering = agent_environment.make_peering(self._settings, self._cluster)
+        peering = environment.peering(self._cluster)
         return PeeringReconciler(
             environment.objects,
             broker,
@@ -226,6 +230,7 @@ class AgentApp:
             peering,
             self.health,
             environment.clock,
+            emit=environment.emit,
         )
 
     def _renewal_task(self) -> dict[str, RootCoroutine]:

@@ -6,11 +6,12 @@ imported where they are used.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kubelend.agent.advertisement import AdvertisementConfig
 from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
@@ -19,9 +20,9 @@ from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.lending import LendingPolicy
 from kubelend.kits import clock
 from kubelend.peerings.liqoctl import LiqoctlPeering
-from kubelend.peerings.none import NoPeering
 from kubelend.sources import object_semantics
 from kubelend.wire import admin_conversion, bodies
+from kubelend.wire.events import EmitEvent, discard_event
 from kubelend.wire.objects import (
     Advertisement,
     Object,
@@ -29,6 +30,11 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
+
+if TYPE_CHECKING:
+    from kubelend.kube.events import EventRecorder
+
+EVENT_COMPONENT: Final = "kubelend-agent"
 
 
 class AgentEnvironment(NamedTuple):
@@ -46,6 +52,14 @@ class AgentEnvironment(NamedTuple):
     watch_error: Callable[[], str] = lambda: ""
     """Returns why objects cannot be watched at all, which makes the agent unready."""
     close: Callable[[], None] = lambda: None
+    peering: Callable[[str], Peering | None] = lambda _: None
+    """Returns the peering of the cluster with this ID; None if none is configured."""
+    events: EventRecorder | None = None
+    """Writes Events; None if objects are not in Kubernetes."""
+
+    @property
+    def emit(self) -> EmitEvent:
+        return discard_event if self.events is None else self.events.emit
 
 
 class OfferSettings(NamedTuple):
@@ -94,10 +108,10 @@ def advertising_settings(
     )
 
 
-def make_peering(settings: AgentSettings, cluster: str) -> Peering:
-    """Returns the peering implementation; `auto` selects liqoctl if there are kubeconfigs."""
+def make_peering(settings: AgentSettings, cluster: str) -> Peering | None:
+    """Returns the peering, None if none is configured; `auto` selects liqoctl if there are kubeconfigs."""
     if settings.peering == "none" or not settings.kubeconfigs_dir:
-        return NoPeering()
+        return None
     return LiqoctlPeering(
         Path(settings.kubeconfigs_dir),
         cluster,
@@ -161,6 +175,7 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
     # Imported here: the agent of a simulated cluster does not need the Kubernetes client.
     from kubelend.kube import config
     from kubelend.kube.client import Client
+    from kubelend.kube.events import EventRecorder
     from kubelend.sources.kubernetes import KubernetesSource
     from kubelend.sources.kubernetes_objects import KubernetesObjects
 
@@ -178,6 +193,8 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
             offer=offered,
             object_error=lambda: objects.problem,
             watch_error=lambda: objects.watch_problem,
+            peering=functools.partial(make_peering, settings),
+            events=EventRecorder(client, clock.utc_now, EVENT_COMPONENT),
         )
 
 
@@ -215,6 +232,7 @@ def simulated_environment(settings: AgentSettings) -> AgentEnvironment:
         namespace=settings.instruction_namespace or pod_namespace(),
         policy=lending_policy(settings, offered),
         offer=offered,
+        peering=functools.partial(make_peering, settings),
     )
     if not settings.objects_dir:
         return environment

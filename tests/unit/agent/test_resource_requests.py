@@ -111,37 +111,12 @@ BOUND, FINISHED = {"reservation_name": "r"}, {"observed_generation": 1}
         (1, {"phase": "Failed", **FINISHED}, RequestState.DONE),
         (1, {"phase": "Released", **FINISHED, **BOUND}, RequestState.DONE),
         (1, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.DONE),
-        (2, {"phase": "Failed", **FINISHED, "asked": SENT}, RequestState.NEW),
-        (2, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.NEW),
+        (2, {"phase": "Failed", **FINISHED, "asked": SENT}, RequestState.DONE),
+        (2, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.DONE),
     ],
 )
 def test_state_is_derived_from_the_object(generation, status, state):
     assert resource_requests.request_state(resource_request(generation, **status)) is state
-
-
-@pytest.mark.parametrize(
-    "found, changed",
-    [
-        (resource_request(2), False),
-        (resource_request(2, asked=SENT), False),
-        (resource_request(2, replace(SPEC, renew=True), asked=SENT), False),
-        (resource_request(2, replace(SPEC, requested_cpu="2"), asked=SENT), True),
-        (resource_request(2, replace(SPEC, requested_cpu="?"), asked=SENT), True),
-        (resource_request(2, replace(SPEC, policy="cost"), asked=SENT), True),
-        (resource_request(1, replace(SPEC, policy="cost"), asked=SENT), False),
-    ],
-    ids=[
-        "never sent",
-        "same again",
-        "only renew",
-        "amount",
-        "invalid",
-        "policy",
-        "same generation",
-    ],
-)
-def test_spec_has_changed_if_the_request_has(found, changed):
-    assert resource_requests.is_spec_changed(found) is changed
 
 
 def subclasses(kind):

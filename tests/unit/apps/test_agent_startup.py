@@ -13,7 +13,6 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.resources import Resources
 from kubelend.peerings.liqoctl import LiqoctlPeering
-from kubelend.peerings.none import NoPeering
 from kubelend.sources.file_objects import FileObjects
 from kubelend.sources.memory_objects import MemoryObjects
 
@@ -287,6 +286,6 @@ def test_kubeconfigs_select_liqoctl_unless_peering_is_disabled(settings, tmp_pat
         return agent_environment.make_peering(settings(**texts), "berlin")
 
     directory = str(tmp_path)
-    assert isinstance(peering(), NoPeering)
+    assert peering() is None
     assert isinstance(peering(kubeconfigs_dir=directory), LiqoctlPeering)
-    assert isinstance(peering(kubeconfigs_dir=directory, peering="none"), NoPeering)
+    assert peering(kubeconfigs_dir=directory, peering="none") is None

@@ -132,7 +132,6 @@ async def test_missing_option_of_http_is_named(certificates, tmp_path):
         ("communicators.factory", "aiohttp numpy rich cryptography uvloop"),
         ("communicators.middleware", "aiohttp numpy rich cryptography uvloop"),
         ("communicators.http", "numpy rich cryptography uvloop typer"),
-        ("peerings.none", "aiohttp numpy rich cryptography uvloop"),
         ("peerings.liqoctl", "aiohttp numpy rich cryptography uvloop"),
         ("agent.peering", "aiohttp numpy cryptography uvloop typer"),
     ],
