@@ -112,7 +112,7 @@ def test_the_tour_shows_what_it_promises(taken):
     out = taken[1]
     shown = [
         "wrote the certificate of cluster berlin to certs/berlin",
-        "phase: Active",
+        "phase: Reserved",
         "Hold 500m CPU / 256Mi Memory for requester paris",
         "Reserved on berlin",
         "exit code 5",

@@ -132,12 +132,12 @@ def test_sums_are_advertised(bonn, machines):
 
 def test_request_becomes_a_promise_at_both_ends_and_is_given_back(rome, bonn, machines):
     rome.apply(REQUEST % "training")
-    found = rome.shows(ResourceRequest, "training", has("Active"), "team")
+    found = rome.shows(ResourceRequest, "training", has("Reserved"), "team")
     reservation = found.status.reservation_name
     assert found.status.target_cluster_id == "bonn"
     held = bonn.shows(ProviderInstruction, f"{reservation}-provider", has("Held"))
     assert (held.spec.requester_cluster_id, held.status.enforced) == ("rome", True)
-    use = rome.shows(ReservationInstruction, reservation, has("Ready"), LENDING)
+    use = rome.shows(ReservationInstruction, reservation, has("NotPeered"), LENDING)
     assert (use.spec.target_cluster_id, use.spec.requested_cpu) == ("bonn", "500m")
     # It waits until the finalizer is gone, and with it the reservation.
     rome.cluster.kubectl("delete", "resourcerequest", "training", "--namespace=team")
@@ -148,14 +148,14 @@ def test_request_becomes_a_promise_at_both_ends_and_is_given_back(rome, bonn, ma
 def test_annotations_of_others_stay(rome, bonn, machines):
     """What kubectl has noted there is how it knows its own changes from those of others."""
     rome.apply(REQUEST % "noted")
-    found = rome.shows(ResourceRequest, "noted", has("Active"), "team")
+    found = rome.shows(ResourceRequest, "noted", has("Reserved"), "team")
     assert "kubectl.kubernetes.io/last-applied-configuration" in found.metadata.annotations
     rome.cluster.kubectl("delete", "resourcerequest", "noted", "--namespace=team")
 
 
 def test_restart_of_the_api_server_in_the_middle_is_survived(rome, bonn, machines):
     rome.apply(REQUEST % "before")
-    before = rome.shows(ResourceRequest, "before", has("Active"), "team")
+    before = rome.shows(ResourceRequest, "before", has("Reserved"), "team")
     bonn.cluster.kill()
     bonn.wait_for(lambda: "cannot watch nodes" in bonn.get("/readyz")[1])
     assert bonn.get("/healthz") == (200, "ok")
@@ -163,7 +163,7 @@ def test_restart_of_the_api_server_in_the_middle_is_survived(rome, bonn, machine
     rome.shows(ResourceRequest, "meanwhile", has("Reserved"), "team")
     bonn.cluster.start()
     bonn.cluster.wait_until_ready()
-    meanwhile = rome.shows(ResourceRequest, "meanwhile", has("Active"), "team")
+    meanwhile = rome.shows(ResourceRequest, "meanwhile", has("Reserved"), "team")
     for found in (before, meanwhile):
         name = f"{found.status.reservation_name}-provider"
         bonn.shows(ProviderInstruction, name, has("Held"))
