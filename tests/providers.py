@@ -24,6 +24,7 @@ from kubelend.core.models import ReservationId
 from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
 from kubelend.sources.memory_objects import MemoryObjects
+from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import Kind, ProviderInstruction
 
 EIGHT = "cpu=8,memory=8Gi"
@@ -80,6 +81,7 @@ class Rig:
         self.offset = offset
         self.policy = policy
         self.enforce = enforce
+        self.emitted: list[EventRecord] = []
         self.restart()
         if nodes:
             self.measure(nodes)
@@ -110,6 +112,7 @@ class Rig:
             holds,
             self.health,
             self.now,
+            emit=self.emitted.append,
         )
 
     def measure(self, nodes: str = EIGHT, pods: str = "") -> None:

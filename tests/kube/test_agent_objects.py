@@ -73,8 +73,8 @@ def hasty(kube_client):
 
 @pytest.fixture
 def make_request(namespace):
-    def make(cpu="1", name="request", **metadata):
-        spec = ResourceRequestSpec(cpu, "1Gi", duration="1h")
+    def make(renew=False, name="request", **metadata):
+        spec = ResourceRequestSpec("1", "1Gi", duration="1h", renew=renew)
         return ResourceRequest(Metadata(name, namespace, **metadata), spec)
 
     return make
@@ -89,15 +89,15 @@ def pending(found):
 
 async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, make_request):
     made = await objects.apply(make_request())
-    late = hasty(lambda: objects.apply(make_request(cpu="2")))
+    late = hasty(lambda: objects.apply(make_request(renew=True)))
     with pytest.raises(Conflict, match="was modified"):
-        await late.apply(replace(made, spec=make_request(cpu="3").spec))
-    late = hasty(lambda: objects.apply(make_request(cpu="4")))
+        await late.apply(replace(made, spec=make_request(renew=True).spec))
+    late = hasty(lambda: objects.apply(make_request()))
     newest = await objects.find(ResourceRequest, made.key)
     with pytest.raises(Conflict, match="was modified"):
         await late.set_status(pending(newest))
     found = await objects.find(ResourceRequest, made.key)
-    assert (found.spec.requested_cpu, found.status.phase) == ("4", "")
+    assert (found.spec.renew, found.status.phase) == (False, "")
 
 
 async def test_change_in_between_is_kept_beside_that_of_who_has_not_read(
@@ -105,21 +105,21 @@ async def test_change_in_between_is_kept_beside_that_of_who_has_not_read(
 ):
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.set_status(pending(made)))
-    changed = await late.apply(make_request(cpu="2"))
-    assert (changed.spec.requested_cpu, changed.status.phase) == ("2", "Pending")
+    changed = await late.apply(make_request(renew=True))
+    assert (changed.spec.renew, changed.status.phase) == (True, "Pending")
 
 
 async def test_object_that_somebody_makes_in_between_is_changed(objects, hasty, make_request):
-    late = hasty(lambda: objects.apply(make_request(cpu="1")))
-    changed = await late.apply(make_request(cpu="2"))
-    assert (changed.spec.requested_cpu, changed.metadata.generation) == ("2", 2)
+    late = hasty(lambda: objects.apply(make_request()))
+    changed = await late.apply(make_request(renew=True))
+    assert (changed.spec.renew, changed.metadata.generation) == (True, 2)
 
 
 async def test_object_that_goes_in_between_is_not_made_anew(objects, hasty, make_request):
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.delete(ResourceRequest, made.key))
     with pytest.raises(Conflict):
-        await late.apply(replace(made, spec=make_request(cpu="2").spec))
+        await late.apply(replace(made, spec=make_request(renew=True).spec))
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.delete(ResourceRequest, made.key))
     assert await late.set_status(pending(replace(made, metadata=make_request().metadata))) is None
@@ -132,7 +132,7 @@ async def test_what_others_have_written_beside_ours_stays(kube_client, objects, 
     change = {"metadata": {"ownerReferences": [owner]}}
     await kube_client.patch(REQUESTS, made.metadata.name, made.metadata.namespace, change)
     newest = await objects.find(ResourceRequest, made.key)
-    await objects.apply(replace(newest, spec=make_request(cpu="2").spec))
+    await objects.apply(replace(newest, spec=make_request(renew=True).spec))
     path = REQUESTS.path(made.metadata.namespace, made.metadata.name)
     assert b'"ownerReferences"' in await kube_client.raw("GET", path)
 

@@ -83,12 +83,11 @@ def apply_report(
     """The status with what the peering reports about this provider."""
     status = found.status
     peered = set_member(status.peered_cluster_ids, cluster, is_in=report.is_peered)
-    connected = ("Connected", f"peered with {cluster}")
-    explained = (report.reason, report.message)
-    is_peered = cluster in peered
     reported = (
-        _condition(PEERED, is_peered, *(connected if is_peered else explained), found),
-        _condition(READY, report.phase == READY, *explained, found),
+        _condition(
+            PEERED, cluster in peered, *_peered_reason(cluster in peered, cluster, report), found
+        ),
+        _condition(READY, report.phase == READY, report.reason, report.message, found),
     )
     return replace(
         status,
@@ -98,6 +97,15 @@ def apply_report(
         peered_cluster_ids=peered,
         conditions=objects.merge_conditions(status.conditions, reported, now),
     )
+
+
+def _peered_reason(is_peered: bool, cluster: str, report: PeeringReport) -> tuple[str, str]:
+    """Reason and message of the condition Peered."""
+    if is_peered:
+        return "Connected", f"peered with {cluster}"
+    if report.reason == ACTIVATED:
+        return NO_PEERING, NO_PEERING_MESSAGE
+    return report.reason, report.message
 
 
 def apply_disconnected(
