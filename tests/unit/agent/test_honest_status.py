@@ -4,14 +4,24 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 import make
 import requesters
+from kubelend.agent import conditions
 from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
+from kubelend.agent.ports import Readiness
 from kubelend.core.errors import Unavailable
 from kubelend.core.models import ReservationId
 from kubelend.wire.events import EventRecord
-from kubelend.wire.objects import ReservationInstruction
+from kubelend.wire.objects import (
+    Metadata,
+    ReservationInstruction,
+    ReservationInstructionSpec,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+)
 from peers import FakePeering
 from virtual_time import now, passed, settled, stopped, with_rig
 
@@ -119,9 +129,9 @@ async def test_activation_by_another_client_makes_it_active_and_ready_but_not_pe
     await rig.notify("rsv-1")
     await settled()
     await rig.expect(key, "Active")
-    conditions = await rig.conditions(key)
-    assert conditions["Ready"] == ("True", "Activated")
-    assert conditions["Peered"] == ("False", "NoPeering")
+    told = await rig.conditions(key)
+    assert told["Ready"] == ("True", "Activated")
+    assert told["Peered"] == ("False", "NoPeering")
 
 
 @unpeered
@@ -161,8 +171,8 @@ async def test_cluster_is_named_as_peered_only_when_it_is(rig):
     key = await rig.reserve()
     status = (await rig.use()).status
     assert (status.peered_cluster_ids, status.started_cluster_ids) == ((), ("p1",))
-    conditions = await rig.conditions(key)
-    assert conditions["Peered"] == conditions["Ready"] == ("False", "PeeringFailed")
+    told = await rig.conditions(key)
+    assert told["Peered"] == told["Ready"] == ("False", "PeeringFailed")
     rig.peering.errors.clear()
     await passed(60)
     assert (await rig.use()).status.peered_cluster_ids == ("p1",)
@@ -175,9 +185,9 @@ async def test_node_that_is_lost_makes_it_unready_and_not_unpeered(rig):
     await passed(1)
     rig.peering.unready["rsv-1"] = "node not ready"
     await passed(61)
-    conditions = await rig.conditions(key)
-    assert conditions["Ready"] == ("False", "NodeNotReady")
-    assert conditions["Peered"] == ("True", "Connected")
+    told = await rig.conditions(key)
+    assert told["Ready"] == ("False", "NodeNotReady")
+    assert told["Peered"] == ("True", "Connected")
     assert rig.events("ResourceRequest")[-1] == "NotReady"
 
 
@@ -201,8 +211,8 @@ async def test_failover_is_unready_until_the_new_provider_is_connected(rig):
     await rig.notify("rsv-1")
     await settled()
     await rig.expect(key, "Reserved", target_cluster_id="p2")
-    conditions = await rig.conditions(key)
-    assert conditions["Peered"] == conditions["Ready"] == ("False", "PeeringFailed")
+    told = await rig.conditions(key)
+    assert told["Peered"] == told["Ready"] == ("False", "PeeringFailed")
     assert "Moved" in rig.events("ResourceRequest")
     assert "Moved" in rig.events("ReservationInstruction")
     rig.peering.errors.clear()
@@ -258,6 +268,51 @@ async def test_agent_that_is_started_without_its_peering_lets_objects_go(rig):
     await stopped(task)
 
 
+# -- pure
+
+
+def shown(target, use, phase="Reserved"):
+    """Peered and Ready of a request with this provider, by the instruction."""
+    found = ResourceRequest(Metadata("w", generation=3), ResourceRequestSpec("1", "1Gi"))
+    status = ResourceRequestStatus(phase, target, "rsv-1", message="Resources reserved")
+    after = conditions.apply_request_conditions(found, status, use, make.T0)
+    return [(one.status, one.reason) for one in after.conditions[1:]]
+
+
+def instruction(target, report):
+    """One whose peering has reported this about `p1`."""
+    spec = ReservationInstructionSpec("1", "1Gi", reservation_name="rsv-1", target_cluster_id="p1")
+    found = ReservationInstruction(Metadata("rsv-1"), spec)
+    status = conditions.apply_report(found, "p1", report, make.T0)
+    return replace(found, spec=replace(spec, target_cluster_id=target), status=status)
+
+
+READY = conditions.report_readiness(Readiness(is_ready=True, reason="node ready", node="n"))
+
+
+def test_conditions_of_the_previous_provider_are_not_those_of_the_next():
+    assert shown("p1", instruction("p1", READY)) == [("True", "Connected"), ("True", "NodeReady")]
+    connecting = [("False", "Connecting")] * 2
+    assert shown("p2", instruction("p2", READY)) == connecting, "not reported on yet"
+    assert shown("p2", instruction("p1", READY)) == connecting, "not instructed yet"
+    assert shown("p1", None) == connecting
+
+
+def test_activation_ends_with_the_phase():
+    use = instruction("p1", conditions.report_no_peering(is_active=True))
+    assert shown("p1", use, "Active")[1] == ("True", "Activated")
+    assert shown("p1", use, "Reserved")[1] == ("False", "Connecting")
+
+
+def test_node_is_recorded_and_failure_keeps_what_is_known_of_the_peering():
+    use = instruction("p1", READY)
+    assert use.status.node_name == "n"
+    failed = conditions.apply_report(use, "p1", conditions.report_failure(DOWN), make.T0)
+    assert failed.peered_cluster_ids == ("p1",)
+    assert conditions.is_true(failed.conditions, "Peered")
+    assert not conditions.is_true(failed.conditions, "Ready")
+
+
 # -- requests that are not reserved
 
 
@@ -297,6 +352,15 @@ async def test_expiry_is_an_event_and_ends_all_conditions(rig):
     await rig.expect(key, "Expired")
     assert {status for status, _ in (await rig.conditions(key)).values()} == {"False"}
     assert rig.events("ResourceRequest")[-1] == "Expired"
+
+
+@unpeered
+async def test_conditions_are_about_the_current_spec(rig):
+    key = await rig.reserve()
+    await rig.change(key, renew=True)
+    await rig.conditions(key)
+    found = await rig.found(key)
+    assert (found.metadata.generation, found.status.observed_generation) == (2, 2)
 
 
 @unpeered
