@@ -278,11 +278,8 @@ SHOWN = {
         "NAME CLUSTERID ALLOCATABLE-CPU AVAILABLE-CPU ALLOCATABLE-MEM AVAILABLE-MEM PUBLISHED AGE",
         "cluster-advertisement a 500m -1 1Gi 1Gi true",
     ),
-    "rreq": ("NAME CPU MEMORY TARGET PHASE READY AGE", "small 500m 256Mi b Reserved True"),
-    "rins": (
-        "NAME RESERVATION TARGET CPU MEMORY READY",
-        "rsv-a-1 rsv-a-1 b 500m 256Mi True",
-    ),
+    "rreq": ("NAME CPU MEMORY TARGET PHASE AGE", "small 500m 256Mi b Reserved"),
+    "rins": ("NAME RESERVATION TARGET CPU MEMORY", "rsv-a-1 rsv-a-1 b 500m 256Mi"),
     "pins": ("NAME RESERVATION REQUESTER CPU MEMORY", "rsv-a-1-provider rsv-a-1 a 500m 256Mi"),
     "cadv": (
         "NAME CLUSTERID AVAILABLE-CPU AVAILABLE-MEMORY SCORE ACTIVE AGE",

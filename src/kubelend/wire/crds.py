@@ -129,7 +129,7 @@ def _wide(name: str, path: str, type: str = "string") -> PrinterColumn:
 
 
 _AGE: Final = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
-_READY: Final = PrinterColumn("Ready", '.status.conditions[?(@.type=="Ready")].status')
+_READY: Final = _wide("Ready", '.status.conditions[?(@.type=="Ready")].status')
 
 _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
     objects.Advertisement: KindDisplay(
