@@ -2,7 +2,7 @@
 
 with agent_process.running(broker.url, certificates.cluster("rome"), tmp_path / "rome") as rome:
     rome.put("w", cpu="2")
-    rome.sees(ResourceRequest, "w", lambda found: found.status.phase == "Active")
+    rome.sees(ResourceRequest, "w", lambda found: found.status.phase == "Reserved")
 """
 
 from __future__ import annotations

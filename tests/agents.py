@@ -7,7 +7,7 @@
         await agents.until_agreed(broker, rome, bonn)
 
 Only the way to the broker is put together here (`kubelend.communicators.http`), so that a test can wrap it
-and shorten its patience; everything else is `kubelend.apps.agent`.
+and shorten its patience, and the peering connects at once; everything else is `kubelend.apps.agent`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from callers import Json
 from certificates import Certificates
 from clocks import RunningClock
 from kubelend.agent import holds as agent_holds
-from kubelend.agent.instructions import FINISHED
+from kubelend.agent.conditions import FINISHED
 from kubelend.agent.ports import BrokerCommunicator, LocalObjects
 from kubelend.apps import agent as app
 from kubelend.apps import agent_environment
+from kubelend.apps.agent_environment import AgentEnvironment
+from kubelend.apps.agent_peering import AgentPeering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.broker import agent_sessions
 from kubelend.communicators import http
@@ -46,6 +48,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
     ResourceRequestSpec,
 )
+from peers import FakePeering
 from waiting import PATIENCE, until_resolved
 
 SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
@@ -158,9 +161,14 @@ class Agent(Cluster):
         """Put around the way to the broker at the next start."""
         self.wrap_objects: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
         """The same for the objects."""
-        self.process = app.AgentApp(settings, self._around, name)
+        self.process = self._new_process(self._around)
         self._connections = AsyncExitStack()
         self._roots: asyncio.Task[str] | None = None
+
+    def _new_process(self, environment: AgentEnvironment) -> app.AgentApp:
+        process = app.AgentApp(self.settings, environment, self.name)
+        process.peering = AgentPeering(FakePeering())
+        return process
 
     def skew_clock(self, skew: timedelta) -> None:
         """Before its start: its clock is ahead by so much, or behind if it is negative."""
@@ -182,7 +190,7 @@ class Agent(Cluster):
         communicator = await http.connect(options)
         self._connections.push_async_callback(communicator.close)
         around = self._around._replace(objects=self.wrap_objects(self.objects))
-        self.process = app.AgentApp(self.settings, around, self.name)
+        self.process = self._new_process(around)
         self.process.communicator = self.wrap(communicator)
         self._roots = asyncio.create_task(tasks.run_all(self.process.root_tasks()), name=self.name)
 

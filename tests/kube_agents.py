@@ -2,7 +2,7 @@
 
 with kube_agents.running(cluster, broker.url, certificates.cluster("rome"), tmp_path / "rome") as rome:
     rome.wait_until_ready()
-    rome.shows(ResourceRequest, "w", lambda found: found.status.phase == "Active")
+    rome.shows(ResourceRequest, "w", lambda found: found.status.phase == "Reserved")
 """
 
 from __future__ import annotations

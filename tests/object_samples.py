@@ -46,6 +46,7 @@ PROMISED: dict[str, Any] = {
     "reservation_name": "rsv-a-1",
     "message": "Use b for 500m CPU / 256Mi Memory",
     "expires_at": AT,
+    "cost": bodies.AgreedCost("0.5", "EUR"),
 }
 
 ADVERTISEMENT = objects.Advertisement(
@@ -94,7 +95,7 @@ RESERVATION_INSTRUCTION = objects.ReservationInstruction(
     metadata("rsv-a-1"),
     objects.ReservationInstructionSpec(**PROMISED, target_cluster_id="b"),
     objects.ReservationInstructionStatus(
-        "17", True, AT, "Ready", "joined", AT, ("b", "c"), (CONDITION,)
+        "17", True, AT, "Ready", "joined", AT, ("b", "c"), ("b",), "rsv-a-1", (CONDITION,)
     ),
 )
 PROVIDER_INSTRUCTION = objects.ProviderInstruction(

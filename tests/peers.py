@@ -159,7 +159,7 @@ class Rig:
     async def finish(self, key: str) -> None:
         """The reservation has finished: what the requester writes."""
         found = await self.found(key)
-        status = instructions.finished_instruction_status(found.status, None, now())
+        status = instructions.finished_instruction_status(found, None, now())
         await self.objects.set_status(with_status(found, status, now()))
         await settled()
 
@@ -185,7 +185,7 @@ class Rig:
         """The status has this phase and message, and these providers are recorded."""
         status = await self.status(key)
         assert (status.phase, status.message) == (phase, message)
-        assert status.peered_cluster_ids == clusters
+        assert status.started_cluster_ids == clusters
 
     async def is_gone(self, key: str) -> bool:
         return await self.objects.find(ReservationInstruction, key) is None

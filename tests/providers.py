@@ -19,6 +19,7 @@ from kubelend.core.lending import LendingPolicy
 from kubelend.core.models import ReservationId
 from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
+from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import ProviderInstruction
 
 EIGHT = "cpu=8,memory=8Gi"
@@ -43,6 +44,7 @@ class Rig:
         self.offset = offset
         self.policy = policy
         self.enforce = enforce
+        self.emitted: list[EventRecord] = []
         self.restart()
         if nodes:
             self.measure(nodes)
@@ -70,6 +72,7 @@ class Rig:
             holds,
             self.health,
             self.now,
+            emit=self.emitted.append,
         )
 
     def measure(self, nodes: str = EIGHT, pods: str = "") -> None:

@@ -62,9 +62,10 @@ def is_now(kind, clock):
     return lambda stamp: stamp == clock.now
 
 
-def resource_request(name="sample", cpu="1", namespace="default", **metadata):
+def resource_request(name="sample", renew=False, namespace="default", **metadata):
     return ResourceRequest(
-        Metadata(name, namespace, **metadata), ResourceRequestSpec(cpu, "1Gi", duration="1h")
+        Metadata(name, namespace, **metadata),
+        ResourceRequestSpec("1", "1Gi", duration="1h", renew=renew),
     )
 
 
@@ -113,9 +114,9 @@ async def test_kinds_and_namespaces_are_kept_apart(objects):
 
 
 async def test_changed_spec_counts_a_generation(objects):
-    made = await objects.apply(resource_request(cpu="1"))
-    changed = await objects.apply(resource_request(cpu="2"))
-    assert changed.spec.requested_cpu == "2"
+    made = await objects.apply(resource_request())
+    changed = await objects.apply(resource_request(renew=True))
+    assert changed.spec.renew
     assert changed.metadata.generation == 2
     assert changed.metadata.resource_version != made.metadata.resource_version
     assert changed.metadata.uid == made.metadata.uid
@@ -136,13 +137,15 @@ async def test_changed_metadata_is_written_and_counts_no_generation(objects):
 async def test_apply_leaves_the_status_as_it_is(objects):
     made = await objects.apply(resource_request())
     await objects.set_status(pending(made))
-    changed = await objects.apply(resource_request(cpu="2"))
+    changed = await objects.apply(resource_request(renew=True))
     assert changed.status == pending(made).status
 
 
 async def test_status_leaves_everything_else_as_it_is(objects):
-    made = await objects.apply(resource_request(cpu="1"))
-    changed = await objects.set_status(pending(replace(made, spec=resource_request(cpu="9").spec)))
+    made = await objects.apply(resource_request())
+    changed = await objects.set_status(
+        pending(replace(made, spec=resource_request(renew=True).spec))
+    )
     assert changed.spec == made.spec
     assert changed.metadata.generation == 1
     assert changed.metadata.resource_version != made.metadata.resource_version
@@ -176,13 +179,13 @@ async def test_other_uid_than_the_stored_one_is_a_conflict(objects):
     again = await objects.apply(resource_request())
     assert again.metadata.uid != made.metadata.uid
     with pytest.raises(Conflict):
-        await objects.apply(replace(made, spec=resource_request(cpu="2").spec))
+        await objects.apply(replace(made, spec=resource_request(renew=True).spec))
     assert await objects.find(ResourceRequest, made.key) == again
 
 
 async def test_change_of_an_old_version_is_a_conflict(objects):
     made = await objects.apply(resource_request())
-    newer = await objects.apply(replace(made, spec=resource_request(cpu="2").spec))
+    newer = await objects.apply(replace(made, spec=resource_request(renew=True).spec))
     finalizers = replace(made.metadata, finalizers=("example.org/one",))
     with pytest.raises(Conflict, match="was modified"):
         await objects.apply(replace(made, metadata=finalizers))
@@ -191,7 +194,7 @@ async def test_change_of_an_old_version_is_a_conflict(objects):
 
 async def test_status_of_an_old_version_is_a_conflict(objects):
     made = await objects.apply(resource_request())
-    newer = await objects.apply(replace(made, spec=resource_request(cpu="2").spec))
+    newer = await objects.apply(replace(made, spec=resource_request(renew=True).spec))
     with pytest.raises(Conflict, match="was modified"):
         await objects.set_status(pending(made))
     stated = await objects.set_status(pending(newer))
@@ -278,7 +281,7 @@ async def test_watch_lists_all_and_then_reports_what_is_created_changed_and_dele
         assert await next_event(watch) == Listed(listed)
         made = await objects.apply(resource_request())
         assert await next_event(watch) == made
-        changed = await objects.apply(resource_request(cpu="2"))
+        changed = await objects.apply(resource_request(renew=True))
         assert await next_event(watch) == changed
         stated = await objects.set_status(pending(changed))
         assert await next_event(watch) == stated
@@ -306,7 +309,7 @@ async def test_watch_is_silent_about_what_was_not_written_and_about_other_kinds(
         await objects.apply(resource_request())
         await objects.set_status(made)
         await objects.apply(INSTRUCTION)
-        changed = await objects.apply(resource_request(cpu="2"))
+        changed = await objects.apply(resource_request(renew=True))
         assert await next_event(watch) == changed
 
 
@@ -334,7 +337,7 @@ async def test_all_watches_receive_a_change(objects):
 async def test_slow_watch_ends_up_with_the_newest(objects):
     async with aclosing(objects.watch(ResourceRequest)) as watch:
         await next_event(watch)
-        made = [await objects.apply(resource_request(cpu=str(cpu))) for cpu in range(1, 21)]
+        made = [await objects.apply(resource_request(labels={"n": str(n)})) for n in range(1, 21)]
         while (seen := await next_event(watch)) != made[-1]:
             assert seen in made
 
@@ -343,11 +346,11 @@ async def test_changes_made_at_once_are_all_kept(objects):
     await asyncio.gather(*(objects.apply(resource_request(f"w{number}")) for number in range(20)))
     assert len(await objects.list(ResourceRequest)) == 20
     await asyncio.gather(
-        objects.apply(resource_request("w1", cpu="2")),
+        objects.apply(resource_request("w1", renew=True)),
         objects.set_status(pending(resource_request("w1"), "at once")),
     )
     found = await objects.find(ResourceRequest, "default/w1")
-    assert (found.spec.requested_cpu, found.status.message) == ("2", "at once")
+    assert (found.spec.renew, found.status.message) == (True, "at once")
 
 
 # -- names

@@ -8,7 +8,6 @@ import make
 from fake_liqo import FakeLiqo
 from kubelend.agent.ports import Peer
 from kubelend.peerings.liqoctl import LiqoctlPeering
-from kubelend.peerings.none import NoPeering
 
 AMOUNTS = make.resources("cpu=500m,memory=1Gi,gpu=2,example.com/fpga=1")
 FIRST = Peer("rsv-home-1", "one", AMOUNTS)
@@ -16,10 +15,8 @@ SECOND = Peer("rsv-home-2", "one", make.resources("cpu=2,memory=4Gi"))
 ELSEWHERE = Peer("rsv-home-3", "two", AMOUNTS)
 
 
-@pytest.fixture(params=["none", "liqoctl"])
-def peering(request, tmp_path):
-    if request.param == "none":
-        return NoPeering()
+@pytest.fixture(params=["liqoctl"])
+def peering(tmp_path):
     liqo = FakeLiqo(tmp_path)
     return LiqoctlPeering(liqo.kubeconfigs, "home", **liqo.programs)
 

@@ -81,9 +81,9 @@ def test_cluster_is_advertised_and_a_request_in_a_file_is_reserved_held_used_and
     held = bonn.sees(ProviderInstruction, f"{reservation}-provider", has("Held"))
     assert held.spec.requester_cluster_id == "rome"
     assert held.status.enforced
-    use = rome.sees(ReservationInstruction, reservation, has("Ready"))
+    use = rome.sees(ReservationInstruction, reservation, has("NotPeered"))
     assert (use.spec.target_cluster_id, use.spec.requested_cpu) == ("bonn", "4")
-    rome.sees(ResourceRequest, "training", has("Active"))
+    rome.sees(ResourceRequest, "training", has("Reserved"))
     rome.remove("training")
     bonn.sees(ProviderInstruction, f"{reservation}-provider", has("Withdrawn"))
     rome.sees(ReservationInstruction, reservation, has("Finished"))

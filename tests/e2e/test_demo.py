@@ -30,7 +30,7 @@ def test_the_demo_shows_every_step_fits_a_terminal_and_leaves_nothing_behind(tmp
     for seen in (
         "is reserved in paris",
         "Hold 4 CPU / 16Gi Memory / 1 GPU for requester berlin",
-        "is Active",
+        "no peering is configured",
         "moved there from",
         "Failed, NoCapacity",
         "0 violations",
@@ -71,7 +71,7 @@ def test_demo_that_stays_prints_commands_that_work_and_ends_with_ctrl_c(tmp_path
     command = shown[last + 1].split()
     assert command[0] == "cat"
     wait_until(Path(command[1]).exists)
-    wait_until(lambda: "phase: Active" in processes.output(*command))
+    wait_until(lambda: "phase: Reserved" in processes.output(*command))
     started.send_signal(signal.SIGINT)
     code, rest, err = processes.finished(started, LONGEST)
     assert (code, err) == (0, "")

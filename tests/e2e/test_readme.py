@@ -100,7 +100,7 @@ def paste(text, directory, environment):
 
 SHOWN = [
     "wrote the certificate of cluster berlin to certs/berlin",
-    "phase: Active",
+    "phase: Reserved",
     "Hold 500m CPU / 256Mi Memory for requester paris",
     "Reserved on berlin",
     "exit code 5",

@@ -254,7 +254,7 @@ async def test_killed_processes_leave_one_reservation_for_each_request(
         running[victim] = start_agent(victim)
         await ready(running[victim])
     for number in range(REQUESTS):
-        await borrower.becomes(f"w{number}-lender", "Active")
+        await borrower.becomes(f"w{number}-lender", "Reserved")
         await borrower.wait_deleted(f"w{number}-borrower")
     assert len(await agents.until_agreed(child_broker, borrower, lender)) == REQUESTS
     await agents.until_over(child_broker, borrower, lender)

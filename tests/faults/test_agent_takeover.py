@@ -177,7 +177,7 @@ async def test_second_process_reports_why_it_waits_and_takes_over_from_a_killed_
     await asyncio.to_thread(two.wait_for, lambda: two.get("/readyz")[0] == 200, QUICKLY)
     users = cluster_of("two")
     await users.create_request("w")
-    await users.becomes("w", "Active")
+    await users.becomes("w", "Reserved")
     assert await asyncio.to_thread(two.end) == 0
 
 

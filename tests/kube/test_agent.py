@@ -124,12 +124,12 @@ def test_sums_are_advertised_and_a_request_is_reserved_held_used_and_released(ro
     assert amount(shown.resources.capacity) == amount(shown.resources.allocatable) == ("6", "12Gi")
     assert amount(shown.resources.available) == ("4500m", "11Gi")
     rome.apply(REQUEST % "training")
-    found = rome.shows(ResourceRequest, "training", has("Active"), "team")
+    found = rome.shows(ResourceRequest, "training", has("Reserved"), "team")
     reservation = found.status.reservation_name
     assert found.status.target_cluster_id == "bonn"
     held = bonn.shows(ProviderInstruction, f"{reservation}-provider", has("Held"))
     assert (held.spec.requester_cluster_id, held.status.enforced) == ("rome", True)
-    use = rome.shows(ReservationInstruction, reservation, has("Ready"), LENDING)
+    use = rome.shows(ReservationInstruction, reservation, has("NotPeered"), LENDING)
     assert (use.spec.target_cluster_id, use.spec.requested_cpu) == ("bonn", "500m")
     # It waits until the finalizer is gone, and with it the reservation.
     rome.cluster.kubectl("delete", "resourcerequest", "training", "--namespace=team")
@@ -139,7 +139,7 @@ def test_sums_are_advertised_and_a_request_is_reserved_held_used_and_released(ro
 
 def test_restart_of_the_api_server_in_the_middle_is_survived(rome, bonn, machines):
     rome.apply(REQUEST % "before")
-    before = rome.shows(ResourceRequest, "before", has("Active"), "team")
+    before = rome.shows(ResourceRequest, "before", has("Reserved"), "team")
     bonn.cluster.kill()
     bonn.wait_for(lambda: "cannot watch nodes" in bonn.get("/readyz")[1])
     assert bonn.get("/healthz") == (200, "ok")
@@ -147,7 +147,7 @@ def test_restart_of_the_api_server_in_the_middle_is_survived(rome, bonn, machine
     rome.shows(ResourceRequest, "meanwhile", has("Reserved"), "team")
     bonn.cluster.start()
     bonn.cluster.wait_until_ready()
-    meanwhile = rome.shows(ResourceRequest, "meanwhile", has("Active"), "team")
+    meanwhile = rome.shows(ResourceRequest, "meanwhile", has("Reserved"), "team")
     for found in (before, meanwhile):
         name = f"{found.status.reservation_name}-provider"
         bonn.shows(ProviderInstruction, name, has("Held"))

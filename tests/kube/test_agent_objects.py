@@ -73,8 +73,8 @@ def hasty(kube_client):
 
 @pytest.fixture
 def make_request(namespace):
-    def make(cpu="1", name="request", **metadata):
-        spec = ResourceRequestSpec(cpu, "1Gi", duration="1h")
+    def make(renew=False, name="request", **metadata):
+        spec = ResourceRequestSpec("1", "1Gi", duration="1h", renew=renew)
         return ResourceRequest(Metadata(name, namespace, **metadata), spec)
 
     return make
@@ -89,35 +89,35 @@ def pending(found):
 
 async def test_concurrent_change_is_a_conflict_with_a_version(objects, hasty, make_request):
     made = await objects.apply(make_request())
-    late = hasty(lambda: objects.apply(make_request(cpu="2")))
+    late = hasty(lambda: objects.apply(make_request(renew=True)))
     with pytest.raises(Conflict, match="was modified"):
-        await late.apply(replace(made, spec=make_request(cpu="3").spec))
-    late = hasty(lambda: objects.apply(make_request(cpu="4")))
+        await late.apply(replace(made, spec=make_request(renew=True).spec))
+    late = hasty(lambda: objects.apply(make_request()))
     newest = await objects.find(ResourceRequest, made.key)
     with pytest.raises(Conflict, match="was modified"):
         await late.set_status(pending(newest))
     found = await objects.find(ResourceRequest, made.key)
-    assert (found.spec.requested_cpu, found.status.phase) == ("4", "")
+    assert (found.spec.renew, found.status.phase) == (False, "")
 
 
 async def test_concurrent_change_is_kept_without_a_version(objects, hasty, make_request):
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.set_status(pending(made)))
-    changed = await late.apply(make_request(cpu="2"))
-    assert (changed.spec.requested_cpu, changed.status.phase) == ("2", "Pending")
+    changed = await late.apply(make_request(renew=True))
+    assert (changed.spec.renew, changed.status.phase) == (True, "Pending")
 
 
 async def test_object_that_is_created_concurrently_is_changed(objects, hasty, make_request):
-    late = hasty(lambda: objects.apply(make_request(cpu="1")))
-    changed = await late.apply(make_request(cpu="2"))
-    assert (changed.spec.requested_cpu, changed.metadata.generation) == ("2", 2)
+    late = hasty(lambda: objects.apply(make_request()))
+    changed = await late.apply(make_request(renew=True))
+    assert (changed.spec.renew, changed.metadata.generation) == (True, 2)
 
 
 async def test_object_that_is_deleted_concurrently_is_not_recreated(objects, hasty, make_request):
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.delete(ResourceRequest, made.key))
     with pytest.raises(Conflict):
-        await late.apply(replace(made, spec=make_request(cpu="2").spec))
+        await late.apply(replace(made, spec=make_request(renew=True).spec))
     made = await objects.apply(make_request())
     late = hasty(lambda: objects.delete(ResourceRequest, made.key))
     assert await late.set_status(pending(replace(made, metadata=make_request().metadata))) is None
@@ -130,7 +130,7 @@ async def test_what_others_have_written_beside_ours_stays(kube_client, objects, 
     change = {"metadata": {"ownerReferences": [owner], "annotations": {"theirs": "kept"}}}
     await kube_client.patch(REQUESTS, made.metadata.name, made.metadata.namespace, change)
     newest = await objects.find(ResourceRequest, made.key)
-    changed = await objects.apply(replace(newest, spec=make_request(cpu="2").spec))
+    changed = await objects.apply(replace(newest, spec=make_request(renew=True).spec))
     assert changed.metadata.annotations == {"theirs": "kept"}
     path = REQUESTS.path(made.metadata.namespace, made.metadata.name)
     assert b'"ownerReferences"' in await kube_client.raw("GET", path)

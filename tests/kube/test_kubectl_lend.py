@@ -1,20 +1,16 @@
 """`kubectl lend` in the clusters of a whole set-up, with more and with fewer permissions."""
 
 import json
-import os
 import re
 import secrets
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import yaml
 
+import kubectl_lend
 import processes
-from kubelend.envtest import credentials, servers
+from kubelend.envtest import servers
 from kubelend.kube import resources
 from kubelend.lab import hosts
 from kubelend.wire import cluster_namespaces, crds
@@ -31,53 +27,13 @@ LOOK, CHANGE = "get,list,watch", "get,list,watch,create,update,patch,delete"
 """What the shipped viewer and editor roles give."""
 
 
-class Result(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-class User(NamedTuple):
-    """A user with a kubeconfig, whose environment has no other settings."""
-
-    environment: dict[str, str]
-
-    @classmethod
-    def of(cls, assets, kubeconfig, home):
-        paths = (assets.kubectl.parent, Path(sys.executable).parent)
-        clean = {name: text for name, text in os.environ.items() if not name.startswith("KUBE")}
-        clean["PATH"] = ":".join([*map(str, paths), os.environ["PATH"]])
-        own = {"KUBECONFIG": kubeconfig, "KUBECACHEDIR": home / "cache", "HOME": home}
-        return cls(clean | {name: str(path) for name, path in own.items()})
-
-    def lend(self, *arguments):
-        return self.run("kubectl", "lend", *arguments)
-
-    def run(self, *command):
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=2 * PATIENCE,
-            env=self.environment,
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
-
-    def start(self, *command):
-        pipe, environment = subprocess.PIPE, self.environment | {"PYTHONUNBUFFERED": "1"}
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
-
-
 class Site:
     """Three clusters with a broker and two agents, and people who use them."""
 
     def __init__(self, directory: Path, assets):
         self.directory = directory
         self.assets = assets
-        self.operator = User.of(assets, directory / "kubeconfig", directory.parent)
+        self.operator = kubectl_lend.user(assets, directory / "kubeconfig", directory.parent)
 
     def kubectl(self, context, *arguments):
         said = self.operator.run("kubectl", f"--context={context}", *arguments)
@@ -86,20 +42,9 @@ class Site:
 
     def add_user(self, context, name, rules):
         """A service account with these rights (verbs by kind) in the namespace `team`."""
-        where, account = "--namespace=team", f"--serviceaccount=team:{name}"
-        self.kubectl(context, "create", "serviceaccount", name, where)
-        for kind, verbs in rules.items():
-            rights = (f"--verb={verbs}", f"--resource={kind}")
-            self.kubectl(context, "create", "role", name, where, *rights)
-            self.kubectl(context, "create", "rolebinding", name, where, f"--role={name}", account)
-        token = self.kubectl(context, "create", "token", name, where).strip()
         administrator = Path(self.record["clusters"][context])
-        path = administrator.with_name(f"{name}.kubeconfig")
-        credentials.write_token_kubeconfig(administrator, path, name, token)
-        content = yaml.safe_load(path.read_text())
-        content["contexts"][0]["context"]["namespace"] = "team"
-        path.write_text(yaml.safe_dump(content))
-        return User.of(self.assets, path, self.directory.parent)
+        path = kubectl_lend.service_account(administrator, self.assets, name, rules, "team")
+        return kubectl_lend.user(self.assets, path, self.directory.parent)
 
     @property
     def record(self):
@@ -288,7 +233,7 @@ def empty(lab):
 
 @pytest.fixture
 def operator(empty, tmp_path):
-    return User.of(empty.assets, empty.admin_kubeconfig, tmp_path)
+    return kubectl_lend.user(empty.assets, empty.admin_kubeconfig, tmp_path)
 
 
 def define(cluster, *kinds):

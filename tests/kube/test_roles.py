@@ -228,10 +228,10 @@ def life(bonn, rome, brokers, hub):
 def live(borrower, lender):
     """Gives the request as it was, and the state of the broker about it."""
     borrower.apply(REQUEST)
-    found = borrower.shows(ResourceRequest, "training", has("Active"), "team")
+    found = borrower.shows(ResourceRequest, "training", has("Reserved"), "team")
     reservation = found.status.reservation_name
     lender.shows(ProviderInstruction, f"{reservation}-provider", has("Held"), HOME)
-    borrower.shows(ReservationInstruction, reservation, has("Ready"), HOME)
+    borrower.shows(ReservationInstruction, reservation, has("NotPeered"), HOME)
     borrower.cluster.kubectl("delete", "resourcerequest", "training", "--namespace=team")
     for one, kind, name in (
         (lender, ProviderInstruction, f"{reservation}-provider"),

@@ -71,13 +71,15 @@ async def test_resource_requests_work_and_gpus_are_not_dropped(cluster, broker, 
             for each in (bonn, rome):
                 await asyncio.to_thread(each.wait_until_ready)
             rome.put("training", cpu="2", requestedGPU='"2"', duration="1h")
-            found = await asyncio.to_thread(rome.sees, ResourceRequest, "training", has("Active"))
+            found = await asyncio.to_thread(rome.sees, ResourceRequest, "training", has("Reserved"))
             reservation = found.status.reservation_name
             assert found.status.target_cluster_id == "bonn"
             name = f"{reservation}-provider"
             held = await asyncio.to_thread(bonn.sees, ProviderInstruction, name, has("Held"))
             assert (held.spec.requested_gpu, held.spec.requester_cluster_id) == ("2", "rome")
-            await asyncio.to_thread(rome.sees, ReservationInstruction, reservation, has("Ready"))
+            await asyncio.to_thread(
+                rome.sees, ReservationInstruction, reservation, has("NotPeered")
+            )
             ledger, _ = broker.service.current()
             assert ledger.reserved(ClusterId("bonn")).gpu == 2
             assert ledger.cluster(ClusterId("bonn")).advertisement.capacity.gpu == 4
@@ -99,7 +101,7 @@ async def survive_a_restart(cluster, broker, rome, bonn):
     await asyncio.to_thread(rome.wait_for, lambda: rome.get("/readyz")[0] == 503)
     cluster.start()
     await asyncio.to_thread(cluster.wait_until_ready)
-    found = await asyncio.to_thread(rome.sees, ResourceRequest, "meanwhile", has("Active"))
+    found = await asyncio.to_thread(rome.sees, ResourceRequest, "meanwhile", has("Reserved"))
     name = f"{found.status.reservation_name}-provider"
     await asyncio.to_thread(bonn.sees, ProviderInstruction, name, has("Held"))
     rome.remove("meanwhile")

@@ -12,7 +12,7 @@ import contextlib
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
 
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from kubelend.agent.ports import Clock, Deleted, Listed, LocalObjects
 from kubelend.core.errors import Conflict, KubelendError, Unavailable
 from kubelend.kits.backoff import Backoff
+from kubelend.wire.events import EmitEvent, EventRecord
 from kubelend.wire.objects import Kind, with_status
 
 CONFLICT_ATTEMPTS: Final = 5
@@ -49,11 +50,16 @@ async def apply_object(objects: LocalObjects, wanted: Kind) -> Kind:
 
 
 async def update_status(
-    objects: LocalObjects, found: Kind, change: Callable[[Kind], msgspec.Struct], clock: Clock
+    objects: LocalObjects,
+    found: Kind,
+    change: Callable[[Kind], msgspec.Struct],
+    clock: Clock,
+    on_written: Callable[[Kind, Kind], None] | None = None,
 ) -> Kind | None:
     """Set the status that `change` returns for the current object, stamped with the time.
 
-    Writes nothing if nothing changes. None if the object is gone or was recreated.
+    Writes nothing if nothing changes. None if the object is gone or was recreated. `on_written` is called
+    with the object before and after a write.
     """
 
     async def attempt() -> Kind | None:
@@ -64,9 +70,24 @@ async def update_status(
         status = change(newest)
         if replace(status, last_update_time=known.status.last_update_time) == known.status:
             return newest
-        return await objects.set_status(with_status(newest, status, clock()))
+        written = await objects.set_status(with_status(newest, status, clock()))
+        if written is not None and on_written is not None:
+            on_written(newest, written)
+        return written
 
     return await retry_on_conflict(attempt)
+
+
+def emit_all(
+    emit: EmitEvent, derive: Callable[[Kind, Kind], Iterable[EventRecord]]
+) -> Callable[[Kind, Kind], None]:
+    """The `on_written` that emits the Events derived from a status update."""
+
+    def on_written(before: Kind, after: Kind) -> None:
+        for event in derive(before, after):
+            emit(event)
+
+    return on_written
 
 
 async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:

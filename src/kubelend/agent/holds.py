@@ -171,6 +171,7 @@ def provider_instruction(reservation: bodies.Reservation, namespace: str) -> Pro
         requester_cluster_id=hold.requester,
         message=f"Hold {hold.resources.describe()} for requester {hold.requester}",
         expires_at=reservation.status.expires_at,
+        cost=reservation.cost,
     )
     return ProviderInstruction(Metadata(provider_instruction_name(reservation.id), namespace), spec)
 

@@ -18,13 +18,14 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from kubelend.agent import controller
+from kubelend.agent import conditions, controller, events
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
 from kubelend.agent.reservation_cache import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
 from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies, quantities
+from kubelend.wire.events import EmitEvent, EventRecord
 from kubelend.wire.objects import (
     Metadata,
     ReservationInstruction,
@@ -54,11 +55,14 @@ class InstructionReconciler:
         clock: Clock,
         expiry: ExpiryTracker,
         namespace_lookup: NamespaceLookup,
+        on_change: Callable[[str], None],
         *,
         cluster_id: str,
         finished_ttl: timedelta,
         chance: Callable[[], float],
+        emit: EmitEvent,
     ) -> None:
+        """`on_change` is called with a reservation whose instruction's conditions have changed."""
         self.queue = ReconcileQueue("ReservationInstruction", self._reconcile, log, chance=chance)
         self._objects = objects
         self._communicator = communicator
@@ -66,10 +70,15 @@ class InstructionReconciler:
         self._clock = clock
         self._expiry = expiry
         self._namespace_lookup = namespace_lookup
+        self._on_change = on_change
+        self._emit = emit
+        self._on_written = controller.emit_all(emit, events.instruction_events)
         self._cluster_id = cluster_id
         self._finished_ttl = finished_ttl
         self._object_keys: defaultdict[str, set[str]] = defaultdict(set)
         """Keys of each reservation's objects: one, except for objects in a wrong namespace."""
+        self._watched: dict[str, ReservationInstruction] = {}
+        """The last watched state of each reservation's object."""
         self._finished_since: dict[str, float] = {}
         """Loop time at which reservations without an object finished."""
         self._targets: dict[str, str] = {}
@@ -82,19 +91,29 @@ class InstructionReconciler:
                 for known in self._object_keys:
                     self.queue.add(known)
                 self._object_keys.clear()
+                self._watched.clear()
                 for found in objects:
                     self._on_update(found)
             case Deleted(found):
                 if isinstance(found, ReservationInstruction):
                     self._object_keys[found.metadata.name].discard(found.key)
+                    self._watched.pop(found.metadata.name, None)
                     self.queue.add(found.metadata.name)
             case found:
                 self._on_update(found)
 
     def _on_update(self, found: object) -> None:
         if isinstance(found, ReservationInstruction):
-            self._object_keys[found.metadata.name].add(found.key)
-            self.queue.add(found.metadata.name)
+            name = found.metadata.name
+            self._object_keys[name].add(found.key)
+            known, self._watched[name] = self._watched.get(name), found
+            self.queue.add(name)
+            if known is None or _reported_fields(known) != _reported_fields(found):
+                self._on_change(name)
+
+    def find(self, reservation: str) -> ReservationInstruction | None:
+        """The last watched state of a reservation's object."""
+        return self._watched.get(reservation)
 
     async def _reconcile(self, reservation: str) -> None:
         body = self._reservations.find(reservation)
@@ -118,7 +137,7 @@ class InstructionReconciler:
             return
         wanted = reservation_instruction(body, namespace)
         found = await controller.apply_object(self._objects, wanted)
-        await self._update_status(found, lambda known: delivered_status(known, body))
+        await self._update_status(found, lambda newest: delivered_status(newest.status, body))
         known = self._targets.get(body.id)
         self._targets[body.id] = body.target_cluster_id
         if not found.status.delivered:
@@ -126,6 +145,7 @@ class InstructionReconciler:
         elif known not in (None, body.target_cluster_id):
             keys = instruction_log_keys(found)
             log.info("ReservationInstruction moved", **keys, previous_cluster=known)
+            self._emit(EventRecord("Normal", "Moved", found.spec.message, found))
         for misplaced in self._object_keys[body.id] - {found.key}:
             await self._objects.delete(ReservationInstruction, misplaced)
 
@@ -166,7 +186,7 @@ class InstructionReconciler:
     ) -> None:
         now = self._clock()
         written = await self._update_status(
-            found, lambda known: finished_instruction_status(known, body, now)
+            found, lambda newest: finished_instruction_status(newest, body, now)
         )
         if written is not None and found.status.finished_at is None:
             keys = instruction_log_keys(found)
@@ -183,7 +203,7 @@ class InstructionReconciler:
         self, found: ReservationInstruction, change: StatusChange
     ) -> ReservationInstruction | None:
         return await controller.update_status(
-            self._objects, found, lambda newest: change(newest.status), self._clock
+            self._objects, found, change, self._clock, self._on_written
         )
 
     def _evict_later(self, reservation: str) -> None:
@@ -200,7 +220,13 @@ class InstructionReconciler:
             self._reservations.remove(reservation)
 
 
-StatusChange = Callable[[ReservationInstructionStatus], ReservationInstructionStatus]
+def _reported_fields(found: ReservationInstruction) -> tuple[object, ...]:
+    """The fields that the conditions of the ResourceRequest follow."""
+    status = found.status
+    return found.spec.target_cluster_id, status.conditions, status.peered_cluster_ids
+
+
+StatusChange = Callable[[ReservationInstruction], ReservationInstructionStatus]
 
 
 def instruction_log_keys(found: ReservationInstruction) -> dict[str, str]:
@@ -210,17 +236,14 @@ def instruction_log_keys(found: ReservationInstruction) -> dict[str, str]:
         "name": found.metadata.name,
         "reservation": spec.reservation_name,
         "cluster": spec.target_cluster_id,
-        "cpu": spec.requested_cpu,
-        "memory": spec.requested_memory,
+        "cpu": str(spec.requested_cpu),
+        "memory": str(spec.requested_memory),
         "expires_at": time_text(spec.expires_at),
     }
 
 
 def time_text(moment: datetime | None) -> str:
     return "" if moment is None else moment.isoformat()
-
-
-FINISHED: Final = "Finished"
 
 
 def reservation_instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruction:
@@ -232,6 +255,7 @@ def reservation_instruction(body: bodies.Reservation, namespace: str) -> Reserva
         target_cluster_id=body.target_cluster_id,
         message=f"Use {body.target_cluster_id} for {amounts.describe()}",
         expires_at=body.status.expires_at,
+        cost=body.cost,
     )
     return ReservationInstruction(Metadata(body.id, namespace), spec)
 
@@ -244,15 +268,15 @@ def delivered_status(
 
 
 def finished_instruction_status(
-    known: ReservationInstructionStatus, body: bodies.Reservation | None, now: datetime
+    known: ReservationInstruction, body: bodies.Reservation | None, now: datetime
 ) -> ReservationInstructionStatus:
     """The reservation has finished, or the broker does not know it. `now` is the agent's time, from
     which the retention counts. A status that is finished already stays unchanged.
     """
-    if known.finished_at is not None:
-        return known
+    if known.status.finished_at is not None:
+        return known.status
     message = "Reservation not found on the broker" if body is None else body.status.message
-    return replace(known, phase=FINISHED, message=message, finished_at=now)
+    return conditions.apply_finished(known, message, now)
 
 
 RENEWAL_DIVISOR: Final = 3

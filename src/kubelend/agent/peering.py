@@ -5,7 +5,8 @@ A root task of the agent, level-triggered over ReservationInstructions: connect,
 activate. The provider is recorded in the object's status before anything is created, and a finalizer
 keeps the object until everything is removed: an agent that is killed at any moment finishes after its
 restart. An unreachable provider, from which a reservation was failed over, does not block the
-connection to the next.
+connection to the next. Without a peering it only reports that: the reservation stays Reserved until another
+client activates it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Final, NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from kubelend.agent import controller
+from kubelend.agent import conditions, controller, events
+from kubelend.agent.conditions import FINISHED, READY, PeeringReport
 from kubelend.agent.controller import ObjectCache
 from kubelend.agent.health import ComponentHealth, PeerHealth
-from kubelend.agent.instructions import FINISHED, instruction_log_keys
+from kubelend.agent.instructions import instruction_log_keys
 from kubelend.agent.ports import (
     BrokerCommunicator,
     Clock,
@@ -39,10 +41,10 @@ from kubelend.core.lifecycle import Phase
 from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies, quantities
+from kubelend.wire.events import EmitEvent, discard_event
 from kubelend.wire.objects import ReservationInstruction, ReservationInstructionStatus
 
 PEERING_FINALIZER: Final = "reservationinstruction.rear.fluidos.eu/peering"
-CONNECTING, READY = "Connecting", "Ready"
 
 
 class PeeringKey(NamedTuple):
@@ -127,18 +129,21 @@ class PeeringReconciler:
         objects: LocalObjects,
         communicator: BrokerCommunicator,
         reservations: ReservationCache,
-        peering: Peering,
+        peering: Peering | None,
         health: ComponentHealth,
         clock: Clock,
         *,
         check_interval: timedelta = READY_CHECK_INTERVAL,
         acknowledge_timeout: timedelta = ACKNOWLEDGE_TIMEOUT,
+        emit: EmitEvent = discard_event,
     ) -> None:
+        """`peering` is None if none is configured."""
         self._objects = objects
         self._communicator = communicator
         self._reservations = reservations
         self._peering = peering
         self._clock = clock
+        self._on_written = controller.emit_all(emit, events.instruction_events)
         self._check_interval = check_interval
         self._connect_queue = ReconcileQueue(
             COMPONENT, self._reconcile, log, on_failure=self._on_connect_failed
@@ -169,11 +174,17 @@ class PeeringReconciler:
         await tasks.run_all(
             {
                 "watch": watching,
-                "changes": self._peering.watch(self.on_peering_change),
+                "changes": self._watch_peering(),
                 "connect": self._connect_queue.run(),
                 "disconnect": self._disconnect_queue.run(),
             }
         )
+
+    async def _watch_peering(self) -> None:
+        if self._peering is None:
+            await asyncio.Event().wait()
+        else:
+            await self._peering.watch(self.on_peering_change)
 
     def on_peering_change(self, name: str) -> None:
         """The peering of a reservation, or with a provider, may have changed."""
@@ -211,31 +222,23 @@ class PeeringReconciler:
 
     async def _connect(self, found: ReservationInstruction, wanted: str) -> None:
         """Create what is missing, and report the readiness."""
+        if self._peering is None:
+            body = self._reservations.find(found.spec.reservation_name)
+            is_active = body is not None and body.status.phase == Phase.ACTIVE
+            await self._report(found, wanted, conditions.report_no_peering(is_active=is_active))
+            return
         peer = peer_for(found, wanted)
         if await self._record_provider(found, wanted):
-            await self._record_readiness(found, wanted, await self._establish(peer))
-
-    async def _establish(self, peer: Peer) -> Readiness:
-        """Take all steps that are possible now; returns what is missing after them."""
-        for step in (self._peering.connect, self._peering.size):
-            readiness = await step(peer)
-            if not readiness.is_ready:
-                return readiness
-        return await self._peering.ready(peer)
+            await self._record_readiness(found, wanted, await _establish(self._peering, peer))
 
     async def _record_provider(self, found: ReservationInstruction, wanted: str) -> bool:
         """Record the provider in the status; False if the object has changed since."""
         marked = await controller.add_finalizer(self._objects, found, PEERING_FINALIZER)
         if marked is None:
             return False
-        if wanted not in marked.status.peered_cluster_ids:
-            changed = await self._update_status(
-                marked,
-                wanted,
-                phase=CONNECTING,
-                message=f"connecting to {wanted}",
-                connected=wanted,
-            )
+        if wanted not in marked.status.started_cluster_ids:
+            report = conditions.report_connecting(wanted)
+            changed = await self._report(marked, wanted, report, is_started=True)
             if changed is None or self._target(changed) != wanted:
                 return False
             log.info("Peering started", **_log_keys(marked, wanted))
@@ -245,8 +248,7 @@ class PeeringReconciler:
     async def _record_readiness(
         self, found: ReservationInstruction, wanted: str, readiness: Readiness
     ) -> None:
-        phase = READY if readiness.is_ready else CONNECTING
-        changed = await self._update_status(found, wanted, phase=phase, message=readiness.reason)
+        changed = await self._report(found, wanted, conditions.report_readiness(readiness))
         if changed is None or self._target(changed) != wanted:
             return
         self._health.clear(found.key)
@@ -297,14 +299,15 @@ class PeeringReconciler:
         found = self._cache.find(key)
         if found is not None and (wanted := self._target(found)):
             with contextlib.suppress(KubelendError):
-                await self._update_status(found, wanted, phase=CONNECTING, message=str(error))
+                await self._report(found, wanted, conditions.report_failure(error))
 
     # -- disconnecting
 
     def _disconnect_all(self, found: ReservationInstruction, except_cluster: str = "") -> bool:
         """Disconnect from all recorded providers but one; False if there are none."""
         uid = found.metadata.uid
-        clusters = {*self._connected.get(uid, ()), *found.status.peered_cluster_ids}
+        recorded = (*found.status.started_cluster_ids, *found.status.peered_cluster_ids)
+        clusters = {*self._connected.get(uid, ()), *recorded}
         clusters.discard(except_cluster)
         for cluster in sorted(clusters):
             peering_key = PeeringKey(found.key, uid, cluster)
@@ -320,11 +323,15 @@ class PeeringReconciler:
             return
         # It needs the names only, so that an invalid spec can be disconnected too.
         peer = Peer(found.spec.reservation_name, key.cluster, resources.NOTHING)
-        removed = await self._peering.disconnect(peer)
-        if not removed.is_ready:
+        if self._peering is None:
+            keys = _log_keys(found, key.cluster)
+            log.warning("No peering is configured; objects of an earlier one are left", **keys)
+        elif not (await self._peering.disconnect(peer)).is_ready:
             self._disconnect_queue.add_after(key, DISCONNECT_POLL_INTERVAL)
             return
-        await self._update_status(found, "", disconnected=key.cluster)
+        await self._update_status(
+            found, lambda newest: conditions.apply_disconnected(newest, key.cluster, self._clock())
+        )
         self._connected[key.uid].discard(key.cluster)
         if not self._connected[key.uid]:
             del self._connected[key.uid]
@@ -336,15 +343,15 @@ class PeeringReconciler:
     async def _on_disconnect_failed(self, key: PeeringKey, error: KubelendError) -> None:
         self._health.set_error(str(key), str(error))
         with contextlib.suppress(KubelendError):
-            await self._update_status(self._disconnecting[key], "", message=str(error))
+            await self._update_status(
+                self._disconnecting[key], lambda newest: self._with_message(newest, str(error))
+            )
 
     async def _remove_finalizer(self, found: ReservationInstruction) -> None:
         """Nothing is connected: the object may be deleted, or wait for another provider."""
         if PEERING_FINALIZER not in found.metadata.finalizers:
             return
-        changed = await self._update_status(
-            found, "", phase=CONNECTING, message="no provider assigned"
-        )
+        changed = await self._report(found, "", conditions.report_no_provider())
         if changed is not None:
             await controller.remove_finalizer(self._objects, changed, PEERING_FINALIZER)
 
@@ -353,33 +360,56 @@ class PeeringReconciler:
     def _target(self, found: ReservationInstruction) -> str:
         return peering_target(found, self._reservations.find(found.spec.reservation_name))
 
-    async def _update_status(
+    async def _report(
         self,
         found: ReservationInstruction,
         wanted: str,
+        report: PeeringReport,
         *,
-        phase: str = "",
-        message: str = "",
-        connected: str = "",
-        disconnected: str = "",
+        is_started: bool = False,
     ) -> ReservationInstruction | None:
-        """Update the peering's part of the current status; None if the object is gone.
+        """Write what the peering reports about a provider to the current status; None if the object is gone.
 
-        A message about another provider than the one wanted now is outdated, and that of a finished
-        object is not the peering's to write.
+        A report about another provider than the one wanted now is outdated, and the status of a finished
+        object is not the peering's to write. `is_started` records the provider in any case.
         """
 
-        def status_for(newest: ReservationInstruction) -> ReservationInstructionStatus:
-            status = newest.status
-            peered = [each for each in status.peered_cluster_ids if each != disconnected]
-            if connected and connected not in peered:
-                peered.append(connected)
-            status = replace(status, peered_cluster_ids=tuple(peered))
-            if message and status.phase != FINISHED and self._target(newest) == wanted:
-                status = replace(status, phase=phase or status.phase, message=message)
-            return status
+        def change(newest: ReservationInstruction) -> ReservationInstructionStatus:
+            if is_started:
+                started = newest.status.started_cluster_ids
+                started = conditions.set_member(started, wanted, is_in=True)
+                newest = replace(newest, status=replace(newest.status, started_cluster_ids=started))
+            if newest.status.phase == FINISHED or self._target(newest) != wanted:
+                return newest.status
+            return conditions.apply_report(newest, wanted, report, self._clock())
 
-        return await controller.update_status(self._objects, found, status_for, self._clock)
+        return await self._update_status(found, change)
+
+    def _with_message(
+        self, newest: ReservationInstruction, message: str
+    ) -> ReservationInstructionStatus:
+        """Why it cannot be disconnected, while no provider is wanted."""
+        if newest.status.phase == FINISHED or self._target(newest):
+            return newest.status
+        return replace(newest.status, message=message)
+
+    async def _update_status(
+        self,
+        found: ReservationInstruction,
+        change: Callable[[ReservationInstruction], ReservationInstructionStatus],
+    ) -> ReservationInstruction | None:
+        return await controller.update_status(
+            self._objects, found, change, self._clock, self._on_written
+        )
+
+
+async def _establish(peering: Peering, peer: Peer) -> Readiness:
+    """Take all steps that are possible now; returns what is missing after them."""
+    for step in (peering.connect, peering.size):
+        readiness = await step(peer)
+        if not readiness.is_ready:
+            return readiness
+    return await peering.ready(peer)
 
 
 def _log_keys(found: ReservationInstruction, cluster: str) -> dict[str, str]:

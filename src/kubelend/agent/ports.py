@@ -183,6 +183,10 @@ class Readiness(NamedTuple):
     is_ready: bool
     reason: str
     """Human-readable: why not, or what is offered."""
+    is_peered: bool = True
+    """Whether the clusters are peered, though the resources may not be ready."""
+    node: str = ""
+    """Name of the virtual node, if there is one."""
 
 
 DONE = Readiness(is_ready=True, reason="")

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from kubelend.agent import controller
+from kubelend.agent import controller, events
 from kubelend.agent import holds as agent_holds
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.holds import HoldTable
@@ -29,6 +29,7 @@ from kubelend.core.lifecycle import Phase
 from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies
+from kubelend.wire.events import EmitEvent, discard_event
 from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
 
 COMPONENT: Final = "provider"
@@ -60,7 +61,7 @@ class ProviderConfig(msgspec.Struct, frozen=True):
 class ProviderReconciler:
     """Use `run` as a root task. Await `restore` before the first advertisement."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         config: ProviderConfig,
         objects: LocalObjects,
@@ -69,6 +70,8 @@ class ProviderReconciler:
         holds: HoldTable,
         health: ComponentHealth,
         clock: Clock,
+        *,
+        emit: EmitEvent = discard_event,
     ) -> None:
         self._config = config
         self._objects = objects
@@ -77,6 +80,7 @@ class ProviderReconciler:
         self._reservations = reservations
         self._holds = holds
         self._clock = clock
+        self._on_written = controller.emit_all(emit, events.hold_events)
         self._queue = ReconcileQueue("ProviderInstruction", self._reconcile, log)
         self._restored = False
         self._fetch_from = 0.0
@@ -260,7 +264,9 @@ class ProviderReconciler:
     async def _update_status(
         self, stored: ProviderInstruction, status: ProviderInstructionStatus
     ) -> None:
-        await controller.update_status(self._objects, stored, lambda _: status, self._clock)
+        await controller.update_status(
+            self._objects, stored, lambda _: status, self._clock, self._on_written
+        )
 
     async def _delete_finished(self, reservation: str, ended: datetime | None) -> None:
         """Delete the object and the cached reservation once the retention is over."""
@@ -317,7 +323,7 @@ def _log_keys(instruction: ProviderInstruction) -> dict[str, str]:
     return {
         "reservation": agent_holds.reservation_of_instruction(instruction),
         "requester": spec.requester_cluster_id,
-        "cpu": spec.requested_cpu,
-        "memory": spec.requested_memory,
+        "cpu": str(spec.requested_cpu),
+        "memory": str(spec.requested_memory),
         "expires_at": time_text(spec.expires_at),
     }

@@ -16,8 +16,9 @@ from datetime import timedelta
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
-from kubelend.agent import controller, reservation_cache, resource_requests
+from kubelend.agent import conditions, controller, events, reservation_cache, resource_requests
 from kubelend.agent.controller import ObjectCache
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.instructions import ExpiryTracker, InstructionReconciler, time_text
@@ -25,10 +26,10 @@ from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, Loc
 from kubelend.agent.reservation_cache import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
 from kubelend.agent.resource_requests import REQUEST_FINALIZER, RequestState
 from kubelend.core.errors import InvalidInput, KubelendError, NotFound, WrongPhase
-from kubelend.core.lifecycle import Phase
 from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies
+from kubelend.wire.events import EmitEvent, EventRecord, discard_event
 from kubelend.wire.objects import (
     Kind,
     ReservationInstruction,
@@ -58,6 +59,7 @@ class ResourceRequestReconciler:
         namespace: str = "",
         finished_ttl: timedelta = FINISHED_TTL,
         chance: Callable[[], float] = random.random,
+        emit: EmitEvent = discard_event,
     ) -> None:
         """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
 
@@ -68,6 +70,7 @@ class ResourceRequestReconciler:
         self._health = health
         self._clock = clock
         self._namespace = namespace
+        self._emit = emit
         self._chance = chance
         self._queue = ReconcileQueue("ResourceRequest", self._reconcile, log, chance=chance)
         self._cache = RequestCache(self._queue.add)
@@ -80,9 +83,11 @@ class ResourceRequestReconciler:
             clock,
             self._expiry,
             self._instruction_namespace,
+            self._on_instruction_change,
             cluster_id=cluster_id,
             finished_ttl=finished_ttl,
             chance=chance,
+            emit=emit,
         )
         self._requesting: set[str] = set()
         """Requests for which the broker may be making a reservation at this moment."""
@@ -122,6 +127,9 @@ class ResourceRequestReconciler:
 
     def _on_reservation_change(self, reservation: str) -> None:
         self._instructions.queue.add(reservation)
+        self._on_instruction_change(reservation)
+
+    def _on_instruction_change(self, reservation: str) -> None:
         owner = self._cache.owner(reservation)
         if owner:
             self._queue.add(owner)
@@ -153,10 +161,11 @@ class ResourceRequestReconciler:
             await self._start(found)
         elif state is RequestState.BOUND:
             await self._sync_bound(found)
-        elif state is RequestState.REQUESTED and resource_requests.is_spec_changed(found):
-            await self._restart(found)
         elif state is RequestState.REQUESTED and requested is not None:
             await self._request_reservation(found, requested)
+        elif found.status.observed_generation != found.metadata.generation:
+            generation = found.metadata.generation
+            await self._update_status(found, replace(found.status, observed_generation=generation))
 
     # -- requesting
 
@@ -201,12 +210,6 @@ class ResourceRequestReconciler:
         # The stream may have delivered it before it was bound.
         self._on_reservation_change(body.id)
 
-    async def _restart(self, found: ResourceRequest) -> None:
-        """The spec has changed before a reservation was made: start again."""
-        await self._release(found)
-        await self._update_status(found, resource_requests.status_for_spec_change(found))
-        self._queue.add(found.key)
-
     # -- bound
 
     async def _sync_bound(self, found: ResourceRequest) -> None:
@@ -216,21 +219,17 @@ class ResourceRequestReconciler:
             body = await self._renew_if_due(found, body)
         if body is None:
             await self._update_status(found, resource_requests.status_for_lost_reservation(found))
-        elif body.status.phase == Phase.PENDING and resource_requests.is_spec_changed(found):
-            await self._restart(found)
         else:
             await self._report_reservation(found, body)
 
     async def _report_reservation(self, found: ResourceRequest, body: bodies.Reservation) -> None:
         error = self._renewal_errors.get(body.id) if found.spec.renew else None
-        written = await self._update_status(
+        await self._update_status(
             found, resource_requests.status_for_reservation(found, body, error)
         )
         if error is not None and body.status.phase in LIVE_PHASES:
             raise error
         self._renewal_errors.pop(body.id, None)
-        if written is not None and resource_requests.request_state(written) is RequestState.NEW:
-            self._queue.add(found.key)  # finished, and the spec has changed since the request
 
     async def _renew_if_due(
         self, found: ResourceRequest, body: bodies.Reservation
@@ -283,6 +282,8 @@ class ResourceRequestReconciler:
             released = await self._client.release(found)
         if released:
             log.info("ResourceRequest released", **_request_log_keys(found), reservation=released)
+            message = f"Released reservation {released} because the ResourceRequest was deleted"
+            self._emit(EventRecord("Normal", "Released", message, found))
         self._cache.unbind(found.status.reservation_name)
 
     # -- helpers
@@ -290,21 +291,20 @@ class ResourceRequestReconciler:
     async def _update_status(
         self, found: ResourceRequest, status: ResourceRequestStatus
     ) -> ResourceRequest | None:
-        """Write the status if it changes, and log the step. None if the object is gone.
-
-        No other client writes it. If a user has changed the spec since, another reconcile follows anyway.
-        """
-        before = found.status
+        """Write the status with its conditions, and log the step. None if the object is gone."""
 
         def change(newest: ResourceRequest) -> ResourceRequestStatus:
-            nonlocal before
-            before = newest.status
-            return status
+            instruction = self._instructions.find(status.reservation_name)
+            return conditions.apply_request_conditions(newest, status, instruction, self._clock())
 
-        written = await controller.update_status(self._objects, found, change, self._clock)
-        if written is not None:
-            _log_step(written, before)
-        return written
+        return await controller.update_status(
+            self._objects, found, change, self._clock, self._on_written
+        )
+
+    def _on_written(self, before: ResourceRequest, after: ResourceRequest) -> None:
+        _log_step(after, before.status)
+        for event in events.request_events(before, after):
+            self._emit(event)
 
     @contextmanager
     def _in_progress(self, found: ResourceRequest) -> Iterator[None]:

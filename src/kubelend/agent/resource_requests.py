@@ -39,9 +39,6 @@ REQUESTING_REASON: Final = "Asking"
 RESERVATION_LOST_REASON: Final = "ReservationLost"
 """The reason when the broker does not know a reservation that it made."""
 
-_SPEC_CHANGED_NOTE: Final = (
-    "the spec has changed since, which has no effect: delete and recreate this object to apply it"
-)
 _TRANSIENT_CLASSES: Final = (KubelendError, Conflict)
 """Exactly these classes are independent of the request: an internal error of the broker, and a
 concurrent change."""
@@ -74,8 +71,6 @@ def status_for_reservation(
     """The state of the reservation; `renewal_error` is why it could not be renewed."""
     notes, is_live = [_reservation_message(body)], body.status.phase in LIVE_PHASES
     is_expired = body.status.phase == Phase.RELEASED and body.status.reason == Reason.EXPIRED
-    if is_live and is_spec_changed(found):
-        notes.append(_SPEC_CHANGED_NOTE)
     if renewal_error is not None:
         notes.append(f"renewal failed: {renewal_error}")
     return ResourceRequestStatus(
@@ -85,7 +80,7 @@ def status_for_reservation(
         reason=renewal_error.code if is_live and renewal_error is not None else body.status.reason,
         message="; ".join(notes),
         expires_at=body.status.expires_at,
-        observed_generation=_observed_generation(found, body),
+        observed_generation=found.metadata.generation,
         asked=found.status.asked,
     )
 
@@ -94,16 +89,6 @@ def status_for_transient_error(sent: SentRequest, error: KubelendError) -> Resou
     """The broker could not be reached, or cannot respond now."""
     return replace(
         status_for_request(sent), reason=error.code, message=f"Not reserved yet: {error}"
-    )
-
-
-def status_for_spec_change(found: ResourceRequest) -> ResourceRequestStatus:
-    """The spec has changed, and the previous request holds nothing."""
-    return ResourceRequestStatus(
-        phase="Pending",
-        reason=REQUESTING_REASON,
-        message="The spec has changed: requesting a new reservation",
-        observed_generation=found.status.observed_generation,
     )
 
 
@@ -149,16 +134,6 @@ def _reservation_message(body: bodies.Reservation) -> str:
     return message
 
 
-def _observed_generation(found: ResourceRequest, body: bodies.Reservation) -> int:
-    """A live reservation has observed every change and applies none; a finished one can be requested again
-    by a change that it has not observed.
-    """
-    requested = found.status.asked
-    if requested is None or body.status.phase in LIVE_PHASES:
-        return found.metadata.generation
-    return max(requested.generation, found.status.observed_generation)
-
-
 REQUEST_FINALIZER: Final = "resourcerequest.rear.fluidos.eu/finalizer"
 
 FINAL_PHASES: Final = frozenset({"Failed", "Released", "Expired"})
@@ -171,14 +146,13 @@ class RequestState(Enum):
     NEW = "new"  # no reservation requested yet
     REQUESTED = "asking"  # requested, but the response is not recorded
     BOUND = "bound"  # has a reservation
-    DONE = "done"  # finished until its spec changes
+    DONE = "done"  # finished
 
 
 def request_state(found: ResourceRequest) -> RequestState:
     status = found.status
     if status.phase in FINAL_PHASES:
-        is_seen = status.observed_generation == found.metadata.generation
-        return RequestState.DONE if is_seen else RequestState.NEW
+        return RequestState.DONE
     if status.reservation_name:
         return RequestState.BOUND
     return RequestState.NEW if status.asked is None else RequestState.REQUESTED
@@ -186,8 +160,8 @@ def request_state(found: ResourceRequest) -> RequestState:
 
 def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
     """The reservation request for a spec. `InvalidInput` names the invalid field."""
-    for field, name, text in _quantity_fields(spec):
-        _check_amount(field, name, text)
+    for field, name, amount in _quantity_fields(spec):
+        _check_amount(field, name, str(amount))
     _check_times(spec)
     body = bodies.copy_fields(spec, bodies.ReservationRequest, requested_resources=spec.amounts)
     try:
@@ -198,23 +172,14 @@ def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
 
 
 def idempotency_key(cluster: str, uid: str, generation: int) -> str:
-    """The same for every attempt of one generation of one object; a recreated object gets another key."""
+    """The same for every attempt of one object; a recreated object gets another key. `generation` is that of
+    the request that was sent.
+    """
     identity = msgspec.json.encode((cluster, uid, generation))
     return f"resourcerequest-{hashlib.sha256(identity).hexdigest()}"
 
 
-def is_spec_changed(found: ResourceRequest) -> bool:
-    """Whether the spec now asks for something else than the request that was sent."""
-    requested = found.status.asked
-    if requested is None or requested.generation == found.metadata.generation:
-        return False
-    try:
-        return request_from_spec(found.spec) != requested.request
-    except InvalidInput:
-        return True
-
-
-def _quantity_fields(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]]:
+def _quantity_fields(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str | int]]:
     yield "requestedCPU", "cpu", spec.requested_cpu
     yield "requestedMemory", "memory", spec.requested_memory
     if spec.requested_gpu:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp.web_response import Response
@@ -32,6 +33,7 @@ from kubelend.agent.stream import InstructionListener
 from kubelend.apps import agent_environment, agent_launcher, agent_peering
 from kubelend.apps.agent_environment import AgentEnvironment
 from kubelend.apps.agent_launcher import AgentCertificateRenewer, AgentLaunch
+from kubelend.apps.agent_peering import AgentPeering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.communicators import factory
 from kubelend.communicators.factory import CommunicatorOptions
@@ -53,6 +55,9 @@ UNEXPECTED, USAGE = 1, 2
 """Exit codes, the same as in `cli.exit_codes`."""
 
 RootCoroutine = Coroutine[object, object, None]
+
+if TYPE_CHECKING:
+    from kubelend.peerings.liqo_provider import LentReservation
 
 log = structlog.get_logger("kubelend.agent")
 
@@ -100,6 +105,12 @@ class AgentApp:
         self._advertising = agent_environment.advertising_settings(settings, environment, cluster)
         self._inventory = Inventory()
         self._reservation_cache = ReservationCache()
+        self._holds = HoldTable(
+            self._inventory,
+            environment.policy,
+            enforce=settings.enforce,
+            on_change=self._on_holds_changed,
+        )
         self._active_gate = ActiveAgentGate()
         self._listener: InstructionListener | None = None
         self._publisher: Publisher | None = None
@@ -116,7 +127,7 @@ class AgentApp:
         )
         self.communicator: BrokerCommunicator | None = None
         self.exchange: HandshakeExchange | None = None
-        self.peering_mode = "none"
+        self.peering = AgentPeering(None)
         self._on_handshake: list[Callable[[str], None]] = []
         # Before the probe listener opens, so that /readyz is never ok too early.
         for part in (
@@ -132,6 +143,8 @@ class AgentApp:
             else self._tasks_with_broker(self.communicator)
         )
         roots["objects"] = self._report_object_health()
+        if self._environment.events is not None:
+            roots["events"] = self._environment.events.run()
         return roots
 
     def _tasks_without_broker(self) -> dict[str, RootCoroutine]:
@@ -151,8 +164,7 @@ class AgentApp:
         collector = Collector(
             self._environment.source, self._inventory, self.health, publisher.notify_changed
         )
-        holds = self._make_hold_table(publisher)
-        provider = self._make_provider(broker, holds)
+        provider = self._make_provider(broker)
         self._listener = InstructionListener(
             broker,
             self._reservation_cache,
@@ -166,7 +178,7 @@ class AgentApp:
             "place": self._active_gate.run(),
             "requester": self._run_when_active(self._make_requester(broker).run),
             "provider": self._run_when_active(provider.run),
-            **self._peering_tasks(broker, holds),
+            **self._peering_tasks(broker),
             **self._renewal_task(),
         }
 
@@ -200,17 +212,18 @@ class AgentApp:
             cluster_id=self._cluster,
             namespace=self._environment.namespace,
             finished_ttl=self._settings.finished_for,
+            emit=self._environment.emit,
         )
 
-    def _make_hold_table(self, publisher: Publisher) -> HoldTable:
-        return HoldTable(
-            self._inventory,
-            self._environment.policy,
-            enforce=self._settings.enforce,
-            on_change=publisher.notify_changed,
-        )
+    def lent(self) -> dict[str, LentReservation]:
+        """Returns the reservations that this cluster holds, by ID."""
+        return agent_peering.lent_reservations(self._cluster, self._holds, self._reservation_cache)
 
-    def _make_provider(self, broker: BrokerCommunicator, holds: HoldTable) -> ProviderReconciler:
+    def _on_holds_changed(self) -> None:
+        if self._publisher is not None:
+            self._publisher.notify_changed()
+
+    def _make_provider(self, broker: BrokerCommunicator) -> ProviderReconciler:
         settings, environment = self._settings, self._environment
         config = ProviderConfig(
             self._cluster, environment.namespace or "default", settings.finished_for
@@ -220,26 +233,15 @@ class AgentApp:
             environment.objects,
             broker,
             self._reservation_cache,
-            holds,
+            self._holds,
             self.health,
             environment.clock,
+            emit=environment.emit,
         )
 
-    def _peering_tasks(
-        self, broker: BrokerCommunicator, holds: HoldTable
-    ) -> dict[str, RootCoroutine]:
+    def _peering_tasks(self, broker: BrokerCommunicator) -> dict[str, RootCoroutine]:
         """Both sides of the peering: with providers, and of requesters with this cluster."""
-        environment, cache = self._environment, self._reservation_cache
-        if self.exchange is None:
-            return {}
-        peering = agent_peering.make_peering(
-            self.peering_mode,
-            self._settings,
-            self._cluster,
-            environment,
-            self.exchange,
-            lambda: agent_peering.lent_reservations(self._cluster, holds, cache),
-        )
+        environment, cache, peering = self._environment, self._reservation_cache, self.peering
         reconciler = PeeringReconciler(
             environment.objects,
             broker,
@@ -247,6 +249,7 @@ class AgentApp:
             peering.requester,
             self.health,
             environment.clock,
+            emit=environment.emit,
         )
         self._on_handshake.append(reconciler.on_peering_change)
         found = {"peering": self._run_when_active(reconciler.run)}
@@ -290,13 +293,17 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
         process = AgentApp(settings, environment, cluster, launched.renew_at)
         await _connect(settings, process, stack)
         process.ports = await _listen(settings, process, stack)
-        process.peering_mode = await agent_peering.select_peering(settings, environment)
+        mode = await agent_peering.select_peering(settings, environment)
+        if process.exchange is not None:
+            process.peering = agent_peering.make_peering(
+                mode, settings, cluster, environment, process.exchange, process.lent
+            )
         broker = (
             f"namespace {settings.broker_namespace}"
             if settings.broker_transport == "kubernetes"
             else settings.broker_url
         )
-        keys = {"cluster": cluster, "source": settings.source, "peering": process.peering_mode}
+        keys = {"cluster": cluster, "source": settings.source, "peering": mode}
         log.info("Agent started", **keys, broker=broker)
         yield process
 

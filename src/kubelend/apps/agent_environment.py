@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kubelend.agent.advertisement import AdvertisementConfig
 from kubelend.agent.ports import Clock, ClusterSource, LocalObjects
@@ -20,6 +20,7 @@ from kubelend.core.lending import LendingPolicy
 from kubelend.kits import clock
 from kubelend.sources import object_semantics
 from kubelend.wire import admin_conversion, bodies
+from kubelend.wire.events import EmitEvent, discard_event
 from kubelend.wire.objects import (
     Advertisement,
     Object,
@@ -30,6 +31,9 @@ from kubelend.wire.objects import (
 
 if TYPE_CHECKING:
     from kubelend.kube.client import Client
+    from kubelend.kube.events import EventRecorder
+
+EVENT_COMPONENT: Final = "kubelend-agent"
 
 
 class AgentEnvironment(NamedTuple):
@@ -49,6 +53,12 @@ class AgentEnvironment(NamedTuple):
     close: Callable[[], None] = lambda: None
     client: Client | None = None
     """Client of a real cluster's API server."""
+    events: EventRecorder | None = None
+    """Writes Events; None if objects are not in Kubernetes."""
+
+    @property
+    def emit(self) -> EmitEvent:
+        return discard_event if self.events is None else self.events.emit
 
 
 class OfferSettings(NamedTuple):
@@ -151,6 +161,7 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
     # Imported here: the agent of a simulated cluster does not need the Kubernetes client.
     from kubelend.kube import config
     from kubelend.kube.client import Client
+    from kubelend.kube.events import EventRecorder
     from kubelend.sources.kubernetes import KubernetesSource
     from kubelend.sources.kubernetes_objects import KubernetesObjects
 
@@ -169,6 +180,7 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
             object_error=lambda: objects.problem,
             watch_error=lambda: objects.watch_problem,
             client=client,
+            events=EventRecorder(client, clock.utc_now, EVENT_COMPONENT),
         )
 
 

@@ -22,7 +22,6 @@ from kubelend.apps.agent_environment import AgentEnvironment
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidSettings, KubelendError
 from kubelend.kits import subprocesses
-from kubelend.peerings.none import NoPeering
 from kubelend.wire import quantities
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ log = structlog.get_logger("kubelend.agent")
 class AgentPeering(NamedTuple):
     """Both sides of the peering: with providers, and of requesters with this cluster."""
 
-    requester: Peering
+    requester: Peering | None
+    """None if no peering is configured."""
     provider: LiqoProvider | None = None
 
 
@@ -88,7 +88,7 @@ def make_peering(
                 timeout=settings.peering_timeout,
             )
         )
-    return AgentPeering(NoPeering())
+    return AgentPeering(None)
 
 
 def _liqo_peering(

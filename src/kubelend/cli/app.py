@@ -30,6 +30,7 @@ from kubelend.cli import (
     grants,
     join,
     lab,
+    lending,
     limits,
     members,
     options,
@@ -202,8 +203,8 @@ _BASIC: Final[dict[str, Command]] = {
         {
             "clusters": clusters.get_clusters,
             "reservations": reservations.get_reservations,
-            "borrowed": reservations.get_borrowed,
-            "lent": reservations.get_lent,
+            "borrowed": lending.get_borrowed,
+            "lent": lending.get_lent,
             "members": members.get_members,
             "tokens": members.get_tokens,
             "quotas": limits.get_quotas,

@@ -13,14 +13,23 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from kubelend.cli import exit_codes, kube_objects, output
-from kubelend.cli.kube_objects import KindAdapter
+from kubelend.cli.kube_objects import InstructedBody, KindAdapter
 from kubelend.cli.options import KubeTarget
 from kubelend.communicators import kubernetes_calls
 from kubelend.core import durations
@@ -35,12 +44,21 @@ from kubelend.core.errors import (
     Unauthenticated,
     Unavailable,
 )
+from kubelend.core.pod_requests import VIRTUAL_NODE_LABEL
+from kubelend.core.resources import NOTHING
 from kubelend.kube import config, informer, resources
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
-from kubelend.wire import bodies, cluster_namespaces
+from kubelend.sources.kubernetes import PODS, UNFINISHED_PODS_SELECTOR, PodProjection
+from kubelend.wire import bodies, cluster_namespaces, quantities
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
-from kubelend.wire.objects import Metadata, Object, ProviderInstruction, ResourceRequest
+from kubelend.wire.objects import (
+    Metadata,
+    Object,
+    ProviderInstruction,
+    ReservationInstruction,
+    ResourceRequest,
+)
 
 REQUEST_HASH: Final = "kubelend.io/asked"
 """Annotation with the hash of the request, to detect a key that is reused for another one."""
@@ -50,6 +68,7 @@ DEFAULT: Final = "default"
 
 _ADVERTISEMENTS: Final = resources.resource_for(ClusterAdvertisement)
 _INSTRUCTIONS: Final = resources.resource_for(ProviderInstruction)
+_USES: Final = resources.resource_for(ReservationInstruction)
 _NAMESPACES: Final = resources.resource_for(cluster_namespaces.Namespace, namespaced=False)
 
 
@@ -148,6 +167,7 @@ class KubeBackend:
         selected = await self._select()
         adapter, namespace = selected.adapter, selected.namespace
         is_broker = adapter is kube_objects.RESERVATIONS
+        found: list[bodies.Reservation]
         if is_broker and role and not cluster:
             raise InvalidInput(f"--role {role}: of which cluster?", hint="add --cluster")
         if not is_broker and role == "provider":
@@ -159,6 +179,61 @@ class KubeBackend:
         # In an agent's cluster that is one side of all: --cluster is the other one.
         side = role if is_broker else ""
         return [one for one in found if matches_filter(one, phase, side, cluster)]
+
+    async def instructed_reservations(
+        self, *, role: str, phase: str = "", cluster: str = ""
+    ) -> list[bodies.Reservation]:
+        """As `all_reservations`; in an agent's cluster with prices, nodes and what pods use, as far as the
+        user may read them.
+        """
+        selected = await self._select()
+        found = await self.all_reservations(role=role, phase=phase, cluster=cluster)
+        if selected.adapter is kube_objects.RESERVATIONS:
+            return found
+        if role == "provider":
+            return [*await self._with_offloaded(found)]
+        uses = await self._uses(selected.namespace)
+        listed = [kube_objects.with_use(one, uses.pop(_name_at_broker(one), None)) for one in found]
+        others = [
+            kube_objects.body_from_use(one)
+            for one in uses.values()
+            if selected.namespace in ("", one.metadata.namespace)
+        ]
+        listed += [one for one in others if matches_filter(one, phase, "", cluster)]
+        return [await self._with_node_use(one) for one in listed]
+
+    async def _uses(self, namespace: str) -> dict[str, ReservationInstruction]:
+        """By reservation. The agent has them in a namespace of its own, or in that of each request."""
+        for scope in dict.fromkeys(("", namespace)):
+            with contextlib.suppress(Forbidden):
+                found = (await self._client.list(_USES, scope)).objects
+                return {one.spec.reservation_name: one for one in found}
+        return {}
+
+    async def _with_node_use(self, found: InstructedBody) -> InstructedBody:
+        """With the requests of the pods on its node."""
+        if not found.node_name:
+            return found
+        selector = f"spec.nodeName={found.node_name},{UNFINISHED_PODS_SELECTOR}"
+        with contextlib.suppress(Forbidden):
+            pods = (await self._client.list(PODS, fields=selector)).objects
+            return replace(found, used=_sum_of_requests(pods))
+        return found
+
+    async def _with_offloaded(self, found: list[bodies.Reservation]) -> list[bodies.Reservation]:
+        """With the requests of the pods that its requester has offloaded to this cluster."""
+        try:
+            listed = await self._client.list(PODS, labels=VIRTUAL_NODE_LABEL)
+        except Forbidden:
+            return found
+        pods = defaultdict(list)
+        for pod in listed.objects:
+            if (origin := pod.projected.offloaded_from) is not None:
+                pods[origin.virtual_node].append(pod)
+        return [
+            bodies.copy_fields(one, InstructedBody, used=_sum_of_requests(pods[one.id]))
+            for one in found
+        ]
 
     async def release(self, reservation: str) -> bodies.Reservation:
         """Delete the object, and wait until its finalizers are removed: then the resources are released."""
@@ -368,6 +443,15 @@ class KubeBackend:
         except Forbidden:
             return set()
         return {one.metadata.namespace for one in found if one.status.record is not None}
+
+
+def _name_at_broker(found: bodies.Reservation) -> str:
+    return str(getattr(found, "reservation_name", ""))
+
+
+def _sum_of_requests(pods: Iterable[PodProjection]) -> bodies.Amounts:
+    total = sum((pod.projected.requests for pod in pods), start=NOTHING)
+    return quantities.to_quantities(total)
 
 
 def _metadata(request: bodies.ReservationRequest, key: str, namespace: str) -> Metadata:

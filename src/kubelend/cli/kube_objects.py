@@ -23,12 +23,14 @@ from kubelend.wire.objects import (
     Kind,
     Metadata,
     ProviderInstruction,
+    ReservationInstruction,
     ResourceRequest,
     ResourceRequestSpec,
 )
 
 _FINAL = frozenset({"Released", "Failed", "Expired"})
 _HOLDS = {"": "Reserved", "Held": "Reserved", "Withdrawn": "Released", "Refused": "Failed"}
+_USES = {"Ready": "Active", "Finished": "Released"}
 _UNKNOWN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,6 +38,15 @@ class RequestBody(bodies.Reservation, frozen=True):
     """A reservation made by a ResourceRequest: `id` is the object's name, not the reservation's."""
 
     reservation_name: str = ""
+
+
+class InstructedBody(RequestBody, frozen=True):
+    """A reservation as the cluster's instructions describe it: what `get borrowed` and `get lent` list."""
+
+    node_name: str = ""
+    """The virtual node of the requester's cluster, if there is one."""
+    used: bodies.Amounts | None = None
+    """Sum of the requests of its pods; None if that is not known."""
 
 
 def body_from_reservation(found: Reservation) -> bodies.Reservation:
@@ -82,10 +93,40 @@ def body_from_request(found: ResourceRequest) -> RequestBody:
     )
 
 
-def body_from_instruction(found: ProviderInstruction) -> bodies.Reservation:
+def body_from_use(found: ReservationInstruction) -> InstructedBody:
+    """A reservation that this cluster may use."""
+    spec, status = found.spec, found.status
+    return InstructedBody(
+        id=spec.reservation_name,
+        requester_id="",
+        target_cluster_id=spec.target_cluster_id,
+        requested_resources=spec.amounts,
+        status=bodies.ReservationStatus(
+            phase=_USES.get(status.phase, "Reserved"),
+            message=status.message or spec.message,
+            expires_at=spec.expires_at,
+            finished_at=status.finished_at,
+        ),
+        created_at=_created_at(found.metadata),
+        cost=spec.cost,
+        reservation_name=spec.reservation_name,
+        node_name=status.node_name,
+    )
+
+
+def with_use(found: bodies.Reservation, use: ReservationInstruction | None) -> InstructedBody:
+    """The reservation of a ResourceRequest, with what only its ReservationInstruction has."""
+    if use is None:
+        return bodies.copy_fields(found, InstructedBody)
+    return bodies.copy_fields(
+        found, InstructedBody, cost=use.spec.cost, node_name=use.status.node_name
+    )
+
+
+def body_from_instruction(found: ProviderInstruction) -> InstructedBody:
     """A reservation that this cluster provides."""
     spec, status = found.spec, found.status
-    return bodies.Reservation(
+    return InstructedBody(
         id=spec.reservation_name,
         requester_id=spec.requester_cluster_id,
         target_cluster_id="",
@@ -97,6 +138,8 @@ def body_from_instruction(found: ProviderInstruction) -> bodies.Reservation:
             finished_at=status.finished_at,
         ),
         created_at=_created_at(found.metadata),
+        cost=spec.cost,
+        reservation_name=spec.reservation_name,
     )
 
 

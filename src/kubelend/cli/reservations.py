@@ -1,4 +1,4 @@
-"""Reservations: `borrow`, `explain`, `get reservations|borrowed|lent`, `describe`, `renew` and `release`."""
+"""Reservations: `borrow`, `explain`, `get reservations`, `describe`, `renew` and `release`."""
 
 from __future__ import annotations
 
@@ -142,28 +142,7 @@ def get_reservations(
         RESERVATIONS.show(found, format)
         return
     wanted = ReservationFilter(name, phase, role or "", cluster)
-    _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
-
-
-def _get_side(role: Role, help: str) -> Callable[..., None]:
-    def get(
-        phase: PhaseNames = "",
-        cluster: OfCluster = "",
-        watch: Watch = False,
-        all_namespaces: options.AllNamespaces = False,
-        format: options.Output = OutputFormat.TABLE,
-        *,
-        target: Target,
-    ) -> None:
-        wanted = ReservationFilter("", phase, role, cluster)
-        _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
-
-    get.__doc__ = help
-    return options.takes(target=options.target)(get)
-
-
-get_borrowed = _get_side(Role.REQUESTER, "List reservations that the cluster has borrowed.")
-get_lent = _get_side(Role.PROVIDER, "List reservations that the cluster has lent.")
+    get_list(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
 
 
 @options.takes(target=options.target)
@@ -239,14 +218,16 @@ class ReservationFilter(NamedTuple):
         )
 
 
-def _get(
+def get_list(
     target: Target,
     wanted: ReservationFilter,
     format: OutputFormat,
     *,
     watch: bool,
     all_namespaces: bool,
+    printer: Printer[bodies.Reservation] | None = None,
 ) -> None:
+    """`printer` is that of one side of the reservations."""
     _check_phases(wanted.phases)
     if all_namespaces:
         target = options.all_namespaces(target)
@@ -254,17 +235,21 @@ def _get(
         _check_watch(target, wanted.role)
         calls.call_backend(target, lambda backend: watch_reservations(backend, wanted, format))
         return
-    found, where = calls.call_backend(target, lambda backend: _find_all(backend, wanted))
-    RESERVATIONS.show_list(found, format, where)
+    is_side = printer is not None
+    found, where = calls.call_backend(
+        target, lambda backend: _find_all(backend, wanted, is_side=is_side)
+    )
+    (printer or RESERVATIONS).show_list(found, format, where)
 
 
 async def _find_all(
-    backend: Backend, wanted: ReservationFilter
+    backend: Backend, wanted: ReservationFilter, *, is_side: bool
 ) -> tuple[list[bodies.Reservation], str]:
+    find = backend.all_reservations
+    if is_side:  # a broker knows neither nodes nor what pods use
+        find = getattr(backend, "instructed_reservations", find)
     try:
-        found = await backend.all_reservations(
-            role=wanted.role, phase=wanted.phases, cluster=wanted.cluster
-        )
+        found = await find(role=wanted.role, phase=wanted.phases, cluster=wanted.cluster)
     except InvalidInput as error:
         # Phase and role are checked already: the caller is no cluster, and has no side.
         if wanted.role and not wanted.cluster:
@@ -508,7 +493,7 @@ def _candidate_cells(one: bodies.Candidate) -> tuple[str, ...]:
 def summary(found: bodies.Reservation, now: datetime) -> str:
     """The state of a reservation in one line."""
     status = found.status
-    if left := _left(found, now):
+    if left := time_left(found, now):
         text = f"{found.id} is {status.phase} on {found.target_cluster_id} for {left}"
     else:
         text = f"{found.id} is {status.phase}: {status.message or status.reason}"
@@ -527,7 +512,7 @@ def details(found: bodies.Reservation, now: datetime) -> str:
             ("Target", found.target_cluster_id),
             ("Previously on", ", ".join(found.previous_cluster_ids)),
             ("Resources", output.format_amounts(found.requested_resources)),
-            ("Cost", _cost(found, " per hour")),
+            ("Cost", cost_text(found, " per hour")),
             ("Priority", found.priority),
             ("Duration", found.duration),
             ("Created", found.created_at),
@@ -542,12 +527,12 @@ def details(found: bodies.Reservation, now: datetime) -> str:
     )
 
 
-def _left(found: bodies.Reservation, now: datetime) -> str:
+def time_left(found: bodies.Reservation, now: datetime) -> str:
     end = found.status.expires_at
     return tables.format_span(end - now) if end and found.status.finished_at is None else ""
 
 
-def _cost(found: bodies.Reservation, unit: str) -> str:
+def cost_text(found: bodies.Reservation, unit: str) -> str:
     known = found.cost
     if known is None:
         return ""
@@ -565,14 +550,14 @@ RESERVATIONS: Final[Printer[bodies.Reservation]] = Printer(
         Column("CPU", lambda one, _: str(one.requested_resources.cpu), width=5),
         Column("MEMORY", lambda one, _: str(one.requested_resources.memory), width=7),
         Column("AGE", lambda one, now: tables.format_age(one.created_at, now), width=4),
-        Column("LEFT", _left, is_wide=True, width=5),
+        Column("LEFT", time_left, is_wide=True, width=5),
         Column("REQUESTER", lambda one, _: one.requester_id, is_wide=True, width=16),
         Column("GPU", lambda one, _: str(one.requested_resources.gpu), is_wide=True, width=3),
         Column(
             "STORAGE", lambda one, _: str(one.requested_resources.storage), is_wide=True, width=7
         ),
         Column("PRIORITY", lambda one, _: str(one.priority), is_wide=True, width=8),
-        Column("COST", lambda one, _: _cost(one, "/h"), is_wide=True, width=12),
+        Column("COST", lambda one, _: cost_text(one, "/h"), is_wide=True, width=12),
         Column("REASON", lambda one, _: one.status.reason, is_wide=True, width=6),
     ],
 )

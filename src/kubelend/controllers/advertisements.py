@@ -15,7 +15,6 @@ from kubelend.broker import service
 from kubelend.broker.service import Broker
 from kubelend.controllers import advertisement_plan, events, labels
 from kubelend.controllers.advertisement_plan import AdvertisementAction, MergePatch
-from kubelend.controllers.events import EventRecord, EventRecorder
 from kubelend.controllers.reconciler import NextDue, Reconciler
 from kubelend.core import models
 from kubelend.core.errors import InvalidInput, Revoked, Unavailable
@@ -25,8 +24,10 @@ from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.kube.client import Client
+from kubelend.kube.events import EventRecorder
 from kubelend.stores.kubernetes import objects
 from kubelend.wire.broker_objects import ClusterAdvertisement
+from kubelend.wire.events import EventRecord
 
 RECONCILE_DELAY: Final = timedelta(milliseconds=100)
 """Delay of a reconcile after a change: further changes often follow, and the store is still writing."""

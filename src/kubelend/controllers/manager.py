@@ -13,13 +13,14 @@ from functools import partial
 from kubelend.broker.service import Broker
 from kubelend.controllers import labels, reconciler
 from kubelend.controllers.advertisements import AdvertisementReconciler
-from kubelend.controllers.events import EventRecorder
+from kubelend.controllers.events import COMPONENT
 from kubelend.controllers.reconciler import Reconciler
 from kubelend.controllers.reservations import ReservationReconciler
 from kubelend.core.events import Change
 from kubelend.kits import tasks
 from kubelend.kube import informer
 from kubelend.kube.client import Client
+from kubelend.kube.events import EventRecorder
 from kubelend.kube.informer import CachedKind, Listed, WatchHealth
 from kubelend.wire.conversion import RequestLimits
 
@@ -31,7 +32,7 @@ class ControllerManager:
         self._broker = broker
         self._client = client
         self._namespace = namespace
-        self._recorder = EventRecorder(client, broker.clock)
+        self._recorder = EventRecorder(client, broker.clock, COMPONENT)
         self._reservations = ReservationReconciler(broker, client, namespace, terms, self._recorder)
         self._advertisements = AdvertisementReconciler(broker, client, namespace, self._recorder)
         self._watch_health = WatchHealth(

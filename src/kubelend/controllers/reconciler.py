@@ -21,13 +21,13 @@ from msgspec.structs import replace
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.controllers import labels
-from kubelend.controllers.events import EventRecord, EventRecorder, ObjectReference
 from kubelend.core.audit_log import Actor
 from kubelend.core.errors import Conflict, NotFound, Unavailable
 from kubelend.core.ledger import Ledger
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.events import EventRecorder
 from kubelend.kube.informer import CachedKind, InformerCache
 from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes import head as kubernetes_head
@@ -35,6 +35,7 @@ from kubelend.stores.kubernetes import objects
 from kubelend.stores.kubernetes.cache import TAMPERED
 from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS, RecordKind
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, StoredRecord
+from kubelend.wire.events import EventRecord, ObjectReference
 from kubelend.wire.objects import Metadata, Object
 
 ORPHAN_DELETED: Final = (

@@ -13,7 +13,6 @@ from typing import Final
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.controllers import events, labels, reservation_plan
-from kubelend.controllers.events import EventRecord, EventRecorder
 from kubelend.controllers.reconciler import DRIFT_GRACE, NextDue, Reconciler
 from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core import models
@@ -23,9 +22,11 @@ from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
 from kubelend.kube.client import Client
+from kubelend.kube.events import EventRecorder
 from kubelend.stores.kubernetes import objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
 from kubelend.wire.conversion import RequestLimits
+from kubelend.wire.events import EventRecord
 
 
 class ReservationReconciler(Reconciler[Reservation]):

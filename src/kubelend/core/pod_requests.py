@@ -151,7 +151,8 @@ Nanos = dict[str, int]
 
 _RESOURCE_NAMES: Final = {"ephemeral-storage": "storage"}
 _MANAGED_BY, _SHADOW_POD = "liqo.io/managed-by", "shadowpod"
-_ORIGIN, _VIRTUAL_NODE = "offloading.liqo.io/origin", "offloading.liqo.io/nodename"
+_ORIGIN: Final = "offloading.liqo.io/origin"
+VIRTUAL_NODE_LABEL: Final = "offloading.liqo.io/nodename"
 
 
 def _containers_requests(found: KubernetesPod) -> Nanos:
@@ -266,7 +267,7 @@ def _offloaded_from(labels: QuantityTexts) -> OffloadedFrom | None:
     """The origin of an offloaded pod, from the labels that Liqo sets."""
     if labels.get(_MANAGED_BY) != _SHADOW_POD or not labels.get(_ORIGIN):
         return None
-    return _cached_offloaded_from(labels[_ORIGIN], labels.get(_VIRTUAL_NODE, ""))
+    return _cached_offloaded_from(labels[_ORIGIN], labels.get(VIRTUAL_NODE_LABEL, ""))
 
 
 _cached_offloaded_from = functools.lru_cache(maxsize=PARSE_CACHE_SIZE)(OffloadedFrom)

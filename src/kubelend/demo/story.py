@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from kubelend.agent import conditions
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import Role
 from kubelend.demo import screen
@@ -260,10 +261,18 @@ async def check_instructions(context: DemoContext) -> list[str]:
     return tables.align_columns(("CLUSTER", "INSTRUCTION", "AFTER"), rows, right=(2,))
 
 
-async def wait_active(context: DemoContext) -> list[str]:
-    found = await context.wait_request(lambda one: one.status.phase == "Active")
-    seconds = _since_request(context, found.status.last_update_time)
-    return [f"{found.status.reservation_name} is Active, {seconds} after the request"]
+async def show_conditions(context: DemoContext) -> list[str]:
+    found = await context.wait_request(_is_without_peering)
+    rows = [(one.type, one.status, one.reason) for one in found.status.conditions]
+    return [
+        *tables.align_columns(("CONDITION", "STATUS", "REASON"), rows),
+        *screen.wrap_text(f"{found.status.phase}: {found.status.message}"),
+    ]
+
+
+def _is_without_peering(found: ResourceRequest) -> bool:
+    ready = conditions.find(found.status.conditions, conditions.READY)
+    return ready is not None and ready.reason == conditions.NO_PEERING
 
 
 async def kill_provider(context: DemoContext) -> list[str]:
@@ -375,7 +384,7 @@ LIFECYCLE_STEPS = (
     Step("A user creates a ResourceRequest in berlin", create_request),
     Step("The broker has reserved the resources", check_reserved),
     Step("Both clusters have received an instruction", check_instructions),
-    Step("The reservation becomes Active", wait_active),
+    Step("It stays Reserved: nothing peers these clusters", show_conditions),
     Step("The agent of the provider paris is killed", kill_provider),
     Step("The new provider holds the resources", check_new_provider),
     Step("A request that fits nowhere fails with the reasons", reject_oversized_request),

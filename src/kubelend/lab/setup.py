@@ -135,6 +135,7 @@ AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         _rule("", "namespaces", "get", names=("kube-system",)),
         _rule(objects.GROUP, "resourcerequests", "get", "list", "watch", "patch"),
         _rule(objects.GROUP, "resourcerequests/status", "patch"),
+        _rule("", "events", "create"),
     ],
     (f"{AGENT_ACCOUNT}-instructions", OBJECT_NAMESPACE): [
         _rule(
@@ -143,6 +144,7 @@ AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
             *("get", "list", "watch", *_WRITE_VERBS),
         ),
         _rule(objects.GROUP, "reservationinstructions/status providerinstructions/status", "patch"),
+        _rule("", "events", "create"),
     ],
     (f"{AGENT_ACCOUNT}-liqo", ""): LIQO_RULES,
     (f"{AGENT_ACCOUNT}-liqo-config", "liqo"): [_rule("", "configmaps", "get", "list")],

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from kubelend.agent import conditions
 from kubelend.core import resources
 from kubelend.core.errors import KubelendError, NoCapacity
 from kubelend.envtest import processes, waiting
@@ -59,7 +60,7 @@ async def run_walkthrough(record: LabState, report: ReportStep, timeout: timedel
         await stack.enter_async_context(walkthrough.watching())
         await walkthrough.create_request()
         try:
-            await walkthrough.wait_active()
+            await walkthrough.wait_reserved()
         finally:
             await walkthrough.delete_request()
         await walkthrough.wait_released()
@@ -110,8 +111,8 @@ class Walkthrough:
         await self._client.create(_REQUEST_RESOURCE, ResourceRequest(metadata, spec))
         self._report(REQUESTER, f"ResourceRequest {self._name} created: {CPU} CPU, {MEMORY}")
 
-    async def wait_active(self) -> None:
-        """Waits until both sides have their instructions and the reservation is Active."""
+    async def wait_reserved(self) -> None:
+        """Waits until both sides have their instructions, and the clusters are peered if they are to be."""
         await self._see(
             self._requests,
             self._name,
@@ -130,8 +131,7 @@ class Walkthrough:
             "ReservationInstruction created",
         )
         await self._see_kind(self._hold, f"{self._reservation}-provider", "Held")
-        await self._see_phase("Active")
-        await self._see_kind(self._requests, self._name, "Active")
+        await self._see_peering()
         cpu = resources.parse_requested({"cpu": CPU}).cpu
         await self._see_reserved(cpu, f"has {CPU} more reserved")
 
@@ -154,6 +154,16 @@ class Walkthrough:
         await self._see_kind(self._use, self._reservation, "Finished")
         await self._see_kind(self._hold, f"{self._reservation}-provider", "Withdrawn")
         await self._see_reserved(0, "has the same reserved as before")
+
+    async def _see_peering(self) -> None:
+        """The request becomes Active if the clusters are peered; otherwise it stays Reserved and says why."""
+        otherwise = "was neither Active nor reported that no peering is configured"
+        seen = await self._requests.wait_for(self._name, _is_settled, otherwise)
+        phase, note = seen.found.status.phase, f": {conditions.NO_PEERING_MESSAGE}"
+        if phase == "Active":
+            await self._see_phase(phase)
+            note = ""
+        self._report(REQUESTER, f"ResourceRequest is {phase}{note}", seen.at)
 
     async def _see_phase(self, phase: str) -> None:
         await self._see(
@@ -195,6 +205,12 @@ class Walkthrough:
 
 def _has_phase(phase: str) -> Callable[[Observation[Any]], bool]:
     return lambda seen: seen.found.status.phase == phase
+
+
+def _is_settled(seen: Observation[ResourceRequest]) -> bool:
+    ready = conditions.find(seen.found.status.conditions, conditions.READY)
+    has_no_peering = ready is not None and ready.reason == conditions.NO_PEERING
+    return seen.found.status.phase == "Active" or has_no_peering
 
 
 def _is_answered(seen: Observation[ResourceRequest]) -> bool:

@@ -88,10 +88,9 @@ def slice_readiness(found: Iterable[LiqoObject], peer: Peer) -> Readiness:
     known = {one.kind: one for one in found}
     granted, node = known.get("ResourceSlice"), known.get("Node")
     problem = _not_granted(granted, peer) or _not_usable(node, peer)
-    if problem:
-        return Readiness(is_ready=False, reason=problem)
-    what = peer.resources.describe()
-    return Readiness(is_ready=True, reason=f"node {peer.reservation} offers {what}")
+    offered = f"node {peer.reservation} offers {peer.resources.describe()}"
+    name = "" if node is None else peer.reservation
+    return Readiness(is_ready=not problem, reason=problem or offered, node=name)
 
 
 def _not_granted(found: LiqoObject | None, peer: Peer) -> str:

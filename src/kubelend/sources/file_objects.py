@@ -159,20 +159,29 @@ class FileObjects(MemoryObjects):
             return
         stored = self._store.find(ResourceRequest, manifest.wanted.key)
         # While the previous object is being deleted, its successor waits.
-        if stored is None or stored.metadata.deletion_timestamp is None:
-            self._save(
-                stored, object_semantics.apply_manifest(stored, manifest.wanted, self._clock())
-            )
+        if stored is not None and stored.metadata.deletion_timestamp is not None:
+            return
+        try:
+            changed = object_semantics.apply_manifest(stored, manifest.wanted, self._clock())
+        except InvalidInput as error:
+            self._manifests[name] = self._reject(name, state, error)
+        else:
+            self._save(stored, changed)
 
     def _read_manifest(self, name: str, state: FileState) -> _Manifest:
         path = self._directory / REQUESTS_DIRECTORY / name
         try:
             return _Manifest(state, _parse_manifest(path, state))
         except InvalidInput as error:
-            problem, before = str(error), self._manifests.get(name)
-            if before is None or before.problem != problem:
-                log.warning("Ignoring invalid object file", file=str(path), error=problem)
-            return _Manifest(state, problem=problem)
+            return self._reject(name, state, error)
+
+    def _reject(self, name: str, state: FileState, error: InvalidInput) -> _Manifest:
+        """A manifest that is ignored until it changes."""
+        problem, before = str(error), self._manifests.get(name)
+        if before is None or before.problem != problem:
+            path = self._directory / REQUESTS_DIRECTORY / name
+            log.warning("Ignoring invalid object file", file=str(path), error=problem)
+        return _Manifest(state, problem=problem)
 
     def _on_removed(self, name: str) -> None:
         for stored in self._store.list(ResourceRequest):

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubelend.core.errors import Conflict, InvalidInput
+from kubelend.wire import bodies, cel_rules
 from kubelend.wire.objects import Kind, Metadata, Object
 
 
@@ -25,6 +26,7 @@ def apply_to_stored(stored: Kind | None, wanted: Kind, now: datetime) -> Kind:
     check_precondition(stored, wanted)
     if stored is None:
         return new_object(wanted, now)
+    _check_immutable_fields(stored, wanted)
     return _with_new_version(stored, with_changes(stored, wanted))
 
 
@@ -32,8 +34,18 @@ def apply_manifest(stored: Kind | None, manifest: Kind, now: datetime) -> Kind:
     """As `apply_to_stored`, for what a person has written: the finalizers of the stored object stay."""
     if stored is None:
         return new_object(manifest, now)
+    _check_immutable_fields(stored, manifest)
     wanted = _with_metadata(manifest, finalizers=stored.metadata.finalizers)
     return _with_new_version(stored, with_changes(stored, wanted))
+
+
+def _check_immutable_fields(stored: Object, wanted: Object) -> None:
+    """`InvalidInput` if a field differs that the rules of the CRD protect."""
+    before, after = spec_of(stored), spec_of(wanted)
+    for name in wanted.immutable_fields:
+        if getattr(before, name) != getattr(after, name):
+            field = bodies.camel_case(name)
+            raise InvalidInput(f"spec.{field}: cannot be changed", hint=cel_rules.RECREATE)
 
 
 def with_changes(stored: Kind, wanted: Kind) -> Kind:

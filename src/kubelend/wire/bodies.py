@@ -304,7 +304,9 @@ class AgreedCost(Body, frozen=True):
     """Price of a reservation, fixed when it was placed at its provider."""
 
     price_per_hour: str
+    """Price of the whole reservation for one hour."""
     currency: str
+    """Currency of the price."""
 
 
 class Reservation(Body, frozen=True):

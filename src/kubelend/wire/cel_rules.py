@@ -40,6 +40,18 @@ def immutable_once_set(field: str) -> Schema:
     )
 
 
+def immutable_field(field: str, *, is_required: bool) -> Schema:
+    """A field that can neither be changed, set nor removed later. The rule is on the parent, as above."""
+    before, now = f"oldSelf.{field}", f"self.{field}"
+    rule = f"{now} == {before}"
+    if not is_required:
+        rule = f"has({now}) == has({before}) && (!has({now}) || {rule})"
+    return cel_rule(rule, f"{field} cannot be changed: {RECREATE}")
+
+
+RECREATE: Final = "delete the object and create it again"
+
+
 def positive(field: str, example: str) -> Schema:
     """An int-or-string quantity above zero."""
     value = f"self.{field}"
@@ -47,10 +59,6 @@ def positive(field: str, example: str) -> Schema:
         f"type({value}) == int ? {value} > 0 : {value}.matches({_POSITIVE_PATTERN})",
         _positive_message(field, example),
     )
-
-
-def positive_text(field: str, example: str) -> Schema:
-    return cel_rule(f"self.{field}.matches({_POSITIVE_PATTERN})", _positive_message(field, example))
 
 
 def not_negative(field: str) -> Schema:
@@ -101,7 +109,7 @@ POSITIVE_CPU_AND_MEMORY: Final = combine_rules(positive("cpu", "500m"), positive
 
 NON_NEGATIVE_CPU_AND_MEMORY: Final = combine_rules(not_negative("cpu"), not_negative("memory"))
 POSITIVE_REQUESTED_FIELDS: Final = combine_rules(
-    positive_text("requestedCPU", "500m"), positive_text("requestedMemory", "256Mi")
+    positive("requestedCPU", "500m"), positive("requestedMemory", "256Mi")
 )
 IMMUTABLE_POSITIVE_AMOUNTS: Final = combine_rules(
     immutable("requestedResources"), POSITIVE_CPU_AND_MEMORY

@@ -129,6 +129,7 @@ def _wide(name: str, path: str, type: str = "string") -> PrinterColumn:
 
 
 _AGE: Final = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
+_READY: Final = _wide("Ready", '.status.conditions[?(@.type=="Ready")].status')
 
 _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
     objects.Advertisement: KindDisplay(
@@ -153,6 +154,7 @@ _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
             PrinterColumn("Memory", ".spec.requestedMemory"),
             PrinterColumn("Target", ".status.targetClusterID"),
             PrinterColumn("Phase", ".status.phase"),
+            _READY,
             _wide("GPU", ".spec.requestedGPU"),
             _wide("Reservation", ".status.reservationName"),
             _wide("Expires", ".status.expiresAt"),
@@ -168,7 +170,9 @@ _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
             PrinterColumn("Target", ".spec.targetClusterID"),
             PrinterColumn("CPU", ".spec.requestedCPU"),
             PrinterColumn("Memory", ".spec.requestedMemory"),
+            _READY,
             _wide("Phase", ".status.phase"),
+            _wide("Node", ".status.nodeName"),
             _wide("Expires", ".spec.expiresAt"),
             _wide("Message", ".status.message"),
         ),

@@ -26,8 +26,14 @@ VERSION = "v1alpha1"
 # value reports a better error than a schema can.
 Name = Annotated[str, Meta(extra_json_schema=json_types.max_length(253))]
 Reason = Annotated[str, Meta(extra_json_schema=json_types.max_length(1024))]
-Amount = Annotated[str, Meta(extra_json_schema=json_types.POSITIVE_QUANTITY)]
-OptionalAmount = Annotated[str, Meta(extra_json_schema=json_types.OPTIONAL_QUANTITY)]
+Amount = (
+    Annotated[str, Meta(extra_json_schema=json_types.POSITIVE_QUANTITY)]
+    | Annotated[int, Meta(extra_json_schema={"minimum": 1})]
+)
+OptionalAmount = (
+    Annotated[str, Meta(extra_json_schema=json_types.OPTIONAL_QUANTITY)]
+    | Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+)
 Duration = Annotated[
     str,
     Meta(
@@ -39,6 +45,7 @@ Duration = Annotated[
     ),
 ]
 Wait = Annotated[str, Meta(extra_json_schema={**json_types.WAIT, **json_types.max_length(64)})]
+ClusterIds = Annotated[tuple[Name, ...], Meta(extra_json_schema=json_types.max_items(256))]
 Priority = Annotated[int, Meta(extra_json_schema=json_types.INT32)]
 
 
@@ -72,6 +79,8 @@ class Object(ObjectStruct, frozen=True):
     version: ClassVar[str] = VERSION
     kind: ClassVar[str]
     plural: ClassVar[str]
+    immutable_fields: ClassVar[tuple[str, ...]] = ()
+    """Attributes of the spec that cannot be changed."""
 
     metadata: Metadata
 
@@ -212,6 +221,7 @@ class InstructionSpec(RequestedAmounts, frozen=True, kw_only=True):
     """Human-readable summary of the instruction."""
     expires_at: Timestamp | None = None
     """Time at which the reservation expires unless renewed."""
+    cost: bodies.AgreedCost | None = None
 
 
 class ResourceRequestSpec(RequestedAmounts, frozen=True):
@@ -279,15 +289,25 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     """Latest observations: Reserved, Peered and Ready."""
 
 
+_IMMUTABLE: Final = tuple(
+    field for field in msgspec.structs.fields(ResourceRequestSpec) if field.name != "renew"
+)
+_REQUEST_RULES: Final = cel_rules.combine_rules(
+    cel_rules.POSITIVE_REQUESTED_FIELDS,
+    *(cel_rules.immutable_field(one.encode_name, is_required=one.required) for one in _IMMUTABLE),
+)
+
+
 class ResourceRequest(Object, frozen=True):
-    """ResourceRequest asks the broker to reserve capacity in another cluster."""
+    """ResourceRequest asks the broker to reserve capacity in another cluster. Of its spec only `renew` can
+    be changed: everything else is sent to the broker once.
+    """
 
     kind: ClassVar[str] = "ResourceRequest"
     plural: ClassVar[str] = "resourcerequests"
+    immutable_fields: ClassVar[tuple[str, ...]] = tuple(one.name for one in _IMMUTABLE)
 
-    spec: Annotated[
-        ResourceRequestSpec, Meta(extra_json_schema=cel_rules.POSITIVE_REQUESTED_FIELDS)
-    ]
+    spec: Annotated[ResourceRequestSpec, Meta(extra_json_schema=_REQUEST_RULES)]
     status: ResourceRequestStatus = ResourceRequestStatus()
 
 
@@ -308,17 +328,22 @@ class ReservationInstructionStatus(ObjectStruct, frozen=True):
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
     phase: Annotated[
-        str, Meta(extra_json_schema=json_types.enum_of("Connecting", "Ready", "Finished"))
+        str,
+        Meta(extra_json_schema=json_types.enum_of("NotPeered", "Connecting", "Ready", "Finished")),
     ] = ""
-    """Phase of the instruction: Connecting, Ready, or Finished when the reservation has ended."""
+    """Phase of the instruction: NotPeered if no peering is configured, Connecting, Ready, or Finished when
+    the reservation has ended.
+    """
     message: str = ""
     """Human-readable description of what the instruction waits for, or why the reservation ended."""
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
-    peered_cluster_ids: Annotated[
-        tuple[Name, ...], Meta(extra_json_schema=json_types.max_items(256))
-    ] = ()
-    """Clusters with which a peering was established for this reservation and is not removed yet."""
+    peered_cluster_ids: ClusterIds = ()
+    """Clusters with which this one is peered for this reservation."""
+    started_cluster_ids: ClusterIds = ()
+    """Clusters to disconnect from when the reservation ends. Recorded before anything is created there."""
+    node_name: Name = ""
+    """Name of the virtual node that offers the reserved resources."""
     conditions: Conditions = ()
     """Latest observations: Peered and Ready."""
 

@@ -46,11 +46,13 @@ def to_quantities(amounts: resources.Resources) -> bodies.Quantities:
     )
 
 
-def requested_fields(amounts: resources.Resources) -> tuple[str, str, str, str, dict[str, str]]:
+def requested_fields(
+    amounts: resources.Resources,
+) -> tuple[str, str, str, str, dict[str, str | int]]:
     """Format amounts as the leading fields of `objects.RequestedAmounts`."""
     texts = amounts.quantities()
     named = (texts.pop("cpu"), texts.pop("memory"), texts.pop("gpu", ""), texts.pop("storage", ""))
-    return *named, texts
+    return *named, {**texts}
 
 
 def _parse_common(body: bodies.Quantities) -> resources.Resources | None:

@@ -46,7 +46,7 @@ _SIGNS: Final = {"<=": "at most", ">=": "at least"}
 
 
 def _readable_text(what: str) -> str:
-    if re.fullmatch(r"Expected `str`, got `(int|float|bool)`", what):
+    if re.fullmatch(r"Expected `(str|int \| str|str \| int)`, got `(int|float|bool)`", what):
         return "must be a string: put it in quotes"
     if match := _LENGTH_MESSAGE.fullmatch(what):
         parts = "characters" if match["kind"] == "str" else "entries"

@@ -23,6 +23,7 @@ from kubelend.core import errors
 from kubelend.core.models import ReservationId
 from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies
+from kubelend.wire.events import discard_event
 from kubelend.wire.objects import (
     Metadata,
     ReservationInstruction,
@@ -155,9 +156,11 @@ async def test_list_during_a_reconcile_is_no_failure():
         now,
         ExpiryTracker(now, lambda: 0.0),
         lambda reservation: "default",
+        lambda reservation: None,
         cluster_id="me",
         finished_ttl=RETENTION,
         chance=lambda: 0.0,
+        emit=discard_event,
     )
     broker.errors["find"] = errors.NotFound("none")
     task = asyncio.create_task(reconciler.queue.run())

@@ -22,9 +22,11 @@ from virtual_time import in_virtual_time, passed, stopped
 LATER = make.T0 + make.MINUTE
 
 
-def resource_request(cpu="1", uid="", generation=0, version="", **status):
-    metadata = Metadata("w", uid=uid, generation=generation, resource_version=version)
-    spec = ResourceRequestSpec(cpu, "1Gi")
+def resource_request(uid="", generation=0, version="", renew=False, labels={}, **status):  # noqa: B006
+    metadata = Metadata(
+        "w", uid=uid, generation=generation, resource_version=version, labels=labels
+    )
+    spec = ResourceRequestSpec("1", "1Gi", renew=renew)
     return ResourceRequest(metadata, spec, ResourceRequestStatus(**status))
 
 
@@ -38,7 +40,7 @@ class ContendedObjects(MemoryObjects):
     async def apply(self, wanted):
         if self.times and wanted.metadata.resource_version:
             self.times -= 1
-            await super().apply(resource_request(cpu=f"{10 + self.times}"))
+            await super().apply(resource_request(labels={"left": str(self.times)}))
         return await super().apply(wanted)
 
     async def set_status(self, wanted):
@@ -57,7 +59,7 @@ def pending(found):
 
 WRITES = {
     "finalizer": lambda objects, made: controller.add_finalizer(objects, made, "ours"),
-    "spec": lambda objects, made: controller.apply_object(objects, resource_request("2")),
+    "spec": lambda objects, made: controller.apply_object(objects, resource_request(renew=True)),
     "status": lambda objects, made: controller.update_status(objects, made, pending, lambda: LATER),
 }
 
@@ -81,7 +83,7 @@ async def test_finalizers_are_added_and_removed_beside_the_changes_of_others():
     made = await objects.apply(resource_request())
     changed = await controller.add_finalizer(objects, made, "other")
     assert changed is not None
-    assert changed.spec.requested_cpu == "10", "changed by another client meanwhile"
+    assert changed.metadata.labels == {"left": "0"}, "changed by another client meanwhile"
     for _ in range(2):
         changed = await controller.add_finalizer(objects, made, "ours")
         assert changed is not None
@@ -97,8 +99,8 @@ async def test_apply_creates_the_object_or_changes_its_spec_only():
     made = await controller.apply_object(objects, resource_request())
     assert await objects.list(ResourceRequest) == [made]
     await objects.apply(replace(made, metadata=replace(made.metadata, finalizers=("other",))))
-    changed = await controller.apply_object(objects, resource_request(cpu="2"))
-    assert changed.spec.requested_cpu == "2"
+    changed = await controller.apply_object(objects, resource_request(renew=True))
+    assert changed.spec.renew
     assert changed.metadata.uid == made.metadata.uid
     assert changed.metadata.finalizers == ("other",)
 
@@ -106,11 +108,11 @@ async def test_apply_creates_the_object_or_changes_its_spec_only():
 async def test_status_is_derived_from_the_current_object():
     objects = ContendedObjects(2)
     made = await objects.apply(resource_request())
-    await objects.apply(resource_request(cpu="2"))
+    await objects.apply(resource_request(renew=True))
     written = await controller.update_status(objects, made, pending, lambda: LATER)
     assert written is not None
     assert written.status == ResourceRequestStatus("Pending", message="++", last_update_time=LATER)
-    assert written.spec.requested_cpu == "2"
+    assert written.spec.renew
     assert await objects.find(ResourceRequest, made.key) == written
 
 

@@ -196,14 +196,14 @@ async def test_reservation_that_others_renewed_is_not_fetched_before_its_new_exp
 
 
 @requester()
-async def test_expired_request_is_requested_anew_when_its_spec_changes(rig):
+async def test_expired_request_stays_so_when_it_is_to_be_renewed_too_late(rig):
     key = await rig.create_request()
     await passed(3600)
     await rig.expect(key, "Expired")
-    await rig.change(key, requested_cpu="2")
-    await rig.expect(key, "Reserved", reservation_name="rsv-2")
+    await rig.change(key, renew=True)
     await passed(3600)
-    await rig.expect(key, "Expired")
+    await rig.expect(key, "Expired", reservation_name="rsv-1", observed_generation=2)
+    assert len(rig.broker.keys) == 1
 
 
 # -- states that the broker reports

@@ -13,7 +13,6 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.resources import Resources
 from kubelend.peerings.liqoctl import LiqoctlPeering
-from kubelend.peerings.none import NoPeering
 from kubelend.sources.file_objects import FileObjects
 from kubelend.sources.memory_objects import MemoryObjects
 
@@ -265,9 +264,9 @@ async def test_kubeconfigs_select_liqoctl_unless_peering_is_disabled(
 ):
     directory = str(tmp_path)
     for texts, mode, kind in (
-        ({}, "none", NoPeering),
+        ({}, "none", type(None)),
         ({"kubeconfigs_dir": directory}, "liqoctl", LiqoctlPeering),
-        ({"kubeconfigs_dir": directory, "peering": "none"}, "none", NoPeering),
+        ({"kubeconfigs_dir": directory, "peering": "none"}, "none", type(None)),
     ):
         chosen, simulated = settings(**texts), environment()
         assert await agent_peering.select_peering(chosen, simulated) == mode

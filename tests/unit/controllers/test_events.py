@@ -6,6 +6,7 @@ import broker_samples as samples
 import make
 from kubelend.controllers import events
 from kubelend.core.lifecycle import Reason
+from kubelend.wire.events import EventRecord, event_body
 
 RESERVED = samples.reservation_object(samples.record(message="Resources locked in cluster lender"))
 PHASES = {
@@ -70,8 +71,8 @@ def test_events_of_advertisements(before, after, expected):
 
 
 def test_event_refers_to_its_object_and_fits_the_servers_limit():
-    event = events.EventRecord("Warning", "Failed", "x" * 2000, RESERVED)
-    body = events.event_body(event, make.T0 + make.MOMENT, "abc")
+    event = EventRecord("Warning", "Failed", "x" * 2000, RESERVED)
+    body = event_body(event, make.T0 + make.MOMENT, "abc", "kubelend-broker")
     assert body["metadata"] == {"name": "mine.abc", "namespace": "hub"}
     assert body["involvedObject"] == {
         "apiVersion": "broker.fluidos.eu/v1alpha1",

@@ -16,7 +16,6 @@ from clocks import Seconds
 from kubelend.broker.service import BrokerRules
 from kubelend.controllers import labels
 from kubelend.controllers.advertisements import AdvertisementReconciler
-from kubelend.controllers.events import EventRecorder
 from kubelend.controllers.reconciler import (
     DRIFT_DEADLINE,
     DRIFT_GRACE,
@@ -33,6 +32,7 @@ from kubelend.core.members import Member, MembershipStatus
 from kubelend.core.models import ClusterId
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.events import EventRecorder
 from kubelend.kube.informer import Deleted, Listed
 from kubelend.stores.kubernetes import head as kubernetes_head
 from kubelend.stores.kubernetes.head import HeadState

@@ -150,7 +150,7 @@ async def test_readers_never_see_half_a_file(objects, file):
 async def test_failed_write_changes_nothing_and_can_be_retried(objects, file, tmp_path):
     made = await objects.apply(resource_request())
     aside = file.parent.rename(tmp_path / "aside")
-    changed = replace(resource_request(), spec=ResourceRequestSpec("2", "1Gi"))
+    changed = replace(resource_request(), spec=replace(resource_request().spec, renew=True))
     with pytest.raises(StoreFailed, match="resourcerequests") as failed:
         await objects.apply(changed)
     assert failed.value.retryable
@@ -223,8 +223,8 @@ async def test_watch_receives_what_happens_to_manifests(objects, manifest):
         assert await next_event(watch) == Listed([])
         manifest.write_text(MANIFEST)
         assert (await next_event(watch)).spec.requested_cpu == "2"
-        manifest.write_text(MANIFEST.replace("1Gi", "3Gi"))
-        assert (await next_event(watch)).spec.requested_memory == "3Gi"
+        manifest.write_text(MANIFEST + "  renew: true\n")
+        assert (await next_event(watch)).spec.renew
         manifest.unlink()
         assert isinstance(await next_event(watch), Deleted)
 
@@ -232,7 +232,7 @@ async def test_watch_receives_what_happens_to_manifests(objects, manifest):
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "restarted"])
 @pytest.mark.parametrize(
     "old, new, generation",
-    [('"2"', '"4"', 2), ("name: sample", "name: sample\n  labels: {team: b}", 1)],
+    [('"2"', '"2"\n  renew: true', 2), ("name: sample", "name: sample\n  labels: {team: b}", 1)],
     ids=["spec", "labels"],
 )
 async def test_edited_manifest_updates_the_object(
@@ -346,7 +346,7 @@ INVALID = {
     "too large a number": ("a: " + "1" * 5000, "not valid YAML"),
     "version": (MANIFEST.replace("v1alpha1", "v1"), "apiVersion"),
     "kind": (MANIFEST.replace("kind: R", "kind: X"), "kind"),
-    "number": (MANIFEST.replace('"2"', "2"), "spec.requestedCPU: must be a string"),
+    "number": (MANIFEST.replace('"2"', "2.5"), "spec.requestedCPU: must be a string"),
     "missing": (MANIFEST.replace("requestedM", "m"), "spec.requestedMemory: is required"),
     "unknown": (MANIFEST + "  durration: 1h\n", "spec.durration: unknown field"),
     "unknown inside": (MANIFEST + "  constraints: {x: y}\n", "spec.constraints.x: unknown field"),
@@ -406,7 +406,7 @@ async def test_of_many_problems_some_are_listed_and_the_others_counted(objects, 
 
 async def test_each_problem_is_logged_once(objects, manifest):
     with capture_logs() as logs:
-        for text in ("wrong: [", "wrong:  [ ", MANIFEST.replace('"2"', "2")):
+        for text in ("wrong: [", "wrong:  [ ", MANIFEST.replace('"2"', "2.5")):
             manifest.write_text(text)
             for _ in range(3):
                 await settled(objects)

@@ -5,6 +5,9 @@
 - apiGroups: [rear.fluidos.eu]
   resources: [resourcerequests/status]
   verbs: [patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
 {{- end }}
 
 {{- define "agent.instructionRules" -}}
@@ -14,6 +17,9 @@
 - apiGroups: [rear.fluidos.eu]
   resources: [reservationinstructions/status, providerinstructions/status]
   verbs: [patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
 {{- end }}
 
 {{- define "agent.advertisementRules" -}}

@@ -1,0 +1,64 @@
+"""The tables of `get borrowed` and `get lent`: the other cluster, how much, used, until when, price, node."""
+
+from msgspec.structs import replace
+
+import make
+import object_samples
+from kubelend.cli import kube_objects, lending
+from kubelend.cli.reservations import Role
+from kubelend.wire import bodies
+
+FOUND = bodies.Reservation(
+    "rsv-1",
+    "rome",
+    "bonn",
+    bodies.Quantities("4", "16Gi", "1"),
+    bodies.ReservationStatus("Active", "in use", expires_at=make.T0 + make.HOUR),
+    make.T0,
+    cost=bodies.AgreedCost("0.50", "EUR"),
+)
+UNTIL = "2026-01-01T13:00:00Z"
+USE = object_samples.RESERVATION_INSTRUCTION
+
+
+def rows(role, found, *, wide=False):
+    table = lending.SIDES[role].table([found], make.T0, wide=wide)
+    return [line.split() for line in table.splitlines()]
+
+
+def test_borrowed_of_a_broker_has_no_use_and_no_node():
+    header, row = rows(Role.REQUESTER, FOUND)
+    assert header == ["NAME", "PHASE", "FROM", "CPU", "MEMORY", "USED", "UNTIL", "PRICE", "NODE"]
+    assert row == ["rsv-1", "Active", "bonn", "4", "16Gi", "-", UNTIL, "0.5", "EUR/h", "-"]
+
+
+def test_borrowed_of_a_cluster_has_use_and_node():
+    found = bodies.copy_fields(
+        FOUND, kube_objects.InstructedBody, node_name="n", used=bodies.Amounts("1", "2Gi")
+    )
+    _, row = rows(Role.REQUESTER, found)
+    assert row[5:7] == ["1", "2Gi"]
+    assert row[-1] == "n"
+
+
+def test_lent_names_the_requester():
+    header, row = rows(Role.PROVIDER, FOUND)
+    assert header[2] == "TO"
+    assert row[2] == "rome"
+    assert "NODE" not in header
+
+
+def test_wide_has_what_is_left_and_the_message():
+    header, row = rows(Role.PROVIDER, FOUND, wide=True)
+    assert header[-4:] == ["LEFT", "GPU", "STORAGE", "MESSAGE"]
+    assert row[-5:] == ["60m", "1", "-", "in", "use"]
+
+
+def test_instruction_becomes_a_reservation():
+    found = kube_objects.body_from_use(USE)
+    assert (found.id, found.target_cluster_id, found.status.phase) == ("rsv-a-1", "b", "Active")
+    assert (found.node_name, found.cost) == (USE.status.node_name, USE.spec.cost)
+    over = replace(USE, status=replace(USE.status, phase="Finished"))
+    assert kube_objects.body_from_use(over).status.phase == "Released"
+    waiting = replace(USE, status=replace(USE.status, phase="NotPeered"))
+    assert kube_objects.body_from_use(waiting).status.phase == "Reserved"
