@@ -79,6 +79,7 @@ SELDOM = {
     "agent": {
         "get reservationinstructions.rear.fluidos.eu in kubelend": "when somebody else changes one",
         "get providerinstructions.rear.fluidos.eu in kubelend": "likewise",
+        "patch reservationinstructions.rear.fluidos.eu in kubelend": "with a peering, or when it is renewed",
         "patch providerinstructions.rear.fluidos.eu in kubelend": "when a reservation is renewed",
     },
     "cluster namespace": {
