@@ -17,10 +17,25 @@ REQUIRED = "KUBELEND_KUBE_TESTS"
 MOST_FAILURES = 3
 DIRECTORIES = ("tests/contract/", "tests/kube/")
 """Only tests below these may use an API server."""
+OWN_CLUSTERS = tuple(
+    f"tests/kube/test_{name}.py"
+    for name in (
+        "bench_kube",
+        "deploy",
+        "deploy_guide",
+        "kubectl_lend",
+        "lab",
+        "lab_command",
+        "roles",
+    )
+)
+"""Modules that start clusters of their own, and leave the shared one alone: any worker may run them."""
+SHARED = {"kube", "kube_client", "namespace", "place", "tenants"}
+"""Fixtures of the shared cluster."""
 
 
 class OneApiServer(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Distributes tests by file, but all that may use an API server to one worker.
+    """Distributes tests by file, but all that use the shared API server to one worker.
 
     So there is one API server for the whole run, and no other test works on it at the same time: tests may
     count its writes, pause its etcd, and run brokers that watch all namespaces.
@@ -28,7 +43,8 @@ class OneApiServer(LoadFileScheduling):  # type: ignore[misc]  # xdist has no ty
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        return "API server" if file.startswith(DIRECTORIES) else file
+        is_shared = file.startswith(DIRECTORIES) and file not in OWN_CLUSTERS
+        return "API server" if is_shared else file
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -42,6 +58,10 @@ def pytest_collection_modifyitems(items):
     for item in chosen:
         if not item.nodeid.startswith(DIRECTORIES):
             raise pytest.UsageError(f"{item.nodeid} uses an API server: move it to {DIRECTORIES}")
+        if item.nodeid.startswith(OWN_CLUSTERS) and SHARED.intersection(item.fixturenames):
+            raise pytest.UsageError(
+                f"{item.nodeid} uses the shared cluster: remove it from OWN_CLUSTERS"
+            )
     missing = _missing() if chosen else ""
     for item in chosen:
         item.add_marker(pytest.mark.kube)
