@@ -23,6 +23,7 @@ from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
 from kubelend.agent.peering import PeeringReconciler
+from kubelend.agent.placeholder_reconciler import PlaceholderReconciler
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
 from kubelend.agent.publisher import LocalPublisher, Publisher
@@ -44,7 +45,7 @@ from kubelend.transports.listener import ConnectionLimits
 
 COMPONENTS = (
     *("collector", "publisher", "advertisement", "stream"),
-    *("requester", "provider", "peering", "certificate", "objects"),
+    *("requester", "provider", "placeholders", "peering", "certificate", "objects"),
 )
 
 OBJECT_CHECK_INTERVAL = timedelta(seconds=2)
@@ -103,6 +104,7 @@ class AgentApp:
         self._active_gate = ActiveAgentGate()
         self._listener: InstructionListener | None = None
         self._publisher: Publisher | None = None
+        self._placeholders = self._make_placeholders()
         self.metrics = AgentMetrics(
             MetricsInput(
                 cluster,
@@ -146,9 +148,9 @@ class AgentApp:
             SessionMiddleware(broker, self._active_gate)
         )
         collector = Collector(
-            self._environment.source, self._inventory, self.health, publisher.notify_changed
+            self._environment.source, self._inventory, self.health, self._notify_changed
         )
-        provider = self._make_provider(broker, publisher)
+        provider = self._make_provider(broker)
         self._listener = InstructionListener(
             broker,
             self._reservation_cache,
@@ -162,6 +164,7 @@ class AgentApp:
             "place": self._active_gate.run(),
             "requester": self._run_when_active(self._make_requester(broker).run),
             "provider": self._run_when_active(provider.run),
+            **self._placeholder_task(provider),
             "peering": self._run_when_active(self._make_peering(broker).run),
             **self._renewal_task(),
         }
@@ -193,18 +196,51 @@ class AgentApp:
             finished_ttl=self._settings.finished_for,
         )
 
-    def _make_provider(
-        self, broker: BrokerCommunicator, publisher: Publisher
-    ) -> ProviderReconciler:
+    def _notify_changed(self) -> None:
+        """Nodes, pods or holds have changed."""
+        if self._publisher is not None:
+            self._publisher.notify_changed()
+        if self._placeholders is not None:
+            self._placeholders.notify_changed()
+
+    def _make_placeholders(self) -> PlaceholderReconciler | None:
+        environment = self._environment
+        if environment.hold_pods is None:
+            return None
+        return PlaceholderReconciler(
+            environment.namespace or "default",
+            self._inventory,
+            environment.objects,
+            environment.hold_pods,
+            self.health,
+            environment.clock,
+        )
+
+    def _placeholder_task(self, provider: ProviderReconciler) -> dict[str, RootCoroutine]:
+        placeholders = self._placeholders
+        if placeholders is None:
+            return {}
+
+        async def run() -> None:
+            """With restored holds only: placeholders of others are deleted."""
+            await provider.restore()
+            await placeholders.run()
+
+        return {"placeholders": self._run_when_active(run)}
+
+    def _make_provider(self, broker: BrokerCommunicator) -> ProviderReconciler:
         settings, environment = self._settings, self._environment
         holds = HoldTable(
             self._inventory,
             environment.policy,
             enforce=settings.enforce,
-            on_change=publisher.notify_changed,
+            on_change=self._notify_changed,
         )
         config = ProviderConfig(
-            self._cluster, environment.namespace or "default", settings.finished_for
+            self._cluster,
+            environment.namespace or "default",
+            settings.finished_for,
+            has_placeholders=self._placeholders is not None,
         )
         return ProviderReconciler(
             config,

@@ -10,10 +10,10 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kubelend.agent.advertisement import AdvertisementConfig
-from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
+from kubelend.agent.ports import Clock, ClusterSource, HoldPods, LocalObjects, Peering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.lending import LendingPolicy
@@ -29,6 +29,9 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
+
+if TYPE_CHECKING:
+    from kubelend.kube.client import Client
 
 
 class AgentEnvironment(NamedTuple):
@@ -46,6 +49,8 @@ class AgentEnvironment(NamedTuple):
     watch_error: Callable[[], str] = lambda: ""
     """Returns why objects cannot be watched at all, which makes the agent unready."""
     close: Callable[[], None] = lambda: None
+    hold_pods: HoldPods | None = None
+    """Without it, lent resources are not held by placeholders."""
 
 
 class OfferSettings(NamedTuple):
@@ -178,7 +183,23 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
             offer=offered,
             object_error=lambda: objects.problem,
             watch_error=lambda: objects.watch_problem,
+            hold_pods=_hold_pods(settings, client, namespace),
         )
+
+
+def _hold_pods(settings: AgentSettings, client: Client, namespace: str) -> HoldPods | None:
+    if settings.hold == "none":
+        return None
+    from kubelend.sources.kubernetes_holds import KubernetesHoldPods
+
+    return KubernetesHoldPods(
+        client,
+        namespace or "default",
+        os.environ.get("POD_NAME", "") or "kubelend-agent",
+        clock.utc_now,
+        image=settings.hold_image,
+        priority_class=settings.hold_priority_class,
+    )
 
 
 def _instruction_namespace(settings: AgentSettings) -> str:

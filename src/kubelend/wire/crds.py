@@ -180,6 +180,7 @@ _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
             PrinterColumn("Requester", ".spec.requesterClusterID"),
             PrinterColumn("CPU", ".spec.requestedCPU"),
             PrinterColumn("Memory", ".spec.requestedMemory"),
+            PrinterColumn("Held", '.status.conditions[?(@.type=="Held")].status'),
             _wide("Enforced", ".status.enforced", "boolean"),
             _wide("Phase", ".status.phase"),
             _wide("Expires", ".spec.expiresAt"),
