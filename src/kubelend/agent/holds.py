@@ -196,14 +196,14 @@ HELD_CONDITION: Final = "Held"
 NOT_CONFIGURED: Final = "NotConfigured"
 
 
-def held_condition(*, is_held: bool, reason: str, message: str) -> Condition:
+def held_condition(status: str, reason: str, message: str) -> Condition:
     """Whether the scheduler keeps all of it free for the requester's pods, or they use it."""
-    return Condition(HELD_CONDITION, "True" if is_held else "False", reason, message)
+    return Condition(HELD_CONDITION, status, reason, message)
 
 
 def not_configured_condition() -> Condition:
     message = "The agent runs with --hold=none: pods of this cluster can use the resources"
-    return held_condition(is_held=False, reason=NOT_CONFIGURED, message=message)
+    return held_condition("False", NOT_CONFIGURED, message)
 
 
 def has_held_reason(found: ProviderInstruction, reason: str) -> bool:
@@ -231,7 +231,7 @@ def conditions_of(
 ) -> tuple[Condition, ...]:
     """The conditions with a new status; as long as it is held, placeholders report theirs."""
     if status.phase != HELD:
-        ended = held_condition(is_held=False, reason=status.phase, message=status.message)
+        ended = held_condition("False", status.phase, status.message)
         known = any(one.type == HELD_CONDITION for one in found.status.conditions)
         return merge_conditions(found.status.conditions, [ended] if known else [], now)
     if has_placeholders:

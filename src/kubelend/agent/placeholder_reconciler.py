@@ -37,8 +37,8 @@ from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
 
 COMPONENT: Final = "placeholders"
-PLAN_DELAY: Final = timedelta(milliseconds=20)
-"""Changes that come together are planned together."""
+PLAN_INTERVAL: Final = timedelta(milliseconds=50)
+"""At least this long between two plans. The first change is planned at once: taking room back is urgent."""
 FAILURE_PAUSE: Final = timedelta(seconds=1)
 GATE_TIMEOUT: Final = timedelta(seconds=30)
 """How long a borrower's pod waits for room that is being taken back or added."""
@@ -83,12 +83,13 @@ class PlaceholderReconciler:
         self._gated_since: dict[str, float] = {}
         self._handed_over: set[str] = set()
         self._reported: dict[str, HeldState] = {}
-        self._paused_until = 0.0
+        self._next_plan = 0.0
+        """In the event loop's time."""
 
     def notify_changed(self) -> None:
         """Plan soon; after a failure not before a pause, however much changes."""
-        left = self._paused_until - asyncio.get_running_loop().time()
-        self._queue.add_after(_KEY, max(PLAN_DELAY, timedelta(seconds=left)))
+        left = self._next_plan - self._now()
+        self._queue.add_after(_KEY, timedelta(seconds=left))
 
     async def run(self) -> None:
         """Keep placeholders and the lease. Runs until cancelled."""
@@ -104,8 +105,7 @@ class PlaceholderReconciler:
             await asyncio.sleep(LEASE_INTERVAL.total_seconds())
 
     async def _on_failure(self, _: str, error: KubelendError) -> None:
-        pause = FAILURE_PAUSE.total_seconds()
-        self._paused_until = asyncio.get_running_loop().time() + pause
+        self._next_plan = self._now() + FAILURE_PAUSE.total_seconds()
         self._health.report(COMPONENT, f"cannot keep placeholders: {error}", is_partial=True)
 
     # -- reconcile
@@ -114,13 +114,14 @@ class PlaceholderReconciler:
         if not self._inventory.is_synced:
             self._queue.add_after(_KEY, INSTRUCTION_DELAY)
             return
+        self._next_plan = self._now() + PLAN_INTERVAL.total_seconds()
         for action in placeholders.plan(self._view()):
             await self._execute(action)
         await self._report_held(self._view())
         self._health.report(COMPONENT, "")
 
     def _view(self) -> HoldView:
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         room = self._inventory.room()
         pods = self._writes.apply_to(dict(self._inventory.scheduled), room, now)
         avoided = self._writes.recently_lost(pods, now)
@@ -243,13 +244,12 @@ class PlaceholderReconciler:
             if state != before and (owner := await self._owner(reservation)):
                 await self._write_condition(owner, state)
                 self._reported[reservation] = state
-                if not agent_holds.has_held_reason(owner, state.reason):
+                is_new = not agent_holds.has_held_reason(owner, state.reason)
+                if is_new and state.reason != placeholders.HOLDING:
                     await self._announce(owner, state)
 
     async def _write_condition(self, owner: ProviderInstruction, state: HeldState) -> None:
-        condition = agent_holds.held_condition(
-            is_held=state.is_complete, reason=state.reason, message=state.message
-        )
+        condition = agent_holds.held_condition(*state)
 
         def change(found: ProviderInstruction) -> ProviderInstructionStatus:
             return agent_holds.with_held_condition(found, condition, self._clock())
@@ -257,12 +257,11 @@ class PlaceholderReconciler:
         await controller.update_status(self._objects, owner, change, self._clock)
 
     async def _announce(self, owner: ProviderInstruction, state: HeldState) -> None:
-        write: Callable[..., object] = log.info if state.is_complete else log.warning
+        is_held = state.reason == placeholders.HELD
+        write: Callable[..., object] = log.info if is_held else log.warning
         reservation = agent_holds.reservation_of_instruction(owner)
         write("Held resources changed", reservation=reservation, reason=state.reason)
-        await self._pods.record_event(
-            owner, state.reason, state.message, is_warning=not state.is_complete
-        )
+        await self._pods.record_event(owner, state.reason, state.message, is_warning=not is_held)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -315,20 +315,25 @@ def _best_piece(
 def _proportional_piece(wanted: Resources, free: Resources) -> Resources:
     shares = [
         Fraction(max(free.amount(name), 0), wanted.amount(name))
-        for name in _DIVISIBLE
+        for name in _STEPS
         if wanted.amount(name)
     ]
     share = min([Fraction(1), *shares])
     amounts = {
-        name: amount * share.numerator // share.denominator
-        if name in _DIVISIBLE
-        else min(amount, free.amount(name))
+        name: _share_of(name, amount, share) if name in _STEPS else min(amount, free.amount(name))
         for name, amount in wanted.items()
     }
     return Resources.of(amounts) if share else NOTHING
 
 
-_DIVISIBLE: Final = ("cpu", "memory", "storage")
+def _share_of(name: str, amount: int, share: Fraction) -> int:
+    """In whole steps, so that people can read it; the last piece has what is left."""
+    part = int(amount * share)
+    return part - part % _STEPS[name] if share < 1 and part > _STEPS[name] else part
+
+
+_STEPS: Final = {"cpu": 1, "memory": 2**20, "storage": 2**20}
+"""The resources that can be divided; others are devices."""
 
 
 def _elementwise_min(one: Resources, other: Resources) -> Resources:
@@ -399,9 +404,15 @@ def _take(room: Room, node: str, amounts: Resources) -> None:
 class HeldState(NamedTuple):
     """How much of a hold is kept by placeholders and borrowers' pods together."""
 
-    is_complete: bool
+    status: str
+    """Unknown while the scheduler has not decided on new placeholders."""
     reason: str
     message: str
+
+
+HELD: Final = "Held"
+PARTIALLY_HELD: Final = "PartiallyHeld"
+HOLDING: Final = "Holding"
 
 
 def held_state(view: HoldView, reservation: str) -> HeldState:
@@ -409,17 +420,22 @@ def held_state(view: HoldView, reservation: str) -> HeldState:
     reserved = view.holds[reservation].resources
     pods = [pod for pod in view.pods if reservation_of(pod, view.holds) == reservation]
     pieces: Room = {}
-    used = NOTHING
-    for pod in filter(lambda one: _holds_room(one, view), pods):
-        if pod.placeholder_for:
+    used = coming = NOTHING
+    for pod in pods:
+        if not _holds_room(pod, view):
+            coming += pod.requests if _is_in_transit(pod) else NOTHING
+        elif pod.placeholder_for:
             pieces[_node_of(pod)] = pieces.get(_node_of(pod), NOTHING) + pod.requests
         else:
             used += pod.requests
     held = _elementwise_min(reserved, sum(pieces.values(), used))
-    is_complete = held == reserved
-    reason = "Held" if is_complete else "PartiallyHeld"
-    amount = held.describe() if is_complete else f"{held.describe()} of {reserved.describe()}"
-    return HeldState(is_complete, reason, f"{amount} held{_pieces_text(pieces, used)}")
+    if held == reserved:
+        return HeldState("True", HELD, f"{held.describe()} held{_pieces_text(pieces, used)}")
+    amount = f"{held.describe()} of {reserved.describe()}"
+    message = f"{amount} held{_pieces_text(pieces, used)}"
+    if reserved.fits_in(held + coming):
+        return HeldState("Unknown", HOLDING, message)
+    return HeldState("False", PARTIALLY_HELD, message)
 
 
 def _holds_room(pod: Pod, view: HoldView) -> bool:
