@@ -34,13 +34,6 @@ BORROWED = "team-rome"
 """The namespace of rome's pods."""
 
 ACCOUNT = f"{HOME}/kubelend-agent"
-HOLD_KINDS = (
-    "PriorityClass",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-    "MutatingAdmissionPolicy",
-    "MutatingAdmissionPolicyBinding",
-)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +67,7 @@ def cluster(lab, controllers, root):
         cluster.kubectl("label", "namespace", BORROWED, "liqo.io/remote-cluster-id=rome")
         servers.install_crds(cluster)
         shipped.install(cluster, "agent")
-        gate = charts.rendered("agent", "components/hold-gate")
-        shipped.apply(cluster, charts.of_kind([*shipped.part("agent"), *gate], *HOLD_KINDS))
+        shipped.apply(cluster, charts.rendered("agent", "components/hold-gate"))
         with kubelet(cluster, controllers, root):
             asyncio.run(add_nodes(cluster))
             yield cluster

@@ -300,13 +300,19 @@ def place(wanted: Resources, room: Mapping[str, Resources]) -> list[tuple[str, R
 def _best_piece(
     wanted: Resources, room: Room, cut: Callable[[Resources, Resources], Resources]
 ) -> tuple[str, Resources]:
-    """The largest piece; of equal ones that on the node with the least room, to keep others whole."""
+    """The piece with most devices, then the largest; of equal ones that on the node with the least room.
+
+    So devices get CPU and memory beside them, and other nodes stay whole.
+    """
     pieces = {node: cut(wanted, free.clamped()) for node, free in room.items()}
 
     def preference(node: str) -> tuple[object, ...]:
-        shares = [Fraction(pieces[node].amount(name), amount) for name, amount in wanted.items()]
+        shares = {
+            name: Fraction(pieces[node].amount(name), amount) for name, amount in wanted.items()
+        }
+        devices = sum(share for name, share in shares.items() if name not in _STEPS)
         is_whole = pieces[node] == wanted
-        return not is_whole, -sum(shares), _size(room[node]), node
+        return not is_whole, -devices, -sum(shares.values()), _size(room[node]), node
 
     best = min(pieces, key=preference)
     return best, pieces[best]
