@@ -18,6 +18,9 @@ from kubelend.core.inventory import Hold
 from kubelend.core.pod_requests import Pod, PodScheduling
 from kubelend.core.resources import NOTHING, Resources
 
+MAX_PIECES: Final = 2
+"""Placeholders of a reservation on one node. More are merged, but not each time a pod comes and goes."""
+
 Room = dict[str, Resources]
 """Free amounts by node; only nodes on which ordinary pods can be scheduled."""
 
@@ -168,7 +171,10 @@ class _HoldPlan:
         yield from self._add()
         if not self._missing:
             yield from (Delete(pod) for pod in self._placeholders if not self._counts(pod))
-        yield from self._shrink((kept - needed).clamped())
+        surplus = (kept - needed).clamped()
+        yield from self._shrink(surplus)
+        if not surplus and self._is_settled():
+            yield from self._merge()
 
     def _counts(self, pod: Pod) -> bool:
         """A bound placeholder holds as long as its node can run pods."""
@@ -274,6 +280,14 @@ class _HoldPlan:
             if pod.node and rest != pod.requests:
                 yield HandOver(self._reservation, pod.node, None, (pod,), rest)
                 return
+
+    def _merge(self) -> Iterator[Action]:
+        """Replaces the placeholders of a node by one: each takes a slot of the node."""
+        for node in sorted({pod.node for pod in self._kept}):
+            there = tuple(pod for pod in self._kept if pod.node == node)
+            if len(there) > MAX_PIECES:
+                total = sum((pod.requests for pod in there), NOTHING)
+                yield HandOver(self._reservation, node, None, there, total)
 
 
 # -- placement

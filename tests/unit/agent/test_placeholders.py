@@ -271,6 +271,14 @@ def test_pods_that_run_elsewhere_shrink_the_hold():
     assert placeholders.plan(view(own, whole, hold=amounts(4, 16), n1=0)) == [Delete(own)]
 
 
+def test_many_placeholders_of_a_node_are_merged():
+    parts = tuple(placeholder("n1", amounts(1, 4)) for _ in range(3))
+    found = placeholders.plan(view(*parts, hold=amounts(3, 12), n1=0))
+    assert found == [HandOver(R, "n1", None, parts, amounts(3, 12))]
+    leaving = borrowed(amounts(1, 4), "n2", is_deleting=True)
+    assert placeholders.plan(view(*parts, leaving, hold=amounts(3, 12), n1=0)) == []
+
+
 def test_every_plan_settles():
     """Carried out again and again, a plan ends with everything held and nothing left to do."""
     pods = {}
