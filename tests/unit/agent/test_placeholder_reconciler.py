@@ -142,6 +142,7 @@ class Rig:
 
     async def condition(self):
         found = await self.objects.find(ProviderInstruction, f"lending/{R}-provider")
+        assert found is not None
         return [(one.type, one.status, one.reason) for one in found.status.conditions]
 
 
