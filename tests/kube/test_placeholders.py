@@ -377,6 +377,19 @@ def test_system_pods_take_held_room_and_the_condition_says_so(lender, held):
     lender.becomes(held, "True", "Held")
 
 
+def test_a_drained_node_gives_its_placeholder_to_another_one(lender):
+    reservation = lender.reserve("6")
+    lender.becomes(reservation, "True", "Held")
+    [(node, _)] = lender.placeholders()
+    lender.cluster.kubectl("drain", node, "--timeout=20s")
+    try:
+        wait_until(lambda: [at for at, _ in lender.placeholders() if at not in ("", node)])
+        lender.becomes(reservation, "True", "Held")
+    finally:
+        lender.cluster.kubectl("uncordon", node)
+        lender.release(reservation)
+
+
 def test_nothing_is_refused_and_nothing_is_granted_in_vain(lender, held, cluster):
     assert cluster.refused(ACCOUNT) == []
     roles = [one for one in shipped.roles("agent") if "placeholders" in one["metadata"]["name"]]
