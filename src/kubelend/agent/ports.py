@@ -125,6 +125,9 @@ class HoldPods(Protocol):
     async def delete(self, pod: Pod) -> None:
         """Delete at once, without a grace period; does nothing if it is gone."""
 
+    async def delete_finished(self) -> None:
+        """Delete placeholders that hold nothing any more, because a kubelet has rejected or ended them."""
+
     async def nominate(self, pod: Pod, node: str) -> Pod | None:
         """Have the scheduler reserve room for the pod on a node; None if the pod is gone."""
 

@@ -69,6 +69,15 @@ class KubernetesHoldPods:
         namespace, name = _place(pod)
         await self._client.delete(PODS, name, namespace, uid=pod.id)
 
+    async def delete_finished(self) -> None:
+        for phase in ("Failed", "Succeeded"):
+            found = await self._client.list(
+                PODS, self._namespace, labels=RESERVATION_LABEL, fields=f"status.phase={phase}"
+            )
+            for one in found.objects:
+                if one.projected.placeholder_for:
+                    await self.delete(one.projected)
+
     async def nominate(self, pod: Pod, node: str) -> Pod | None:
         return await self._patch(pod, {"status": {"nominatedNodeName": node}}, "status")
 

@@ -100,6 +100,9 @@ class FakePods:
     async def renew_lease(self):
         pass
 
+    async def delete_finished(self):
+        pass
+
 
 class Rig:
     def __init__(self):
