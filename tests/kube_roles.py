@@ -31,6 +31,7 @@ def grant(
         name = role["metadata"]["name"]
         namespace = {
             "kubelend-agent-instructions": instructions,
+            "kubelend-agent-placeholders": instructions,
             "kubelend-agent-advertisement": advertisement,
         }.get(name, "")
         _apply(cluster, _placed(role, namespace))

@@ -32,6 +32,7 @@ _PARTS = {
 
 _ROLES = ("Role", "ClusterRole")
 _BINDINGS = ("RoleBinding", "ClusterRoleBinding")
+_HOLDS = ("PriorityClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 _PORTS = ("--health-probe-bind-address", "--metrics-bind-address", "--http-port")
 
 
@@ -50,9 +51,10 @@ def part(name: str) -> list[Json]:
 
 
 def install(cluster: LocalCluster, *names: str) -> None:
-    """Accounts and roles, and no Deployments: nobody would run them."""
+    """Accounts, roles and policies, and no Deployments: nobody would run them."""
     for name in names:
-        apply(cluster, charts.of_kind(part(name), "ServiceAccount", *_ROLES, *_BINDINGS))
+        kinds = ("ServiceAccount", *_ROLES, *_BINDINGS, *_HOLDS)
+        apply(cluster, charts.of_kind(part(name), *kinds))
 
 
 def apply(cluster: LocalCluster, found: list[Json]) -> None:

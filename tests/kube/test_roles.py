@@ -81,6 +81,13 @@ SELDOM = {
         "get providerinstructions.rear.fluidos.eu in kubelend": "likewise",
         "patch reservationinstructions.rear.fluidos.eu in kubelend": "with a peering, or when it is renewed",
         "patch providerinstructions.rear.fluidos.eu in kubelend": "when a reservation is renewed",
+        # There is no scheduler here: tests/kube/test_placeholders.py uses the rest.
+        "create pods. in kubelend": "when there is room for placeholders",
+        "delete pods. in kubelend": "when they are handed over, or no longer needed",
+        "patch pods. in all namespaces": "when room is handed over to a requester's pod",
+        "patch pods/status. in all namespaces": "likewise",
+        "get pods. in all namespaces": "when somebody else has removed its gate",
+        "use priorityclasses.scheduling.k8s.io in all namespaces": "asked for by a policy",
     },
     "cluster namespace": {
         "get reservations.broker.fluidos.eu in cluster-bonn": "when it asks again, or has to wait long",

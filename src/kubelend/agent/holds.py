@@ -10,16 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+from msgspec.structs import replace
+
 from kubelend.core import lending, resources
 from kubelend.core.inventory import Hold, Inventory
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.resources import NOTHING, Resources
 from kubelend.wire import bodies, quantities
 from kubelend.wire.objects import (
+    Condition,
     Metadata,
     ProviderInstruction,
     ProviderInstructionSpec,
     ProviderInstructionStatus,
+    merge_conditions,
 )
 
 
@@ -187,6 +191,53 @@ def held_status(*, is_enforced: bool) -> ProviderInstructionStatus:
         "Resources held" if is_enforced else "Recorded without a capacity check: enforcement is off"
     )
     return ProviderInstructionStatus(enforced=is_enforced, phase=HELD, message=message)
+
+
+HELD_CONDITION: Final = "Held"
+NOT_CONFIGURED: Final = "NotConfigured"
+
+
+def held_condition(status: str, reason: str, message: str) -> Condition:
+    """Whether the scheduler keeps all of it free for the requester's pods, or they use it."""
+    return Condition(HELD_CONDITION, status, reason, message)
+
+
+def not_configured_condition() -> Condition:
+    message = "The agent runs with --hold=none: pods of this cluster can use the resources"
+    return held_condition("False", NOT_CONFIGURED, message)
+
+
+def has_held_reason(found: ProviderInstruction, reason: str) -> bool:
+    known = (one.reason for one in found.status.conditions if one.type == HELD_CONDITION)
+    return reason in known
+
+
+def with_held_condition(
+    found: ProviderInstruction, condition: Condition, now: datetime
+) -> ProviderInstructionStatus:
+    """The status with this condition; unchanged once the hold has ended."""
+    if found.status.phase != HELD:
+        return found.status
+    condition = replace(condition, observed_generation=found.metadata.generation)
+    conditions = merge_conditions(found.status.conditions, [condition], now)
+    return replace(found.status, conditions=conditions)
+
+
+def conditions_of(
+    found: ProviderInstruction,
+    status: ProviderInstructionStatus,
+    now: datetime,
+    *,
+    has_placeholders: bool,
+) -> tuple[Condition, ...]:
+    """The conditions with a new status; as long as it is held, placeholders report theirs."""
+    if status.phase != HELD:
+        ended = held_condition("False", status.phase, status.message)
+        known = any(one.type == HELD_CONDITION for one in found.status.conditions)
+        return merge_conditions(found.status.conditions, [ended] if known else [], now)
+    if has_placeholders:
+        return found.status.conditions
+    return merge_conditions(found.status.conditions, [not_configured_condition()], now)
 
 
 def finished_status(phase: str, message: str, now: datetime) -> ProviderInstructionStatus:

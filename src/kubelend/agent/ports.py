@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
 from kubelend.wire import bodies
-from kubelend.wire.objects import Kind
+from kubelend.wire.objects import Kind, ProviderInstruction
 
 Clock = Callable[[], datetime]
 """Returns the current time, timezone-aware and in UTC. Only composition roots choose one."""
@@ -105,6 +105,45 @@ class LocalObjects(Protocol):
 
     def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
         """Yields `Listed`, then added and modified objects and those `Deleted`. Does not end."""
+
+
+class NewPlaceholder(NamedTuple):
+    """A placeholder to create, which its ProviderInstruction owns."""
+
+    owner: ProviderInstruction
+    node: str
+    """The only node on which it may be scheduled."""
+    amounts: Resources
+    is_gated: bool = False
+
+
+class HoldPods(Protocol):
+    """Placeholders and borrowers' pods of the agent's own cluster. All pods have `scheduling`."""
+
+    async def create(self, wanted: NewPlaceholder) -> Pod: ...
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete at once, without a grace period; does nothing if it is gone."""
+
+    async def delete_finished(self) -> None:
+        """Delete placeholders that hold nothing any more, because a kubelet has rejected or ended them."""
+
+    async def nominate(self, pod: Pod, node: str) -> Pod | None:
+        """Have the scheduler reserve room for the pod on a node; None if the pod is gone."""
+
+    async def ungate(self, pod: Pod) -> Pod | None:
+        """Remove our gate, if it is still there; None if the pod is gone."""
+
+    async def set_condition(self, pod: Pod, reason: str, message: str) -> None:
+        """Tell on the pod why nothing is held for it."""
+
+    async def record_event(
+        self, about: ProviderInstruction, reason: str, message: str, *, is_warning: bool
+    ) -> None:
+        """An Event on the object. One that cannot be written is dropped."""
+
+    async def renew_lease(self) -> None:
+        """Show that an agent is there to remove gates."""
 
 
 # -- the broker

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from kubelend.agent import controller, events
 from kubelend.agent import holds as agent_holds
@@ -56,6 +57,8 @@ class ProviderConfig(msgspec.Struct, frozen=True):
     namespace: str = "default"
     finished_ttl: timedelta = timedelta(minutes=10)
     """How long the object of a finished hold is retained for people to read."""
+    has_placeholders: bool = False
+    """Whether placeholders keep the resources free; they report the condition Held."""
 
 
 class ProviderReconciler:
@@ -264,9 +267,13 @@ class ProviderReconciler:
     async def _update_status(
         self, stored: ProviderInstruction, status: ProviderInstructionStatus
     ) -> None:
-        await controller.update_status(
-            self._objects, stored, lambda _: status, self._clock, self._on_written
-        )
+        def change(found: ProviderInstruction) -> ProviderInstructionStatus:
+            conditions = agent_holds.conditions_of(
+                found, status, self._clock(), has_placeholders=self._config.has_placeholders
+            )
+            return replace(status, conditions=conditions)
+
+        await controller.update_status(self._objects, stored, change, self._clock, self._on_written)
 
     async def _delete_finished(self, reservation: str, ended: datetime | None) -> None:
         """Delete the object and the cached reservation once the retention is over."""

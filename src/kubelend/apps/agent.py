@@ -24,6 +24,7 @@ from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
 from kubelend.agent.peering import PeeringReconciler
+from kubelend.agent.placeholder_reconciler import PlaceholderReconciler
 from kubelend.agent.ports import BrokerCommunicator, HandshakeExchange
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
 from kubelend.agent.publisher import LocalPublisher, Publisher
@@ -46,7 +47,7 @@ from kubelend.transports.listener import ConnectionLimits
 
 COMPONENTS = (
     *("collector", "publisher", "advertisement", "stream"),
-    *("requester", "provider", "peering", "certificate", "objects"),
+    *("requester", "provider", "placeholders", "peering", "certificate", "objects"),
 )
 
 OBJECT_CHECK_INTERVAL = timedelta(seconds=2)
@@ -109,11 +110,12 @@ class AgentApp:
             self._inventory,
             environment.policy,
             enforce=settings.enforce,
-            on_change=self._on_holds_changed,
+            on_change=self._notify_changed,
         )
         self._active_gate = ActiveAgentGate()
         self._listener: InstructionListener | None = None
         self._publisher: Publisher | None = None
+        self._placeholders = self._make_placeholders()
         self.metrics = AgentMetrics(
             MetricsInput(
                 cluster,
@@ -162,7 +164,7 @@ class AgentApp:
             SessionMiddleware(broker, self._active_gate)
         )
         collector = Collector(
-            self._environment.source, self._inventory, self.health, publisher.notify_changed
+            self._environment.source, self._inventory, self.health, self._notify_changed
         )
         provider = self._make_provider(broker)
         self._listener = InstructionListener(
@@ -178,6 +180,7 @@ class AgentApp:
             "place": self._active_gate.run(),
             "requester": self._run_when_active(self._make_requester(broker).run),
             "provider": self._run_when_active(provider.run),
+            **self._placeholder_task(provider),
             **self._peering_tasks(broker),
             **self._renewal_task(),
         }
@@ -219,14 +222,45 @@ class AgentApp:
         """Returns the reservations that this cluster holds, by ID."""
         return agent_peering.lent_reservations(self._cluster, self._holds, self._reservation_cache)
 
-    def _on_holds_changed(self) -> None:
+    def _notify_changed(self) -> None:
+        """Nodes, pods or holds have changed."""
         if self._publisher is not None:
             self._publisher.notify_changed()
+        if self._placeholders is not None:
+            self._placeholders.notify_changed()
+
+    def _make_placeholders(self) -> PlaceholderReconciler | None:
+        environment = self._environment
+        if environment.hold_pods is None:
+            return None
+        return PlaceholderReconciler(
+            environment.namespace or "default",
+            self._inventory,
+            environment.objects,
+            environment.hold_pods,
+            self.health,
+            environment.clock,
+        )
+
+    def _placeholder_task(self, provider: ProviderReconciler) -> dict[str, RootCoroutine]:
+        placeholders = self._placeholders
+        if placeholders is None:
+            return {}
+
+        async def run() -> None:
+            """With restored holds only: placeholders of others are deleted."""
+            await provider.restore()
+            await placeholders.run()
+
+        return {"placeholders": self._run_when_active(run)}
 
     def _make_provider(self, broker: BrokerCommunicator) -> ProviderReconciler:
         settings, environment = self._settings, self._environment
         config = ProviderConfig(
-            self._cluster, environment.namespace or "default", settings.finished_for
+            self._cluster,
+            environment.namespace or "default",
+            settings.finished_for,
+            has_placeholders=self._placeholders is not None,
         )
         return ProviderReconciler(
             config,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kubelend.agent.advertisement import AdvertisementConfig
-from kubelend.agent.ports import Clock, ClusterSource, LocalObjects
+from kubelend.agent.ports import Clock, ClusterSource, HoldPods, LocalObjects
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.lending import LendingPolicy
@@ -55,6 +55,8 @@ class AgentEnvironment(NamedTuple):
     """Client of a real cluster's API server."""
     events: EventRecorder | None = None
     """Writes Events; None if objects are not in Kubernetes."""
+    hold_pods: HoldPods | None = None
+    """Without it, lent resources are not held by placeholders."""
 
     @property
     def emit(self) -> EmitEvent:
@@ -181,7 +183,23 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
             watch_error=lambda: objects.watch_problem,
             client=client,
             events=EventRecorder(client, clock.utc_now, EVENT_COMPONENT),
+            hold_pods=_hold_pods(settings, client, namespace),
         )
+
+
+def _hold_pods(settings: AgentSettings, client: Client, namespace: str) -> HoldPods | None:
+    if settings.hold == "none":
+        return None
+    from kubelend.sources.kubernetes_holds import KubernetesHoldPods
+
+    return KubernetesHoldPods(
+        client,
+        namespace or "default",
+        os.environ.get("POD_NAME", "") or "kubelend-agent",
+        clock.utc_now,
+        image=settings.hold_image,
+        priority_class=settings.hold_priority_class,
+    )
 
 
 def _instruction_namespace(settings: AgentSettings) -> str:

@@ -13,6 +13,7 @@ from kubelend.apps import flags, settings
 from kubelend.apps.flags import Address, Settings
 from kubelend.core import prices
 from kubelend.core.errors import InvalidInput
+from kubelend.core.pod_requests import HOLD_CLASS_PREFIX
 from kubelend.sources import object_semantics
 
 TRANSPORTS = ("http", "kubernetes", "")
@@ -118,6 +119,15 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     enforce: bool = True
     """Refuse reservations that exceed the free capacity of this cluster. If false, they are only logged."""
 
+    hold: Literal["none", "placeholders"] = "none"
+    """How lent resources are kept free: placeholders (pods that give way to the requester's), or none."""
+
+    hold_priority_class: str = "kubelend-hold"
+    """PriorityClass of placeholders. Its name must begin with kubelend-hold."""
+
+    hold_image: str = "registry.k8s.io/pause:3.10"
+    """Image of placeholders, which does nothing."""
+
     finished_for: timedelta = timedelta(minutes=10)
     """Time that instruction objects are retained after their reservation has ended."""
 
@@ -190,8 +200,19 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             ]
         if self.peering == "liqoctl" and not self.kubeconfigs_dir:
             found.append("--kubeconfigs-dir: required with --peering=liqoctl")
+        found += self._hold_problems()
         pairs = [pair for pair in self.labels.split(",") if pair]
         found += [f"--labels: {pair!r} is not KEY=VALUE" for pair in pairs if pair.find("=") < 1]
+        return found
+
+    def _hold_problems(self) -> list[str]:
+        if self.hold == "none":
+            return []
+        found = []
+        if self.source != "kubernetes":
+            found.append("--hold: placeholders is only valid with --source=kubernetes")
+        if not self.hold_priority_class.startswith(HOLD_CLASS_PREFIX):
+            found.append(f"--hold-priority-class: must begin with {HOLD_CLASS_PREFIX}")
         return found
 
     def _value_problems(self) -> list[str]:

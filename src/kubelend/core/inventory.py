@@ -8,6 +8,8 @@ hold is set aside for one reservation, and the larger of held and used counts: m
 pods of a hold are those of its requester on the virtual node with the reservation's name. Offloaded
 pods on another virtual node may belong to any other hold of their cluster, so these are compared as
 sums.
+
+Placeholders keep room on nodes for a hold. The hold itself is counted, so they are not.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Totals(msgspec.Struct, frozen=True):
     pending: Resources
     """Requests of unfinished pods without a node. Not part of `allocated`."""
     largest: Resources
-    """The largest free amount on a single node, per resource; ignores holds."""
+    """The largest free amount on a single node, per resource; of holds only placeholders count."""
     free: Resources
     """As `Inventory.free`: negative if more is held than available."""
     nodes: int
@@ -64,10 +66,13 @@ class Inventory:
         self._total_use = _NodeUse()
         """The sum over nodes that count as capacity."""
         self._holds: dict[str, Hold] = {}
+        self._scheduled: dict[str, Pod] = {}
+        """The pods with `scheduling`: placeholders and offloaded pods."""
 
     def reset(self, nodes: Iterable[Node], pods: Iterable[Pod]) -> None:
         """Replaces all nodes and pods; holds stay."""
         self._nodes, self._pods, self._use, self._total_use = {}, {}, {}, _NodeUse()
+        self._scheduled = {}
         self.is_synced = True
         for node in nodes:
             self.put_node(node)
@@ -96,6 +101,8 @@ class Inventory:
         elif self._pods.get(pod.id) != pod:
             self.delete_pod(pod.id)
             self._pods[pod.id] = pod
+            if pod.scheduling is not None:
+                self._scheduled[pod.id] = pod
             use = _NodeUse.of(pod)
             self._use.setdefault(pod.node, _NodeUse()).include(use)
             if pod.node in self._nodes:
@@ -105,6 +112,7 @@ class Inventory:
         pod = self._pods.pop(id, None)
         if pod is None:
             return
+        self._scheduled.pop(id, None)
         use = _NodeUse.of(pod)
         self._use[pod.node].exclude(use)
         if not self._use[pod.node].pods:
@@ -122,6 +130,17 @@ class Inventory:
     def holds(self) -> Mapping[str, Hold]:
         return MappingProxyType(self._holds)
 
+    @property
+    def scheduled(self) -> Mapping[str, Pod]:
+        """Placeholders and offloaded pods by ID, with a node or without."""
+        return MappingProxyType(self._scheduled)
+
+    def room(self) -> dict[str, Resources]:
+        """What no pod takes, placeholders included, per node on which ordinary pods can be scheduled."""
+        return {
+            name: free for name, free in self._free_per_node() if not self._nodes[name].is_tainted
+        }
+
     def totals(self) -> Totals:
         unscheduled = self._use.get("")
         return Totals(
@@ -129,7 +148,9 @@ class Inventory:
             allocatable=self._allocatable(),
             allocated=self._allocated(),
             pending=NOTHING if unscheduled is None else unscheduled.amounts,
-            largest=functools.reduce(Resources.elementwise_max, self._free_per_node(), NOTHING),
+            largest=functools.reduce(
+                Resources.elementwise_max, (free for _, free in self._free_per_node()), NOTHING
+            ),
             free=self.free(),
             nodes=len(self._nodes),
             pods=self._total_use.pods,
@@ -177,10 +198,11 @@ class Inventory:
         for origin in held.keys() | used.keys():
             yield held.get(origin, NOTHING), used.get(origin, NOTHING)
 
-    def _free_per_node(self) -> Iterator[Resources]:
+    def _free_per_node(self) -> Iterator[tuple[str, Resources]]:
         for name, node in self._nodes.items():
             use = self._use.get(name)
-            yield node.allocatable if use is None else node.allocatable - use.amounts
+            taken = NOTHING if use is None else use.amounts + use.placeholders
+            yield name, node.allocatable - taken
 
 
 class _PodSum:
@@ -202,29 +224,36 @@ class _PodSum:
 
 
 class _NodeUse(_PodSum):
-    """The same, with separate sums per group of offloaded pods."""
+    """The same without placeholders, and their sum; with separate sums per group of offloaded pods."""
 
-    __slots__ = ("offloaded",)
+    __slots__ = ("offloaded", "placeholders")
 
     def __init__(self) -> None:
         super().__init__()
+        self.placeholders = NOTHING
         self.offloaded: dict[OffloadedFrom, _PodSum] = {}
 
     @classmethod
     def of(cls, pod: Pod) -> _NodeUse:
         use = cls()
-        use.amounts, use.pods = pod.requests, 1
+        use.pods = 1
+        if pod.placeholder_for:
+            use.placeholders = pod.requests
+        else:
+            use.amounts = pod.requests
         if pod.offloaded_from is not None:
             use.offloaded[pod.offloaded_from] = _PodSum(pod.requests, 1)
         return use
 
     def include(self, other: _NodeUse) -> None:
         self.add(other)
+        self.placeholders += other.placeholders
         for source, offloaded in other.offloaded.items():
             self.offloaded.setdefault(source, _PodSum()).add(offloaded)
 
     def exclude(self, other: _NodeUse) -> None:
         self.subtract(other)
+        self.placeholders -= other.placeholders
         for source, offloaded in other.offloaded.items():
             self.offloaded[source].subtract(offloaded)
             if not self.offloaded[source].pods:

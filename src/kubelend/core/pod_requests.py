@@ -35,6 +35,22 @@ class OffloadedFrom(NamedTuple):
     """The consumer's virtual node, named after its ResourceSlice: `offloading.liqo.io/nodename`."""
 
 
+class PodScheduling(NamedTuple):
+    """What the scheduler and the agent know of a pod that holds lent resources or uses them."""
+
+    namespace: str
+    name: str
+    is_gated: bool = False
+    """Whether only our own gate keeps it from the scheduler."""
+    is_deleting: bool = False
+    is_unschedulable: bool = False
+    """Whether the scheduler's last attempt failed."""
+    nominated_node: str = ""
+    """The node for which the scheduler reserves room for it."""
+    required_node: str = ""
+    """The only node that its affinity allows; empty for any."""
+
+
 class Pod(msgspec.Struct, frozen=True, gc=False):
     """The projection of a Pod."""
 
@@ -46,6 +62,10 @@ class Pod(msgspec.Struct, frozen=True, gc=False):
     """Effective requests by the scheduler's rules."""
     is_finished: bool = False
     offloaded_from: OffloadedFrom | None = None
+    placeholder_for: str = ""
+    """The reservation that a placeholder holds; empty for all other pods."""
+    scheduling: PodScheduling | None = None
+    """Only of placeholders and offloaded pods: other pods take no memory for it."""
 
 
 class PartialObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -67,8 +87,38 @@ class Container(PartialObject, frozen=True, gc=False):
     resources: Requirements = Requirements()
 
 
+class NodeSelectorField(PartialObject, frozen=True, gc=False):
+    key: str = ""
+    values: tuple[str, ...] = ()
+
+
+class NodeSelectorTerm(PartialObject, frozen=True, gc=False):
+    match_fields: tuple[NodeSelectorField, ...] = ()
+
+
+class NodeSelector(PartialObject, frozen=True, gc=False):
+    node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
+
+
+class NodeAffinity(PartialObject, frozen=True, gc=False):
+    required: NodeSelector | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class Affinity(PartialObject, frozen=True, gc=False):
+    node_affinity: NodeAffinity | None = None
+
+
+class SchedulingGate(PartialObject, frozen=True, gc=False):
+    name: str = ""
+
+
 class PodSpec(PartialObject, frozen=True, gc=False):
     node_name: str = ""
+    priority_class_name: str = ""
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    affinity: Affinity | None = None
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     overhead: QuantityTexts = {}
@@ -90,6 +140,7 @@ class PodCondition(PartialObject, frozen=True, gc=False):
 
 class PodStatus(PartialObject, frozen=True, gc=False):
     phase: str = ""
+    nominated_node_name: str = ""
     resize: str = ""
     """Until 1.32; replaced by the condition `PodResizePending`."""
     conditions: tuple[PodCondition, ...] = ()
@@ -105,6 +156,7 @@ class PodMetadata(PartialObject, frozen=True, gc=False):
     name: str
     namespace: str = ""
     labels: QuantityTexts = {}
+    deletion_timestamp: str = ""
 
 
 class KubernetesPod(PartialObject, frozen=True, gc=False):
@@ -118,13 +170,57 @@ class KubernetesPod(PartialObject, frozen=True, gc=False):
 def project_pod(found: KubernetesPod) -> Pod:
     """Projects a Pod; raises `InvalidInput` as `effective_requests`."""
     is_finished = found.status.phase in ("Succeeded", "Failed")
+    offloaded_from = _offloaded_from(found.metadata.labels)
+    placeholder_for = _placeholder_for(found)
+    has_scheduling = offloaded_from is not None or bool(placeholder_for)
     return Pod(
         id=found.metadata.uid,
         node=sys.intern(found.spec.node_name),
         requests=NOTHING if is_finished else effective_requests(found),
         is_finished=is_finished,
-        offloaded_from=_offloaded_from(found.metadata.labels),
+        offloaded_from=offloaded_from,
+        placeholder_for=placeholder_for,
+        scheduling=_scheduling(found) if has_scheduling else None,
     )
+
+
+HOLD_GATE: Final = "kubelend.io/held"
+"""Scheduling gate of borrowers' pods until room is handed over to them."""
+RESERVATION_LABEL: Final = "kubelend.io/reservation"
+HOLD_CLASS_PREFIX: Final = "kubelend-hold"
+"""Priority classes of placeholders. Only the agent may use them, so a label alone hides no pod."""
+NODE_NAME_FIELD: Final = "metadata.name"
+
+
+def _placeholder_for(found: KubernetesPod) -> str:
+    is_placeholder = found.spec.priority_class_name.startswith(HOLD_CLASS_PREFIX)
+    return found.metadata.labels.get(RESERVATION_LABEL, "") if is_placeholder else ""
+
+
+def _scheduling(found: KubernetesPod) -> PodScheduling:
+    spec, status = found.spec, found.status
+    return PodScheduling(
+        namespace=found.metadata.namespace,
+        name=found.metadata.name,
+        is_gated=[gate.name for gate in spec.scheduling_gates] == [HOLD_GATE],
+        is_deleting=bool(found.metadata.deletion_timestamp),
+        is_unschedulable=any(
+            one.type == "PodScheduled" and one.reason == "Unschedulable"
+            for one in status.conditions
+        ),
+        nominated_node=status.nominated_node_name,
+        required_node=_required_node(spec.affinity),
+    )
+
+
+def _required_node(affinity: Affinity | None) -> str:
+    node_affinity = None if affinity is None else affinity.node_affinity
+    if node_affinity is None or node_affinity.required is None:
+        return ""
+    terms = node_affinity.required.node_selector_terms
+    fields = [field for term in terms for field in term.match_fields]
+    names = [field.values for field in fields if field.key == NODE_NAME_FIELD]
+    return names[0][0] if len(names) == 1 and len(names[0]) == 1 else ""
 
 
 def effective_requests(found: KubernetesPod) -> Resources:
@@ -282,6 +378,8 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str] = {}
     is_ready: bool = True
     is_schedulable: bool = True
+    is_tainted: bool = False
+    """Whether pods need a toleration to be scheduled on it."""
 
 
 class NodeMetadata(PartialObject, frozen=True, gc=False):
@@ -289,8 +387,13 @@ class NodeMetadata(PartialObject, frozen=True, gc=False):
     labels: dict[str, str] = {}
 
 
+class Taint(PartialObject, frozen=True, gc=False):
+    effect: str = ""
+
+
 class NodeSpec(PartialObject, frozen=True, gc=False):
     unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
 
 
 class NodeCondition(PartialObject, frozen=True, gc=False):
@@ -325,6 +428,7 @@ def project_node(found: KubernetesNode) -> Node:
             one.type == "Ready" and one.status == "True" for one in found.status.conditions
         ),
         is_schedulable=not found.spec.unschedulable,
+        is_tainted=any(one.effect in ("NoSchedule", "NoExecute") for one in found.spec.taints),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -26,6 +26,11 @@ from kubelend.kube.codec import Listing, UndecodableObject, WatchEvent
 from kubelend.kube.config import KubeConfig
 from kubelend.kube.resources import Kind, Resource
 from kubelend.kube.transport import ApiRequest, Transport
+
+MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
+"""Merges the elements of lists by their key; only for built-in kinds."""
 
 PAGE_SIZE: Final = 500
 WATCH_DURATION: Final = timedelta(minutes=5)
@@ -116,19 +121,21 @@ class Client:
         resource: Resource[Kind],
         name: str,
         namespace: str,
-        change: Mapping[str, object],
+        change: Mapping[str, object] | Sequence[Mapping[str, object]],
         *,
         subresource: str = "",
+        content_type: str = MERGE_PATCH,
     ) -> Kind:
         """Apply a JSON merge patch: null removes a field, fields that are not named stay.
 
-        With `metadata.resourceVersion` in the patch: `Conflict` if the object has changed.
+        With `metadata.resourceVersion` in the patch: `Conflict` if the object has changed. Other kinds of
+        patches have another `content_type`.
         """
         call = ApiRequest(
             "PATCH",
             resource.path(namespace, name, subresource),
             body=msgspec.json.encode(change),
-            content_type="application/merge-patch+json",
+            content_type=content_type,
         )
         return codec.decoder_for(resource).decode_object(await self._transport.send(call))
 

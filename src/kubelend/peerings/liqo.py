@@ -114,16 +114,16 @@ class LiqoPeering:
         own = await self._own_identity()
         provider = await self._send(peer, bodies.Handshake(own.cluster_id))
         if provider is None or not provider.nonce:
-            return _waiting(f"{peer.cluster} to send a nonce")
+            return _handshaking(f"{peer.cluster} to send a nonce")
         signed = await self._signed_nonce(provider)
         if not signed:
-            return _waiting("Liqo to sign the nonce")
+            return _handshaking("Liqo to sign the nonce")
         answer = bodies.Handshake(
             own.cluster_id, signed_nonce=signed, public_key=own.public_key, csr=own.csr
         )
         provider = await self._send(peer, answer)
         if provider is None or not provider.certificate:
-            return _waiting(f"{peer.cluster} to issue a certificate")
+            return _handshaking(f"{peer.cluster} to issue a certificate")
         await self._api.apply(IDENTITIES, liqo_objects.identity_manifest(peer.cluster, provider))
         return DONE
 
@@ -219,6 +219,10 @@ class LiqoPeering:
 
 def _name(found: LiqoResource) -> str:
     return found.metadata.name
+
+
+def _handshaking(what: str) -> Readiness:
+    return Readiness(is_ready=False, reason=f"waiting for {what}", is_peered=False)
 
 
 def _waiting(what: str) -> Readiness:

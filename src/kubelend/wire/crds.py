@@ -185,6 +185,7 @@ _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
             PrinterColumn("CPU", ".spec.requestedCPU"),
             PrinterColumn("Memory", ".spec.requestedMemory"),
             _wide("Enforced", ".status.enforced", "boolean"),
+            _wide("Held", '.status.conditions[?(@.type=="Held")].status'),
             _wide("Phase", ".status.phase"),
             _wide("Expires", ".spec.expiresAt"),
             _wide("Message", ".status.message"),

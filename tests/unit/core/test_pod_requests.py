@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from kubelend.core import errors, pod_requests, resources
-from kubelend.core.pod_requests import KubernetesNode, KubernetesPod, Node, OffloadedFrom, Pod
+from kubelend.core.pod_requests import (
+    KubernetesNode,
+    KubernetesPod,
+    Node,
+    OffloadedFrom,
+    Pod,
+    PodScheduling,
+)
 from kubelend.core.quantities import MAX_AMOUNT
 from kubelend.core.resources import NOTHING, Resources
 
@@ -111,7 +118,11 @@ def projected(cpu="1", node="n1", labels=None, phase="Running"):
 
 def test_little_of_a_pod_is_kept():
     assert projected(labels=LIQO) == Pod(
-        "u1", "n1", Resources(cpu=1000), offloaded_from=OffloadedFrom("rome", "res-1")
+        "u1",
+        "n1",
+        Resources(cpu=1000),
+        offloaded_from=OffloadedFrom("rome", "res-1"),
+        scheduling=PodScheduling("", "web"),
     )
 
 

@@ -6,6 +6,15 @@
 {{- if and (include "agent.hasCertificate" .) (eq .Values.certificate.from "join") }}yes{{ end -}}
 {{- end }}
 
+{{- define "agent.holds" -}}
+{{- if and (eq .Values.hold.mode "placeholders") (ne .Values.broker.transport "none") }}yes{{ end -}}
+{{- end }}
+
+{{- /* The value of a class cannot be changed, so another value is another class. */ -}}
+{{- define "agent.holdClass" -}}
+kubelend-hold{{ with int64 .Values.hold.priority }}-{{ . }}{{ end }}
+{{- end }}
+
 {{- /* What would only fail once it runs is refused here, with what to do. */ -}}
 {{- define "agent.check" -}}
 {{- if and (eq .Values.broker.transport "http") (not .Values.broker.url) }}

@@ -22,6 +22,23 @@
   verbs: [create]
 {{- end }}
 
+{{- /* Of placeholders, which are where ProviderInstructions are. */ -}}
+{{- define "agent.placeholderRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [kubelend-agent-holds]
+  verbs: [get, update]
+{{- end }}
+
 {{- define "agent.advertisementRules" -}}
 - apiGroups: [rear.fluidos.eu]
   resources: [advertisements]
