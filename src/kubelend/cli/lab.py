@@ -58,10 +58,12 @@ def up(
 
 def walkthrough(
     *,
-    timeout: Annotated[str, flag("Time limit of one step.", "DURATION")] = "20s",
+    timeout: Annotated[str, flag("Time limit of one step.", "DURATION")] = "1m",
     directory: Directory = None,
 ) -> None:
     """Borrow 500m CPU and 256Mi memory, release them, and print each step.
+
+    With Liqo, also run a pod there.
 
     Exit code 0 means that every step was observed on the three API servers.
     """

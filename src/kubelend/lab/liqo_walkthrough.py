@@ -92,6 +92,14 @@ class LiqoWalkthrough:
 
     async def run_pods(self, reservation: str) -> None:
         """Runs a pod in the provider's cluster, and finds that a second one does not fit."""
+        try:
+            await self._offload_namespace()
+            await self._run_first_pod(reservation)
+            await self._try_second_pod(reservation)
+        finally:
+            await self._delete_pods()
+
+    async def _offload_namespace(self) -> None:
         client = self._clients[self._requester]
         namespace = {"metadata": {"name": self._namespace}}
         await client.raw("POST", liqo_objects.NAMESPACES.path(), namespace)
@@ -99,7 +107,11 @@ class LiqoWalkthrough:
             "apiVersion": OFFLOADINGS.api_version,
             "kind": OFFLOADINGS.kind,
             "metadata": {"name": "offloading", "namespace": self._namespace},
-            "spec": {"podOffloadingStrategy": "Remote"},
+            "spec": {
+                "namespaceMappingStrategy": "DefaultName",
+                "podOffloadingStrategy": "LocalAndRemote",
+                "clusterSelector": {"nodeSelectorTerms": []},
+            },
         }
         await client.raw("POST", OFFLOADINGS.path(self._namespace), offloading)
         await self._see(
@@ -107,6 +119,8 @@ class LiqoWalkthrough:
             lambda found: found.status.get("offloadingPhase") == "Ready",
             f"namespace {self._namespace} offloaded",
         )
+
+    async def _run_first_pod(self, reservation: str) -> None:
         await self._create_pod("first", reservation)
         await self._see(
             *(self._requester, PODS, "first", self._namespace),
@@ -120,6 +134,8 @@ class LiqoWalkthrough:
         await self._see(
             self._requester, PODS, "first", self._namespace, _is_running, "the pod is Running"
         )
+
+    async def _try_second_pod(self, reservation: str) -> None:
         await self._create_pod("second", reservation)
         refused = await self._find(
             self._requester,
@@ -133,7 +149,7 @@ class LiqoWalkthrough:
         reason = next(part.strip() for part in message.split(",") if "Insufficient" in part)
         self._report(self._requester, f"second pod of {POD_CPU} CPU refused: {reason}")
 
-    async def delete_pods(self) -> None:
+    async def _delete_pods(self) -> None:
         client = self._clients[self._requester]
         for name in ("first", "second"):
             await client.delete(PODS, name, self._namespace)

@@ -24,7 +24,8 @@ from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
 from kubelend.kube.informer import Deleted, Listed
-from kubelend.lab import hosts, setup
+from kubelend.lab import hosts, liqo_walkthrough, setup
+from kubelend.lab.liqo_walkthrough import LiqoWalkthrough
 from kubelend.lab.state import LabDirectory, LabProcess, LabState
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
@@ -58,12 +59,15 @@ async def run_walkthrough(record: LabState, report: ReportStep, timeout: timedel
         }
         walkthrough = Walkthrough(clients, report, timeout.total_seconds())
         await stack.enter_async_context(walkthrough.watching())
+        liqo = await walkthrough.with_liqo(clients)
         await walkthrough.create_request()
         try:
-            await walkthrough.wait_reserved()
+            await walkthrough.wait_reserved(liqo)
         finally:
             await walkthrough.delete_request()
         await walkthrough.wait_released()
+        if liqo is not None:
+            await liqo.wait_clean(walkthrough.reservation)
 
 
 class Walkthrough:
@@ -76,6 +80,7 @@ class Walkthrough:
         """Reserved CPU of the provider before the walkthrough, in millicores."""
         self._client = clients[REQUESTER]
         self._report_step = report
+        self._timeout = timeout
         self._began = 0.0
 
         def timeline(cluster: str, kind: type[Kind]) -> ObjectTimeline[Kind]:
@@ -103,6 +108,18 @@ class Walkthrough:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
+    @property
+    def reservation(self) -> str:
+        return self._reservation
+
+    async def with_liqo(self, clients: dict[str, Client]) -> LiqoWalkthrough | None:
+        """Also observes the objects of Liqo, if it is installed."""
+        if not await liqo_walkthrough.is_liqo_installed(clients[REQUESTER]):
+            return None
+        liqo = LiqoWalkthrough(clients, REQUESTER, PROVIDER, self._report, self._timeout)
+        await liqo.remember_objects()
+        return liqo
+
     async def create_request(self) -> None:
         self._reserved_before = _reserved_cpu(self._advertisements.latest(_ADVERTISEMENT))
         self._began = time.perf_counter()
@@ -111,7 +128,7 @@ class Walkthrough:
         await self._client.create(_REQUEST_RESOURCE, ResourceRequest(metadata, spec))
         self._report(REQUESTER, f"ResourceRequest {self._name} created: {CPU} CPU, {MEMORY}")
 
-    async def wait_reserved(self) -> None:
+    async def wait_reserved(self, liqo: LiqoWalkthrough | None = None) -> None:
         """Waits until both sides have their instructions, and the clusters are peered if they are to be."""
         await self._see(
             self._requests,
@@ -131,9 +148,13 @@ class Walkthrough:
             "ReservationInstruction created",
         )
         await self._see_kind(self._hold, f"{self._reservation}-provider", "Held")
-        await self._see_peering()
         cpu = resources.parse_requested({"cpu": CPU}).cpu
         await self._see_reserved(cpu, f"has {CPU} more reserved")
+        if liqo is not None:
+            await liqo.wait_ready(self._reservation, CPU, MEMORY)
+        await self._see_peering()
+        if liqo is not None:
+            await liqo.run_pods(self._reservation)
 
     async def delete_request(self) -> None:
         self._began = time.perf_counter()
