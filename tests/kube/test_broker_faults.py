@@ -112,7 +112,7 @@ async def leave_and_come(load):
     await load.objects.delete(Reservation, "leaves")
     await load.objects.edit(Reservation, "vanishes", {"metadata": {"finalizers": None}})
     await load.objects.delete(Reservation, "vanishes")
-    await load.objects.reserve("comes")
+    await load.objects.reserve("comes", wait="1h")  # there may be no room at that moment
     await load.objects.delete(ClusterAdvertisement, "passing-adv")
     labels = {"spec": {"labels": {"said": "unseen"}}}
     await load.objects.edit(ClusterAdvertisement, f"{BY_OBJECT}-adv", labels)
