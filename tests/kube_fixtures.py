@@ -26,6 +26,7 @@ OWN_CLUSTERS = tuple(
         "kubectl_lend",
         "lab",
         "lab_command",
+        "liqo",
         "roles",
     )
 )
@@ -146,6 +147,19 @@ def lab(servers):
 def kube(servers):
     """A cluster that knows our kinds. It is every test's: leave it running."""
     return servers.kube()
+
+
+@pytest.fixture(scope="session")
+def liqo_assets(kube_assets):
+    """Liqo's programs, and a scheduler and a controller manager. Without them tests are skipped, or fail."""
+    from kubelend.core.errors import InvalidSettings
+    from kubelend.envtest import assets
+
+    try:
+        return assets.find_liqo_assets()
+    except InvalidSettings as error:
+        refuse = pytest.fail if _is_required() else pytest.skip
+        refuse(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,13 @@
 import secrets
 from pathlib import Path
 
-import kubectl_lend
 import pytest
 
 import broker_process
 import kube_agents
 import kube_objects
 import kube_roles
+import kubectl_lend
 import processes
 from kube_objects import Machines
 from kubelend.core.errors import UnexpectedAnswer

@@ -63,12 +63,12 @@ class Site:
 def site(kube_assets, tmp_path_factory):
     directory = tmp_path_factory.mktemp("lend") / "clusters"
 
-    def lab(command):
-        where = f"--directory={directory}"
-        started = processes.kubelend("dev", "lab", command, where, temporary=directory.parent)
+    def lab(command, *flags):
+        where = (f"--directory={directory}", *flags)
+        started = processes.kubelend("dev", "lab", command, *where, temporary=directory.parent)
         return processes.finished(started, 4 * PATIENCE)
 
-    code, out, err = lab("up")
+    code, out, err = lab("up", "--no-liqo")
     assert (code, err) == (0, ""), out
     site = Site(directory, kube_assets)
     for name in (AGENT, hosts.BROKER_CLUSTER):

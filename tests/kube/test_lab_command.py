@@ -53,7 +53,7 @@ class Site:
 def started(kube_assets, tmp_path_factory):
     """All that runs, and what `up` printed. The last test ends it, if all go well."""
     site = Site(tmp_path_factory.mktemp("lab") / "clusters")
-    code, out, err = site.run("up")
+    code, out, err = site.run("up", "--no-liqo")
     assert (code, err) == (0, ""), out
     yield site, out
     site.run("down")
@@ -108,7 +108,7 @@ def test_up_prints_the_kubeconfigs_and_what_to_try_and_does_nothing_when_it_is_r
     assert "\x1b" not in out
     assert len(re.findall(r"^ \d  .* \d+(\.\d)? m?s$", out, re.M)) == 5
     before = site.record
-    code, out, err = site.run("up")
+    code, out, err = site.run("up", "--no-liqo")
     assert (code, err) == (0, "")
     assert "They are running or starting already" in out
     assert site.record == before
@@ -217,7 +217,7 @@ def test_down_cleans_up_after_a_killed_supervisor(site):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_up_that_is_interrupted_leaves_nothing_running(kube_assets, fresh, number):
     site = fresh
-    up = site.start("up")
+    up = site.start("up", "--no-liqo")
     assert up.stdout is not None
     for line in up.stdout:
         if "Start three clusters" in line:
@@ -259,7 +259,7 @@ def test_without_clusters_each_command_says_so(tmp_path, command):
 def test_what_is_missing_is_one_line(tmp_path, monkeypatch, flags, message):
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, out, err = Site(tmp_path / "clusters").run("up", *flags)
+    code, out, err = Site(tmp_path / "clusters").run("up", "--no-liqo", *flags)
     assert (code, out, err) == (2, "", f"error: {message}\n")
     assert not (tmp_path / "clusters").exists()
 

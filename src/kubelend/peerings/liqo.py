@@ -199,21 +199,24 @@ class LiqoPeering:
     async def _remove_unused_peering(self, cluster: str, slices: list[LiqoResource]) -> Readiness:
         """After the last slice: what the handshake has created, and nothing that others have."""
         identity = await self._find_identity(cluster)
-        if identity is None or not identity.is_managed:
-            return DONE
+        if identity is None:
+            return await self._remove_foreign_cluster(cluster)
         remote = identity.spec["clusterID"]
-        if any(one.spec.get("providerClusterID") == remote for one in slices):
+        is_used = any(one.spec.get("providerClusterID") == remote for one in slices)
+        if is_used or not identity.is_managed:
             return DONE
         if not identity.is_being_deleted:
             await self._api.delete(IDENTITIES, identity)
+            await self._api.delete_managed(NAMESPACES, liqo_objects.tenant_namespace(remote))
             log.info("Peering removed", cluster=cluster)
-        for kind, name in (
-            (NAMESPACES, liqo_objects.tenant_namespace(remote)),
-            (FOREIGN_CLUSTERS, remote),
-        ):
-            found = await self._api.find(kind, name)
-            if found is not None and (found.is_managed or kind is FOREIGN_CLUSTERS):
-                await self._api.delete(kind, found)
+        return _waiting(f"the Identity for {cluster} to be deleted")
+
+    async def _remove_foreign_cluster(self, cluster: str) -> Readiness:
+        """Liqo leaves it, and creates it again as long as the Identity is there."""
+        for remote in [each for each, known in self._clusters.items() if known == cluster]:
+            if await self._api.delete_unused_foreign_cluster(remote):
+                return _waiting(f"the ForeignCluster of {cluster} to be deleted")
+            del self._clusters[remote]
         return DONE
 
 

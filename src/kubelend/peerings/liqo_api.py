@@ -86,6 +86,24 @@ class LiqoApi:
         metadata = found.metadata
         await self.client.delete(kind, metadata.name, metadata.namespace, uid=metadata.uid)
 
+    async def delete_managed(self, kind: LiqoKind, name: str, namespace: str = "") -> None:
+        """Deletes an object if an agent has created it."""
+        found = await self.find(kind, name, namespace)
+        if found is not None and found.is_managed and not found.is_being_deleted:
+            await self.delete(kind, found)
+
+    async def delete_unused_foreign_cluster(self, remote: str, role: str = "Provider") -> bool:
+        """Deletes the ForeignCluster of a removed peering; False if there is none to delete.
+
+        `role` is the one that it had in the peering. One with another role belongs to another peering.
+        """
+        found = await self.find(liqo_objects.FOREIGN_CLUSTERS, remote)
+        if found is None or found.status.get("role", "Unknown") not in ("Unknown", role):
+            return False
+        if not found.is_being_deleted:
+            await self.delete(liqo_objects.FOREIGN_CLUSTERS, found)
+        return True
+
     async def _create(self, kind: LiqoKind, namespace: str, document: Manifest) -> LiqoResource:
         content = await self.client.raw("POST", kind.path(namespace), document)
         return liqo_objects.decode(content)

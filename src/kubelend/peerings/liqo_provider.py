@@ -26,7 +26,6 @@ from kubelend.peerings import liqo_objects
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     CORDON_ANNOTATION,
-    FOREIGN_CLUSTERS,
     NAMESPACES,
     RESERVATION_LABEL,
     SECRETS,
@@ -44,6 +43,9 @@ REPLICATED: Final = "liqo.io/replicated=true"
 HANDSHAKE_INTERVAL: Final = timedelta(seconds=2)
 HANDSHAKE_PERIOD: Final = timedelta(minutes=2)
 """How long a new reservation is checked for a handshake, for transports that do not notify of one."""
+
+REMOVAL_INTERVAL: Final = timedelta(seconds=1)
+"""How often the removal of a requester is checked."""
 
 log = structlog.get_logger("kubelend.agent")
 
@@ -130,6 +132,8 @@ class LiqoProvider:
         self._slices: dict[str, LiqoResource] = {}
         self._admitted: set[str] = set()
         """Reservations whose requester has what it needs for its identity here."""
+        self._removing: set[str] = set()
+        """Liqo IDs of requesters whose Tenant is being removed."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
 
     def on_change(self, reservation: str) -> None:
@@ -169,6 +173,8 @@ class LiqoProvider:
         if lent is None:
             self._admitted.discard(reservation)
             await self._remove_unused_tenants()
+            if self._removing:
+                self._queue.add_after(reservation, REMOVAL_INTERVAL)
 
     # -- the handshake
 
@@ -275,21 +281,23 @@ class LiqoProvider:
     async def _remove_unused_tenants(self) -> None:
         """After the last reservation of a requester: what its handshake has created here."""
         requesters = {each.requester for each in self._lent().values()}
-        for tenant in await self._api.list(TENANTS):
+        tenants = await self._api.list(TENANTS)
+        # Liqo creates a ForeignCluster again as long as the Tenant is there.
+        for remote in self._removing - {one.spec["clusterID"] for one in tenants}:
+            if not await self._api.delete_unused_foreign_cluster(remote, "Consumer"):
+                self._removing.discard(remote)
+        for tenant in tenants:
             namespace = tenant.metadata.namespace
             is_used = liqo_objects.kubelend_cluster(tenant) in requesters
             if tenant.is_managed and not is_used and not self._has_slices(namespace):
                 await self._remove_tenant(tenant)
 
     async def _remove_tenant(self, tenant: LiqoResource) -> None:
+        self._removing.add(tenant.spec["clusterID"])
         if not tenant.is_being_deleted:
             await self._api.delete(TENANTS, tenant)
+            await self._api.delete_managed(NAMESPACES, tenant.metadata.namespace)
             log.info("Requester removed", requester=liqo_objects.kubelend_cluster(tenant))
-        namespace, remote = tenant.metadata.namespace, tenant.spec["clusterID"]
-        for kind, name in ((NAMESPACES, namespace), (FOREIGN_CLUSTERS, remote)):
-            found = await self._api.find(kind, name)
-            if found is not None and (found.is_managed or kind is FOREIGN_CLUSTERS):
-                await self._api.delete(kind, found)
 
     def _has_slices(self, namespace: str) -> bool:
         return any(one.metadata.namespace == namespace for one in self._slices.values())
