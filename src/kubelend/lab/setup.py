@@ -114,24 +114,31 @@ def _rule(group: str, resources: str, *verbs: str, names: tuple[str, ...] = ()) 
     return {"apiGroups": [group], "resources": resources.split(), **named, "verbs": list(verbs)}
 
 
+LIQO_NAMESPACE: Final = "liqo"
 _LIQO_AUTHENTICATION: Final = "authentication.liqo.io"
 _HANDSHAKE_SECRETS: Final = ("authentication-keys", "liqo-nonce", "liqo-signed-nonce")
 
-LIQO_RULES: Final = [
-    _rule("", "nodes", "get", "list", "watch"),
-    _rule("", "namespaces", "get", *_WRITE_VERBS),
-    _rule("", "secrets", "get", "patch", names=_HANDSHAKE_SECRETS),
-    _rule("", "secrets", "create", "delete"),
-    _rule(_LIQO_AUTHENTICATION, "tenants identities", "get", "list", "watch", *_WRITE_VERBS),
-    _rule(_LIQO_AUTHENTICATION, "resourceslices", "get", "list", "watch", *_WRITE_VERBS),
-    _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
-    _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "delete"),
-]
+LIQO_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
+    (f"{AGENT_ACCOUNT}-liqo", ""): [
+        _rule("", "nodes", "get", "list", "watch"),
+        _rule("", "namespaces", "get", *_WRITE_VERBS),
+        _rule("", "secrets", "get", "patch", names=_HANDSHAKE_SECRETS),
+        _rule("", "secrets", "create", "delete"),
+        _rule(_LIQO_AUTHENTICATION, "tenants identities", "get", "list", "watch", *_WRITE_VERBS),
+        _rule(_LIQO_AUTHENTICATION, "resourceslices", "get", "list", "watch", *_WRITE_VERBS),
+        _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
+        _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "delete"),
+    ],
+    (f"{AGENT_ACCOUNT}-liqo-config", LIQO_NAMESPACE): [_rule("", "configmaps", "get", "list")],
+}
 """For peering by Liqo's objects, on both sides."""
 
 AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
     (AGENT_ACCOUNT, ""): [
         _rule("", "nodes pods", "list", "watch"),
+        _rule("", "pods", "get", "patch"),
+        _rule("", "pods/status", "patch"),
+        _rule("scheduling.k8s.io", "priorityclasses", "use", names=("kubelend-hold",)),
         _rule("", "namespaces", "get", names=("kube-system",)),
         _rule(objects.GROUP, "resourcerequests", "get", "list", "watch", "patch"),
         _rule(objects.GROUP, "resourcerequests/status", "patch"),
@@ -146,8 +153,12 @@ AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         _rule(objects.GROUP, "reservationinstructions/status providerinstructions/status", "patch"),
         _rule("", "events", "create"),
     ],
-    (f"{AGENT_ACCOUNT}-liqo", ""): LIQO_RULES,
-    (f"{AGENT_ACCOUNT}-liqo-config", "liqo"): [_rule("", "configmaps", "get", "list")],
+    (f"{AGENT_ACCOUNT}-placeholders", OBJECT_NAMESPACE): [
+        _rule("", "pods", "create", "delete"),
+        _rule("", "events", "create"),
+        _rule("coordination.k8s.io", "leases", "create"),
+        _rule("coordination.k8s.io", "leases", "get", "update", names=("kubelend-agent-holds",)),
+    ],
     (f"{AGENT_ACCOUNT}-advertisement", OBJECT_NAMESPACE): [
         _rule(objects.GROUP, "advertisements", "get", "create", "patch"),
         _rule(objects.GROUP, "advertisements/status", "patch"),
@@ -179,21 +190,21 @@ BROKER_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
 def rbac_manifests(account: str, roles: dict[tuple[str, str], list[Rule]]) -> list[Manifest]:
     """Returns the manifests of a service account and its roles, in the order of creation."""
     found: list[Manifest] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": ACCOUNT_NAMESPACE}},
+        _namespace_manifest(ACCOUNT_NAMESPACE),
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
             "metadata": {"name": account, "namespace": ACCOUNT_NAMESPACE},
         },
     ]
-    found += [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-        for namespace in sorted({namespace for _, namespace in roles} - {"", OBJECT_NAMESPACE})
-    ]
     for (name, namespace), rules in roles.items():
         found.append(_rbac_object("Role", name, namespace) | {"rules": rules})
         found.append(_binding_manifest(name, namespace, account))
     return found
+
+
+def _namespace_manifest(name: str) -> Manifest:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
 def _binding_manifest(name: str, namespace: str, account: str) -> Manifest:
@@ -243,10 +254,15 @@ async def install_broker_cluster(administrator: Path) -> InstalledCluster:
 
 
 async def install_agent_cluster(
-    administrator: Path, fixture: Sequence[Manifest]
+    administrator: Path, fixture: Sequence[Manifest], *, has_liqo: bool = False
 ) -> InstalledCluster:
     """Installs what an agent needs, and creates fixture nodes and pods."""
-    found = await _install(administrator, AGENT_ACCOUNT, AGENT_ROLES, objects.KINDS)
+    roles = AGENT_ROLES
+    if has_liqo:
+        roles = AGENT_ROLES | LIQO_ROLES
+        async with _open_client(administrator) as client:
+            await _create_object(client, _namespace_manifest(LIQO_NAMESPACE))
+    found = await _install(administrator, AGENT_ACCOUNT, roles, objects.KINDS)
     async with _open_client(administrator) as client:
         for manifest in fixture:
             await _create_object(client, manifest)

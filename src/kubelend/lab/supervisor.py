@@ -101,7 +101,7 @@ class Supervisor:
             lines.extend(self._write_kubeconfigs(found))
             self._expose(*(cluster.port for cluster in found.local.values()))
         with self._step("Install CRDs, RBAC, service accounts, nodes and pods") as lines:
-            installed = asyncio.run(_install_all(found))
+            installed = asyncio.run(_install_all(found, has_liqo=uses_liqo))
             version = str(installed[hosts.BROKER_CLUSTER].version)
             lines.append(f"Kubernetes {version}")
         if liqo_assets is not None:
@@ -234,14 +234,14 @@ class Supervisor:
         self._directory.write_state(self._state)
 
 
-async def _install_all(found: LabClusters) -> dict[str, InstalledCluster]:
+async def _install_all(found: LabClusters, *, has_liqo: bool) -> dict[str, InstalledCluster]:
     """Installs in all clusters in parallel."""
     fixtures = {} if found.has_real_nodes else setup.CLUSTER_FIXTURES
     made = await asyncio.gather(
         *(
             setup.install_broker_cluster(path)
             if name == hosts.BROKER_CLUSTER
-            else setup.install_agent_cluster(path, fixtures.get(name, []))
+            else setup.install_agent_cluster(path, fixtures.get(name, []), has_liqo=has_liqo)
             for name, path in found.kubeconfigs.items()
         )
     )

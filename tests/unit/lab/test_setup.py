@@ -54,7 +54,7 @@ def test_each_role_is_bound_to_the_account_in_its_namespace():
     found = setup.rbac_manifests(setup.AGENT_ACCOUNT, setup.AGENT_ROLES)
     assert [one["kind"] for one in found] == [
         *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding"),
-        *["Role", "RoleBinding"] * 2,
+        *["Role", "RoleBinding"] * 3,
     ]
     for role, binding in zip(found[2::2], found[3::2], strict=True):
         assert binding["roleRef"]["kind"] == role["kind"]

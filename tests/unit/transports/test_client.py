@@ -276,6 +276,11 @@ CALLS = {
     "get_quota": (lambda c: c.quotas.get("a"), "/quotas/a", QUOTA),
     "set_quota": (lambda c: c.quotas.set("a", admin.QuotaRequest()), "/quotas/a", QUOTA),
     "clear_quota": (lambda c: c.quotas.clear("a"), "/quotas/a", None),
+    "exchange_handshake": (
+        lambda c: c.exchange_handshake("r", bodies.Handshake("liqo")),
+        "/reservations/r/handshake",
+        bodies.HandshakeResult(bodies.Handshake("other"), "a.b.c"),
+    ),
     "audit_log": (lambda c: c.audit.page({}), "/audit", admin.AuditLog([LINE])),
 }
 OTHERS = {
