@@ -90,8 +90,8 @@ def kubectl(site, kube_assets):
 
 def borrow(kubectl, path, name):
     kubectl("agent-cluster-1", "apply", f"--filename={path}")
-    active = ("--for=jsonpath={.status.phase}=Active", "--timeout=30s")
-    kubectl("agent-cluster-1", "wait", f"resourcerequest/{name}", *active)
+    reserved = ("--for=condition=Reserved", "--timeout=30s")
+    kubectl("agent-cluster-1", "wait", f"resourcerequest/{name}", *reserved)
 
 
 def test_up_prints_the_kubeconfigs_and_what_to_try_and_does_nothing_when_it_is_repeated(started):
@@ -143,8 +143,8 @@ def test_request_is_walked_through_every_step(site):
         f"broker-cluster: {name} is Reserved",
         "agent-cluster-1: ReservationInstruction created",
         "agent-cluster-2: ProviderInstruction is Held",
-        "agent-cluster-1: ResourceRequest is Reserved: no peering is configured",
         "broker-cluster: agent-cluster-2-adv has 500m more reserved",
+        "agent-cluster-1: ResourceRequest is Reserved: no peering is configured",
         f"agent-cluster-1: ResourceRequest {request} deleted",
         f"broker-cluster: {name} is Released",
         "agent-cluster-1: ResourceRequest removed",

@@ -114,10 +114,12 @@ async def test_all_that_changes_something_is_refused_and_nothing_else(agent, bro
         "acknowledge": ("POST", "instructions", lent, "acknowledge"),
         "refuse": ("POST", "instructions", lent, "refuse"),
         "stream": ("GET", "instructions", "stream"),
+        "exchange_handshake": ("PUT", "reservations", held, "handshake"),
     }
+    bodies = {"reserve": request_body(), "exchange_handshake": {"clusterID": "liqo"}}
     assert {*calls, "publish"} == request.SESSION_ROUTES
     for route, call in calls.items():
-        content = json.dumps(request_body()).encode() if route == "reserve" else None
+        content = json.dumps(bodies[route]).encode() if route in bodies else None
         answer = await two.call(*call, content=content)
         assert answer.refusal == (409, "IdentityInUse"), route
     for path in (["instructions"], ["reservations"], ["reservations", held], ["version"]):

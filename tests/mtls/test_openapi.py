@@ -129,7 +129,9 @@ def test_bodies_are_needed_where_they_are():
     }
     needed = " ".join(sorted(name for name in bodies if bodies[name]))
     optional = " ".join(sorted(name for name in bodies if not bodies[name]))
-    assert needed == "explain publish renew_certificate reserve set_policy set_quota"
+    assert needed == (
+        "exchange_handshake explain publish renew_certificate reserve set_policy set_quota"
+    )
     assert optional == "accept_member cordon create_token drain refuse renew revoke_member"
 
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from kubelend.core import resources
 from kubelend.core.errors import KubelendError, NotFound, Unavailable
 from kubelend.envtest import waiting
@@ -253,11 +251,6 @@ class LiqoWalkthrough:
             for cluster in (self._requester, self._provider)
             for kind in LEFTOVERS
         }
-
-
-async def is_liqo_installed(client: Client) -> bool:
-    content = msgspec.json.decode(await client.raw("GET", "/apis"))
-    return any(group["name"] == "core.liqo.io" for group in content["groups"])
 
 
 def _condition_of(found: LiqoResource, kind: str) -> dict[str, Any]:

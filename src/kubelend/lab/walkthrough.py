@@ -24,9 +24,10 @@ from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
 from kubelend.kube.informer import Deleted, Listed
-from kubelend.lab import hosts, liqo_walkthrough, setup
+from kubelend.lab import hosts, setup
 from kubelend.lab.liqo_walkthrough import LiqoWalkthrough
 from kubelend.lab.state import LabDirectory, LabProcess, LabState
+from kubelend.peerings import liqo_api
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
     Kind,
@@ -114,7 +115,7 @@ class Walkthrough:
 
     async def with_liqo(self, clients: dict[str, Client]) -> LiqoWalkthrough | None:
         """Also observes the objects of Liqo, if it is installed."""
-        if not await liqo_walkthrough.is_liqo_installed(clients[REQUESTER]):
+        if not await liqo_api.is_installed(clients[REQUESTER]):
             return None
         liqo = LiqoWalkthrough(clients, REQUESTER, PROVIDER, self._report, self._timeout)
         await liqo.remember_objects()

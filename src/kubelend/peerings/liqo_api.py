@@ -7,7 +7,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, TypeVar
 
-from kubelend.core.errors import AlreadyExists, Conflict, InvalidSettings, NotFound, Unavailable
+import msgspec
+
+from kubelend.core.errors import AlreadyExists, Conflict, InvalidSettings, Unavailable
 from kubelend.kube.client import Client
 from kubelend.peerings import liqo_objects
 from kubelend.peerings.liqo_objects import LiqoKind, LiqoResource, Manifest
@@ -110,12 +112,9 @@ class LiqoApi:
 
 
 async def is_installed(client: Client) -> bool:
-    """Whether the cluster knows Liqo's kinds."""
-    try:
-        await client.list(liqo_objects.FOREIGN_CLUSTERS)
-    except NotFound:
-        return False
-    return True
+    """Whether the cluster has Liqo's API. Every account may ask for that."""
+    found = msgspec.json.decode(await client.raw("GET", "/apis"))
+    return any(group["name"] == liqo_objects.FOREIGN_CLUSTERS.group for group in found["groups"])
 
 
 _CONFIG_MAPS: Final = liqo_objects.core_resource("ConfigMap", "configmaps")
