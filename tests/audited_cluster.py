@@ -51,7 +51,8 @@ class Audited(LocalCluster):
         ]
 
     def rights_used(self, account: str) -> set[Right]:
-        return {_right(note["objectRef"], note["verb"]) for note in self._of(account)}
+        notes = (note for note in self._of(account) if "objectRef" in note)  # not /apis or /version
+        return {_right(note["objectRef"], note["verb"]) for note in notes}
 
     def refused(self, account: str) -> list[str]:
         """What was forbidden, in the words of the server."""
