@@ -99,7 +99,12 @@ class GrantKeys:
         """Load the keys of a PEM file. A file that other users can access is rejected."""
         if problem := files.mode_problem(path):
             raise InvalidSettings(problem, hint=f"chmod 600 {path}; consider the key compromised")
-        blocks = files.read_file(path).split(_PEM_END)[:-1]
+        *blocks, rest = files.read_file(path).split(_PEM_END)
+        if blocks and rest.strip():
+            raise InvalidSettings(
+                f"{path} has text after its last private key",
+                hint="remove it, or complete the key that it belongs to",
+            )
         keys = [_private_key_from_pem(block + _PEM_END, path) for block in blocks]
         found = [key for key in keys if isinstance(key, Ed25519PrivateKey)]
         if not found or len(found) < len(keys):
