@@ -435,7 +435,8 @@ def project_node(found: KubernetesNode) -> Node:
 def counts_as_capacity(node: Node) -> bool:
     """Whether the node counts as capacity: ready, schedulable without a toleration, and not virtual.
 
-    Requesters' pods tolerate no taints of this cluster, so tainted nodes hold nothing for them. A virtual node represents another cluster: borrowed capacity must not be lent again.
+    Requesters' pods tolerate no taints of this cluster, so tainted nodes hold nothing for them. A virtual
+    node represents another cluster: borrowed capacity must not be lent again.
     """
     labels = node.labels
     is_virtual = _LIQO_TYPE_LABEL in labels or _VIRTUAL_KUBELET_LABEL in labels
