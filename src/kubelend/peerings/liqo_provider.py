@@ -51,10 +51,6 @@ CORDONED_ANNOTATION: Final = "kubelend.io/cordoned"
 _CORDON_ANNOTATIONS: Final = (CORDON_ANNOTATION, CORDONED_ANNOTATION)
 REPLICATED: Final = "liqo.io/replicated=true"
 """Selects the slices of other clusters, and not those with which this cluster borrows."""
-HANDSHAKE_INTERVAL: Final = timedelta(seconds=2)
-HANDSHAKE_PERIOD: Final = timedelta(minutes=2)
-"""How long a new reservation is checked for a handshake, for transports that do not notify of one."""
-
 REMOVAL_INTERVAL: Final = timedelta(seconds=1)
 """How often the removal of a requester is checked."""
 
@@ -75,7 +71,6 @@ class LentReservation(NamedTuple):
 
     requester: str
     resources: Resources
-    reserved_at: datetime | None = None
     expires_at: datetime | None = None
     """As the broker reports it now: later than in a grant that was signed before a renewal."""
 
@@ -377,9 +372,6 @@ class LiqoProvider:
                 requester = newest
         except (NotFound, WrongPhase):
             return  # it has ended
-        began = lent.reserved_at
-        if requester is None and began is not None and self._clock() - began < HANDSHAKE_PERIOD:
-            self._queue.add_after(reservation, HANDSHAKE_INTERVAL)
 
     async def _send(self, reservation: str, own: bodies.Handshake) -> bodies.Handshake | None:
         result = await self._exchange.exchange_handshake(reservation, own)
