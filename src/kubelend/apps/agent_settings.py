@@ -135,6 +135,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """How to peer with a provider's cluster: by Liqo's objects (liqo), by liqoctl, or not at all (none). auto
     selects liqoctl if --kubeconfigs-dir is set, liqo if it is installed in this cluster, else none."""
 
+    liqo_namespace: str = "liqo"
+    """Namespace in which Liqo is installed."""
+
     kubeconfigs_dir: str = ""
     """Directory with one kubeconfig per provider, named by cluster ID, for peering with liqoctl."""
 
@@ -256,6 +259,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "advertisement_namespace": lambda text: object_semantics.parse_object_key(f"{text}/any"),
     "instruction_namespace": _check_namespace,
     "request_namespace": _check_namespace,
+    "liqo_namespace": lambda text: object_semantics.parse_object_key(f"{text}/any"),
 }
 _SHORTEST = timedelta(milliseconds=1)
 _MINIMUM = {
