@@ -151,6 +151,16 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     peering_timeout: timedelta = timedelta(minutes=5)
     """Timeout of one run of liqoctl."""
 
+    cleanup: bool = False
+    """Release what this cluster has borrowed, remove peerings, instructions and finalizers, and exit. For
+    uninstalling: stop the agent first, or let --cleanup-deployment do that."""
+
+    cleanup_deployment: str = ""
+    """Deployment of the agent in POD_NAMESPACE, which --cleanup scales to zero before anything else."""
+
+    cleanup_timeout: timedelta = timedelta(minutes=2)
+    """How long --cleanup waits for peerings to be removed. What is left then is logged."""
+
     auto_renew: bool = True
     """Renew the certificate when a quarter of its lifetime or less is left."""
 
@@ -270,4 +280,5 @@ _MINIMUM = {
     "instruction_poll_interval": timedelta(),
     "finished_for": timedelta(),
     "peering_timeout": _SHORTEST,
+    "cleanup_timeout": timedelta(),
 }

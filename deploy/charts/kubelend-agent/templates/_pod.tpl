@@ -117,3 +117,9 @@
 {{ toYaml . }}
 {{- end }}
 {{- end }}
+
+{{- define "agent.cleanupHook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
