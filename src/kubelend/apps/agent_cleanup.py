@@ -20,7 +20,7 @@ import structlog
 
 from kubelend.agent import conditions, controller, resource_requests
 from kubelend.agent.peering import PEERING_FINALIZER
-from kubelend.agent.ports import BrokerConnection, Peer, Peering
+from kubelend.agent.ports import BrokerCommunicator, BrokerConnection, Peer, Peering
 from kubelend.agent.resource_requests import REQUEST_FINALIZER
 from kubelend.apps import agent_environment, agent_peering
 from kubelend.apps.agent_environment import AgentEnvironment
@@ -78,8 +78,13 @@ async def clean_up(settings: AgentSettings) -> list[str]:
         environment = await stack.enter_async_context(agent_environment.open_environment(settings))
         broker = await _open_broker(settings, stack)
         mode = await agent_peering.select_peering(settings, environment)
-        cleanup = AgentCleanup(settings, environment, broker, mode)
-        left = await cleanup.run()
+        peering = agent_peering.make_peering(
+            mode, settings, settings.cluster_id, environment, broker or _NoExchange(), dict
+        )
+        liqo = None
+        if mode == "liqo" and environment.client is not None:
+            liqo = LiqoApi(environment.client, settings.liqo_namespace)
+        left = await AgentCleanup(settings, environment, broker, peering.requester, liqo).run()
     log.info("Cleanup finished", left=left)
     return left
 
@@ -109,20 +114,17 @@ class AgentCleanup:
         self,
         settings: AgentSettings,
         environment: AgentEnvironment,
-        broker: BrokerConnection | None,
-        mode: str,
+        broker: BrokerCommunicator | None,
+        peering: Peering | None,
+        liqo: LiqoApi | None,
     ) -> None:
-        """`mode` is how the agent peers; `broker` is None if it cannot be reached at all."""
+        """`broker` is None if there is no connection to it at all; `liqo` if it is not used directly."""
         self._settings = settings
         self._environment = environment
         self._objects = environment.objects
         self._broker = broker
-        self._peering = self._make_peering(mode)
-        self._liqo = (
-            LiqoApi(environment.client, settings.liqo_namespace)
-            if mode == "liqo" and environment.client
-            else None
-        )
+        self._peering = peering
+        self._liqo = liqo
         self._deadline = (
             asyncio.get_running_loop().time() + settings.cleanup_timeout.total_seconds()
         )
@@ -261,13 +263,6 @@ class AgentCleanup:
                 self._left += found
                 return
             await asyncio.sleep(POLL_SECONDS)
-
-    def _make_peering(self, mode: str) -> Peering | None:
-        exchange = self._broker or _NoExchange()
-        cluster = self._settings.cluster_id
-        return agent_peering.make_peering(
-            mode, self._settings, cluster, self._environment, exchange, dict
-        ).requester
 
 
 async def _errors_as_texts(step: Callable[[], Awaitable[list[str]]]) -> list[str]:
