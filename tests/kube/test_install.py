@@ -8,7 +8,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import re
+import subprocess
 
 import pytest
 
@@ -132,6 +134,23 @@ class Site:
 
     def wait_until_clean(self):
         wait_until(lambda: not self.leftovers(), explain=self.leftovers)
+
+    def run_documented(self, cluster, page, word):
+        """The one block of a page that contains this word."""
+        text = (charts.ROOT / "docs" / page).read_text()
+        blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+        [script] = [one for one in blocks if word in one]
+        subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            check=True,
+            env=os.environ
+            | {
+                "PATH": f"{cluster.assets.kubectl.parent}:{os.environ['PATH']}",
+                "KUBECONFIG": str(cluster.admin_kubeconfig),
+                "KUBECACHEDIR": str(cluster.directory / "kubectl"),
+            },
+            timeout=4 * PATIENCE,
+        )
 
     def identity(self):
         """A kubeconfig with which Liqo in rome acts in bonn."""
@@ -306,6 +325,22 @@ def test_uninstalling_an_agent_gives_back_what_it_has_borrowed(life, site):
     assert "finalizers" not in found["metadata"]
     site.rome.kubectl("delete", "resourcerequest", "training", "--namespace=team")
     assert "NotFound" not in site.install(site.rome, "agent", AGENT)
+
+
+def test_nothing_is_left_by_the_commands_for_agents_that_are_gone(life, site):
+    """Those of the documentation, in both clusters."""
+    site.borrow()
+    for cluster in (site.rome, site.bonn):
+        site.helm(cluster, "uninstall", "kubelend-agent", "--no-hooks")
+    for cluster in (site.rome, site.bonn):
+        for page, word in (("deploy.md", "finalizers"), ("liqo.md", "ours=")):
+            site.run_documented(cluster, page, word)
+        for name in ("rome", "bonn"):
+            cluster.kubectl("delete", FOREIGN_CLUSTER_RESOURCE, name, "--ignore-not-found")
+    site.wait_until_clean()
+    site.rome.kubectl("delete", "resourcerequest", "training", "--namespace=team")
+    for cluster in (site.rome, site.bonn):
+        site.install(cluster, "agent", AGENT)
 
 
 def test_agents_can_be_uninstalled_without_broker_and_agent(life, site):
