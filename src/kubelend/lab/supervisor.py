@@ -117,7 +117,11 @@ class Supervisor:
         with self._step("Enrol both agents with tokens"):
             asyncio.run(self._enrol_agents(broker))
         with self._step("Start both agents and wait for their advertisements"):
-            agents = [self._start_agent(name, broker, installed) for name in hosts.AGENT_CLUSTERS]
+            hold = "placeholders" if uses_liqo else "none"
+            agents = [
+                self._start_agent(name, broker, installed, f"--hold={hold}")
+                for name in hosts.AGENT_CLUSTERS
+            ]
             for agent in agents:
                 agent.wait_until_ready()
                 self._expose(agent.port_of("probes"))
@@ -195,7 +199,11 @@ class Supervisor:
                 )
 
     def _start_agent(
-        self, name: str, broker: BrokerProcess, installed: dict[str, InstalledCluster]
+        self,
+        name: str,
+        broker: BrokerProcess,
+        installed: dict[str, InstalledCluster],
+        *flags: str,
     ) -> ChildProcess:
         return self._stack.enter_context(
             self._deployment.agent(
@@ -204,6 +212,7 @@ class Supervisor:
                 "--source=kubernetes",
                 f"--kubeconfig={installed[name].account}",
                 f"--instruction-namespace={setup.OBJECT_NAMESPACE}",
+                *flags,
             )
         )
 
