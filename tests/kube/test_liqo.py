@@ -109,7 +109,7 @@ def test_pod_runs_in_the_provider_and_nothing_is_left(site):
     shown = " ".join(out.split())
     steps = [
         "placeholders hold all of it",
-        "CPU is Pending: only held room is left",
+        "CPU is Pending: it needs held room",
         "Tenant admitted",
         "Identity established",
         "ResourceSlice created",

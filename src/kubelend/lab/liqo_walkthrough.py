@@ -87,7 +87,7 @@ class LiqoWalkthrough:
 
         def is_ready(node: LiqoResource) -> bool:
             offered = liqo_objects.parse_amounts(node.status.get("allocatable") or {})
-            return _condition(node, "Ready") == "True" and offered == amounts
+            return condition_status(node, "Ready") == "True" and offered == amounts
 
         text = f"Node is Ready with exactly {amounts.describe()}"
         await self._see(self._requester, NODES, reservation, "", is_ready, text)
@@ -98,7 +98,7 @@ class LiqoWalkthrough:
         self._local_cpu = resources.format_amount("cpu", cpu)
         requests = {"cpu": self._local_cpu, "memory": POD_MEMORY}
         await self._create_pod(self._provider, LOCAL_POD, LOCAL_NAMESPACE, requests)
-        await self._see_local_pod(_is_unschedulable, "is Pending: only held room is left")
+        await self._see_local_pod(_is_unschedulable, "is Pending: it needs held room")
 
     async def delete_local_pod(self) -> None:
         await self._clients[self._provider].delete(PODS, LOCAL_POD, LOCAL_NAMESPACE)
@@ -309,7 +309,7 @@ def _condition_of(found: LiqoResource, kind: str) -> dict[str, Any]:
     return next((one for one in conditions if one.get("type") == kind), {})
 
 
-def _condition(found: LiqoResource, kind: str) -> str:
+def condition_status(found: LiqoResource, kind: str) -> str:
     return str(_condition_of(found, kind).get("status", ""))
 
 
@@ -326,7 +326,7 @@ def _has_kubeconfig(identity: LiqoResource) -> bool:
 
 
 def _is_granted(found: LiqoResource) -> bool:
-    return _condition(found, "Resources") == "Accepted"
+    return condition_status(found, "Resources") == "Accepted"
 
 
 def _is_running(pod: LiqoResource) -> bool:
