@@ -75,7 +75,7 @@ def make_peering(
     lent: Callable[[], Mapping[str, LentReservation]],
 ) -> AgentPeering:
     if mode == "liqo":
-        return _liqo_peering(environment, exchange, lent)
+        return _liqo_peering(settings.liqo_namespace, environment, exchange, lent)
     if mode == "liqoctl":
         from kubelend.peerings.liqoctl import LiqoctlPeering
 
@@ -92,6 +92,7 @@ def make_peering(
 
 
 def _liqo_peering(
+    namespace: str,
     environment: AgentEnvironment,
     exchange: HandshakeExchange,
     lent: Callable[[], Mapping[str, LentReservation]],
@@ -102,7 +103,7 @@ def _liqo_peering(
 
     if environment.client is None:
         raise InvalidSettings("--peering=liqo: only valid with --source=kubernetes")
-    api = LiqoApi(environment.client)
+    api = LiqoApi(environment.client, namespace)
     provider = LiqoProvider(api, exchange, lent, environment.clock)
     return AgentPeering(LiqoPeering(api, exchange, sign_request), provider)
 
