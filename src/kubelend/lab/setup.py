@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import yaml
 
-from kubelend.core.errors import AlreadyExists
+from kubelend.core.errors import AlreadyExists, InvalidSettings
 from kubelend.envtest import credentials, servers, waiting
 from kubelend.envtest.assets import KubernetesVersion
 from kubelend.kube import config
@@ -224,6 +225,33 @@ def _rbac_object(kind: str, name: str, namespace: str) -> Manifest:
     }
 
 
+SHIPPED_AGENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "agent"
+"""What we ship for an agent, rendered from its chart."""
+
+_ADMISSION_GROUP: Final = "admissionregistration.k8s.io"
+
+
+def hold_manifests() -> list[Manifest]:
+    """Returns the PriorityClass of placeholders and the admission policies of an agent, as shipped."""
+    found = []
+    for part in ("base", "components/hold-gate"):
+        path = SHIPPED_AGENT / part / "manifests.yaml"
+        try:
+            documents = [*yaml.safe_load_all(path.read_text("utf-8"))]
+        except OSError as error:
+            raise InvalidSettings(f"{path} cannot be read", hint="run it in a clone") from error
+        found += [one for one in documents if one and _is_policy(one)]
+    for one in found:
+        if parameters := one.get("spec", {}).get("paramRef"):
+            parameters["namespace"] = OBJECT_NAMESPACE
+    return found
+
+
+def _is_policy(document: Manifest) -> bool:
+    is_admission = str(document["apiVersion"]).startswith(f"{_ADMISSION_GROUP}/")
+    return is_admission or document["kind"] == "PriorityClass"
+
+
 _TOKEN_SECONDS = 30 * 24 * 3600
 _ESTABLISHED_TIMEOUT = 30.0
 
@@ -237,6 +265,12 @@ _COLLECTION_PATHS = {
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
+    **{
+        f"{kind}{part}": f"/apis/{_ADMISSION_GROUP}/v1/{kind.lower()[:-1]}{plural}"
+        for kind in ("ValidatingAdmissionPolicy", "MutatingAdmissionPolicy")
+        for part, plural in (("", "ies"), ("Binding", "ybindings"))
+    },
 }
 
 
@@ -256,7 +290,10 @@ async def install_broker_cluster(administrator: Path) -> InstalledCluster:
 async def install_agent_cluster(
     administrator: Path, fixture: Sequence[Manifest], *, has_liqo: bool = False
 ) -> InstalledCluster:
-    """Installs what an agent needs, and creates fixture nodes and pods."""
+    """Installs what an agent needs, and creates fixture nodes and pods.
+
+    With Liqo there is also what placeholders need; without it no scheduler would place them.
+    """
     roles = AGENT_ROLES
     if has_liqo:
         roles = AGENT_ROLES | LIQO_ROLES
@@ -264,7 +301,7 @@ async def install_agent_cluster(
             await _create_object(client, _namespace_manifest(LIQO_NAMESPACE))
     found = await _install(administrator, AGENT_ACCOUNT, roles, objects.KINDS)
     async with _open_client(administrator) as client:
-        for manifest in fixture:
+        for manifest in (*(hold_manifests() if has_liqo else ()), *fixture):
             await _create_object(client, manifest)
             if manifest["kind"] == "Pod":
                 where = f"{_collection_path(manifest)}/{manifest['metadata']['name']}/status"
