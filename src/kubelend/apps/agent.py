@@ -225,7 +225,8 @@ class AgentApp:
 
     def lent(self) -> dict[str, LentReservation]:
         """Returns the reservations that this cluster holds, by ID."""
-        return agent_peering.lent_reservations(self._cluster, self._holds, self._reservation_cache)
+        held = self._inventory.holds
+        return agent_peering.lent_reservations(self._cluster, held, self._reservation_cache)
 
     def _notify_changed(self) -> None:
         """Nodes, pods or holds have changed."""

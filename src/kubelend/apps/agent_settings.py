@@ -131,6 +131,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     finished_for: timedelta = timedelta(minutes=10)
     """Time that instruction objects are retained after their reservation has ended."""
 
+    reclaim_after: timedelta = timedelta(minutes=10)
+    """Time after the end of a lent reservation at which pods that its requester has left are deleted. Until
+    then only new pods are refused. Only with --peering=liqo."""
+
     peering: Literal["auto", "none", "liqo", "liqoctl"] = "auto"
     """How to peer with a provider's cluster: by Liqo's objects (liqo), by liqoctl, or not at all (none). auto
     selects liqoctl if --kubeconfigs-dir is set, liqo if it is installed in this cluster, else none."""
@@ -279,6 +283,7 @@ _MINIMUM = {
     "advertisement_validity": timedelta(),
     "instruction_poll_interval": timedelta(),
     "finished_for": timedelta(),
+    "reclaim_after": timedelta(),
     "peering_timeout": _SHORTEST,
     "cleanup_timeout": timedelta(),
 }

@@ -128,6 +128,7 @@ LIQO_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         _rule(_LIQO_AUTHENTICATION, "tenants identities", "get", "list", "watch", *_WRITE_VERBS),
         _rule(_LIQO_AUTHENTICATION, "resourceslices", "get", "list", "watch", *_WRITE_VERBS),
         _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
+        _rule("offloading.liqo.io", "shadowpods", "list", "delete"),
         _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "delete"),
     ],
     (f"{AGENT_ACCOUNT}-liqo-config", LIQO_NAMESPACE): [_rule("", "configmaps", "get", "list")],
