@@ -22,6 +22,8 @@ from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
 
 _NORMAL_PHASES: Final = frozenset({"Reserved", "Active", "Released", "Expired"})
+ACCEPTED: Final = "Accepted"
+"""The cluster has accepted a reservation: its amount is counted."""
 _ENDED: Final = frozenset({FINISHED, NOT_RESERVED})
 """Reasons of a Ready that is False because the reservation has ended, which has an Event of its own."""
 
@@ -67,10 +69,12 @@ def instruction_events(
 
 
 def hold_events(before: ProviderInstruction, after: ProviderInstruction) -> Iterator[EventRecord]:
+    """Held is the Event of placeholders, once they really hold it."""
     phase = after.status.phase
     if phase != before.status.phase:
         kind: Literal["Normal", "Warning"] = "Warning" if phase == holds.REFUSED else "Normal"
-        yield EventRecord(kind, phase, after.status.message or after.spec.message, after)
+        reason = ACCEPTED if phase == holds.HELD else phase
+        yield EventRecord(kind, reason, after.status.message or after.spec.message, after)
 
 
 def _peering_events(

@@ -198,6 +198,9 @@ class HandshakeExchange(Protocol):
     ) -> bodies.HandshakeResult:
         """Send this cluster's part of the peering handshake of a reservation; returns the other side's."""
 
+    async def grant_keys(self) -> bodies.KeySet:
+        """The public keys that verify the broker's grants."""
+
 
 class BrokerConnection(BrokerCommunicator, HandshakeExchange, Protocol):
     """What every transport offers."""

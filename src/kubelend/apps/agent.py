@@ -75,7 +75,12 @@ def main() -> None:
 def run_agent(launched: AgentLaunch) -> None:
     """Runs until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(launched.settings.log_level, launched.settings.log_format)
-    asyncio.run(serve_agent(launched))
+    if launched.settings.cleanup:
+        from kubelend.apps import agent_cleanup
+
+        asyncio.run(agent_cleanup.clean_up(launched.settings))
+    else:
+        asyncio.run(serve_agent(launched))
 
 
 async def serve_agent(launched: AgentLaunch) -> None:
@@ -220,7 +225,8 @@ class AgentApp:
 
     def lent(self) -> dict[str, LentReservation]:
         """Returns the reservations that this cluster holds, by ID."""
-        return agent_peering.lent_reservations(self._cluster, self._holds, self._reservation_cache)
+        held = self._inventory.holds
+        return agent_peering.lent_reservations(self._cluster, held, self._reservation_cache)
 
     def _notify_changed(self) -> None:
         """Nodes, pods or holds have changed."""

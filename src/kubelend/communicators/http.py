@@ -90,6 +90,9 @@ class HttpCommunicator:
     ) -> bodies.HandshakeResult:
         return await self._open_client().exchange_handshake(reservation, handshake)
 
+    async def grant_keys(self) -> bodies.KeySet:
+        return await self._open_client().grant_keys()
+
     async def stream(
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:

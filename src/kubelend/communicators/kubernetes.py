@@ -141,6 +141,11 @@ class KubernetesCommunicator:
             session = await self._call_session("handshake", reservation, text)
             return cluster_namespaces.handshake_from_response(session.status.response)
 
+    async def grant_keys(self) -> bodies.KeySet:
+        async with self._call():
+            session = await self._call_session("keys")
+            return cluster_namespaces.keys_from_response(session.status.response)
+
     # -- reading
 
     async def find(self, reservation: str) -> bodies.Reservation:

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -66,7 +66,7 @@ def main() -> int:
     with tasks.signals_as_interrupt():
         try:
             with ExitStack() as stack:
-                supervisor = Supervisor(LabDirectory(Path(directory)), stack)
+                supervisor = Supervisor(LabDirectory(Path(directory)), stack, _print)
                 supervisor.start(uses_kind="--kind" in flags, uses_liqo="--liqo" in flags)
                 _print(background.READY)
                 while True:
@@ -84,8 +84,11 @@ def main() -> int:
 class Supervisor:
     """Starts everything, and updates the state file. `stack` stops everything."""
 
-    def __init__(self, home: LabDirectory, stack: ExitStack) -> None:
+    def __init__(
+        self, home: LabDirectory, stack: ExitStack, print_step: Callable[[str], None]
+    ) -> None:
         self._directory = home
+        self._print = print_step
         self._stack = stack
         self._deployment = TemporaryDeployment(home.directory)
         self._state = LabState()
@@ -117,7 +120,11 @@ class Supervisor:
         with self._step("Enrol both agents with tokens"):
             asyncio.run(self._enrol_agents(broker))
         with self._step("Start both agents and wait for their advertisements"):
-            agents = [self._start_agent(name, broker, installed) for name in hosts.AGENT_CLUSTERS]
+            hold = "placeholders" if uses_liqo else "none"
+            agents = [
+                self._start_agent(name, broker, installed, f"--hold={hold}")
+                for name in hosts.AGENT_CLUSTERS
+            ]
             for agent in agents:
                 agent.wait_until_ready()
                 self._expose(agent.port_of("probes"))
@@ -195,7 +202,11 @@ class Supervisor:
                 )
 
     def _start_agent(
-        self, name: str, broker: BrokerProcess, installed: dict[str, InstalledCluster]
+        self,
+        name: str,
+        broker: BrokerProcess,
+        installed: dict[str, InstalledCluster],
+        *flags: str,
     ) -> ChildProcess:
         return self._stack.enter_context(
             self._deployment.agent(
@@ -204,6 +215,7 @@ class Supervisor:
                 "--source=kubernetes",
                 f"--kubeconfig={installed[name].account}",
                 f"--instruction-namespace={setup.OBJECT_NAMESPACE}",
+                *flags,
             )
         )
 
@@ -227,7 +239,7 @@ class Supervisor:
         began, lines = time.perf_counter(), list[str]()
         yield lines
         head = tables.title_line(f"{next(self._numbers):>2}  {title}", time.perf_counter() - began)
-        _print("".join(["\n", head, "\n", *(f"    {line}\n" for line in lines)]))
+        self._print("".join(["\n", head, "\n", *(f"    {line}\n" for line in lines)]))
 
     def _save_state(self, **known: object) -> None:
         self._state = replace(self._state, **known)

@@ -370,7 +370,7 @@ class AgentRequest(ObjectStruct, frozen=True):
         Meta(
             extra_json_schema=json_types.enum_of(
                 *("publish", "reserve", "activate", "renew", "release"),
-                *("acknowledge", "refuse", "ping", "read", "listen", "leave", "handshake"),
+                *("acknowledge", "refuse", "ping", "read", "listen", "leave", "handshake", "keys"),
             )
         ),
     ]
