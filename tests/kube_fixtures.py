@@ -23,10 +23,12 @@ OWN_CLUSTERS = tuple(
         "bench_kube",
         "deploy",
         "deploy_guide",
+        "install",
         "kubectl_lend",
         "lab",
         "lab_command",
         "liqo",
+        "peering_chart",
         "roles",
     )
 )

@@ -106,7 +106,7 @@ def _liqo_peering(
 
     if environment.client is None:
         raise InvalidSettings("--peering=liqo: only valid with --source=kubernetes")
-    api = LiqoApi(environment.client)
+    api = LiqoApi(environment.client, settings.liqo_namespace)
     options = ProviderOptions(cluster, settings.reclaim_after)
     verifier = GrantVerifier(exchange.grant_keys, verify_grant)
     provider = LiqoProvider(options, api, exchange, verifier, lent, environment.clock)
