@@ -44,6 +44,7 @@ from kubelend.peerings.liqo_objects import (
 )
 from kubelend.peerings.liqo_removal import (
     Action,
+    Evict,
     ObservedNode,
     ObservedPeering,
     RemovalLimits,
@@ -279,8 +280,14 @@ class LiqoPeering:
         return Readiness(is_ready=False, reason=f"waiting for {step.waits_for}", step=step.reason)
 
     async def _perform(self, actions: Iterable[Action]) -> None:
+        evictions = []
         for action in actions:
-            await self._api.perform(action)
+            if isinstance(action, Evict):
+                evictions.append(self._api.perform(action))
+            else:
+                await self._api.perform(action)
+        # At once, because each may be retried for seconds while a PodDisruptionBudget forbids it.
+        await asyncio.gather(*evictions)
 
 
 def _slice_of(reservation: str, remote: str, slices: list[LiqoResource]) -> LiqoResource | None:
