@@ -346,7 +346,7 @@ RESIZED = {
     ),
     "pod shrinking": (
         resized_pod("pod: cpu=1 memory=5 | overhead: cpu=100m", "cpu=2100m"),
-        "cpu=2100m memory=5",
+        "cpu=2200m memory=5",
     ),
     "pod growing": (
         resized_pod("pod: cpu=3 | overhead: cpu=100m", "", "cpu=1100m memory=9"),
@@ -355,9 +355,17 @@ RESIZED = {
     "pod allocated": (resized_pod("pod: cpu=1", "", "cpu=2"), "cpu=2"),
     "pod infeasible": (resized_pod("pod: cpu=8", "cpu=2", **INFEASIBLE), "cpu=2"),
     "pod infeasible, nothing reported": (pod("pod: cpu=8", INFEASIBLE), "cpu=8"),
-    "pod with less than its overhead": (
+    "pod infeasible, only allocated": (
+        pod("pod: cpu=8", {"allocatedResources": amounts("cpu=2"), **INFEASIBLE}),
+        "cpu=8",
+    ),
+    "pod infeasible with overhead": (
         resized_pod("pod: cpu=8 | overhead: cpu=1", "cpu=500m", **INFEASIBLE),
-        "cpu=1",
+        "cpu=1500m",
+    ),
+    "pod with the overhead in its status, as since 1.36": (
+        resized_pod("pod: cpu=2 | overhead: cpu=250m", "cpu=2250m", "cpu=2250m"),
+        "cpu=2500m",
     ),
 }
 
