@@ -168,9 +168,10 @@ async def _open_cluster_namespaces(
     sessions = (
         context.agent_sessions if context else AgentSessions(broker.clock, settings.agent_timeout)
     )
-    sign_grant = context.grant_signer.grant if context else None
+    signer = context.grant_signer if context else GrantSigner(_grant_keys(settings))
+    stack.callback(signer.close)
     opened = broker_kubernetes.open_cluster_namespaces(
-        settings, broker, _terms(settings), sessions, sign_grant
+        settings, broker, _terms(settings), sessions, signer
     )
     return await stack.enter_async_context(opened)
 

@@ -132,6 +132,7 @@ LIQO_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
         _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "patch", "delete"),
         _rule("offloading.liqo.io", "namespaceoffloadings", "get", "list", *_WRITE_VERBS),
+        _rule("offloading.liqo.io", "shadowpods", "list", "delete"),
     ],
     (f"{AGENT_ACCOUNT}-liqo-config", LIQO_NAMESPACE): [_rule("", "configmaps", "get", "list")],
 }
