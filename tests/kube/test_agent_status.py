@@ -152,7 +152,7 @@ def test_request_without_a_peering_is_reserved_and_ready_once_activated(
 def test_each_step_is_an_event(rome, bonn, reserved):
     has_events(rome, "resourcerequest", "training", "team", "Requested", "Reserved", "NoPeering")
     has_events(rome, "reservationinstruction", reserved, "rome", "Delivered", "NoPeering")
-    has_events(bonn, "providerinstruction", f"{reserved}-provider", "bonn", "Held")
+    has_events(bonn, "providerinstruction", f"{reserved}-provider", "bonn", "Accepted")
     text = described(rome, "resourcerequest", "training", "team")
     assert "kubelend-agent" in text
     assert "Requested 1 CPU / 268435456 Memory from the broker" in text

@@ -180,7 +180,10 @@ class BrokerCommunicator(Protocol):
         been missed.
         """
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation: ...
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
+        """Idempotent. `held` is what the nodes really keep, if that is known."""
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation: ...
 
@@ -197,6 +200,9 @@ class HandshakeExchange(Protocol):
         self, reservation: str, handshake: bodies.Handshake
     ) -> bodies.HandshakeResult:
         """Send this cluster's part of the peering handshake of a reservation; returns the other side's."""
+
+    async def grant_keys(self) -> bodies.KeySet:
+        """The public keys that verify the broker's grants."""
 
 
 class BrokerConnection(BrokerCommunicator, HandshakeExchange, Protocol):

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -67,7 +67,7 @@ def main() -> int:
         try:
             with ExitStack() as stack:
                 agents = hosts.agent_clusters(has_third="--third-agent" in flags)
-                supervisor = Supervisor(LabDirectory(Path(directory)), stack, agents)
+                supervisor = Supervisor(LabDirectory(Path(directory)), stack, _print, agents)
                 supervisor.start(uses_kind="--kind" in flags, uses_liqo="--liqo" in flags)
                 _print(background.READY)
                 while True:
@@ -89,9 +89,11 @@ class Supervisor:
         self,
         home: LabDirectory,
         stack: ExitStack,
+        print_step: Callable[[str], None],
         agents: tuple[str, ...] = hosts.AGENT_CLUSTERS,
     ) -> None:
         self._directory = home
+        self._print = print_step
         self._stack = stack
         self._agents = agents
         self._deployment = TemporaryDeployment(home.directory)
@@ -124,7 +126,11 @@ class Supervisor:
         with self._step("Enrol the agents with tokens"):
             asyncio.run(self._enrol_agents(broker))
         with self._step("Start the agents and wait for their advertisements"):
-            agents = [self._start_agent(name, broker, installed) for name in self._agents]
+            hold = "placeholders" if uses_liqo else "none"
+            agents = [
+                self._start_agent(name, broker, installed, f"--hold={hold}")
+                for name in self._agents
+            ]
             for agent in agents:
                 agent.wait_until_ready()
                 self._expose(agent.port_of("probes"))
@@ -202,7 +208,11 @@ class Supervisor:
                 )
 
     def _start_agent(
-        self, name: str, broker: BrokerProcess, installed: dict[str, InstalledCluster]
+        self,
+        name: str,
+        broker: BrokerProcess,
+        installed: dict[str, InstalledCluster],
+        *flags: str,
     ) -> ChildProcess:
         return self._stack.enter_context(
             self._deployment.agent(
@@ -211,6 +221,7 @@ class Supervisor:
                 "--source=kubernetes",
                 f"--kubeconfig={installed[name].account}",
                 f"--instruction-namespace={setup.OBJECT_NAMESPACE}",
+                *flags,
             )
         )
 
@@ -234,7 +245,7 @@ class Supervisor:
         began, lines = time.perf_counter(), list[str]()
         yield lines
         head = tables.title_line(f"{next(self._numbers):>2}  {title}", time.perf_counter() - began)
-        _print("".join(["\n", head, "\n", *(f"    {line}\n" for line in lines)]))
+        self._print("".join(["\n", head, "\n", *(f"    {line}\n" for line in lines)]))
 
     def _save_state(self, **known: object) -> None:
         self._state = replace(self._state, **known)

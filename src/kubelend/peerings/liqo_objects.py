@@ -158,6 +158,9 @@ RESERVATION_LABEL: Final = "kubelend.io/reservation"
 GRANT_ANNOTATION: Final = "kubelend.io/grant"
 REMOTE_LABEL: Final = "liqo.io/remote-cluster-id"
 CORDON_ANNOTATION: Final = "liqo.io/cordon"
+ORIGIN_LABEL: Final = "offloading.liqo.io/origin"
+CREATOR_LABEL: Final = "liqo.io/creator-user"
+"""Of a ShadowPod: the identity that has created it. Set by Liqo's webhook, so that it can be relied on."""
 
 Manifest = dict[str, Any]
 
@@ -201,6 +204,7 @@ _AUTHENTICATION = "authentication.liqo.io"
 TENANTS: Final = liqo_resource(_AUTHENTICATION, "Tenant", "tenants")
 IDENTITIES: Final = liqo_resource(_AUTHENTICATION, "Identity", "identities")
 SLICES: Final = liqo_resource(_AUTHENTICATION, "ResourceSlice", "resourceslices")
+SHADOW_PODS: Final = liqo_resource("offloading.liqo.io", "ShadowPod", "shadowpods")
 FOREIGN_CLUSTERS: Final = liqo_resource(
     "core.liqo.io", "ForeignCluster", "foreignclusters", is_namespaced=False
 )
@@ -338,6 +342,11 @@ def peering_problem(foreign: LiqoResource | None) -> str:
             reason = found.get("message") or found.get("status") or "not reported yet"
             return f"{kind}: {reason}"
     return ""
+
+
+def is_pod_of_slice(shadow: LiqoResource, name: str) -> bool:
+    """Whether the identity of this slice has created it: the slice's name and a hash of the consumer's ID."""
+    return shadow.metadata.labels.get(CREATOR_LABEL, "").rpartition("-")[0] == name
 
 
 def kubelend_cluster(found: LiqoResource) -> str:
