@@ -18,9 +18,9 @@ import http
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,19 +28,19 @@ from typing import Any, NamedTuple
 import yaml
 
 import processes
-from kubelend.core.resources import Resources
 from kubelend.envtest.assets import Assets
 from kubelend.envtest.processes import HttpResponse, call_http
 from kubelend.lab import hosts
 from kubelend.lab.state import LabDirectory
 from kubelend.peerings import liqo_objects
+from kubelend.peerings.liqo_objects import REMOTE_LABEL, RESERVATION_LABEL
 from kubelend.transports import tls
 from waiting import PATIENCE, wait_until
 
 REQUESTER, PROVIDER = hosts.AGENT_CLUSTERS
 OTHER = hosts.THIRD_AGENT_CLUSTER
 
-LONGEST = 5 * PATIENCE
+LONGEST = 4 * PATIENCE
 """Seconds in which everything recovers from a fault: caches, leases and backoffs of all programs."""
 POLL = 0.02
 
@@ -69,7 +69,10 @@ LEFTOVERS = (
     *(f"/api/v1/{kind}" for kind in ("namespaces", "nodes", "secrets", "serviceaccounts")),
     "/apis/apps/v1/deployments",
     "/apis/coordination.k8s.io/v1/leases",
-    *(f"/apis/rbac.authorization.k8s.io/v1/{kind}" for kind in ("clusterrolebindings", "rolebindings")),
+    *(
+        f"/apis/rbac.authorization.k8s.io/v1/{kind}"
+        for kind in ("clusterrolebindings", "rolebindings")
+    ),
     *(f"/apis/{group}/{kind}" for group, kinds in _LIQO_GROUPS.items() for kind in kinds.split()),
     f"/apis/{_OWN}/resourcerequests",
 )
@@ -198,14 +201,18 @@ class Site:
         except OSError as error:
             return [str(error)]
         new = (
-            f"{cluster}: {name}" for cluster in found for name in found[cluster] - self._before[cluster]
+            f"{cluster}: {name}"
+            for cluster in found
+            for name in found[cluster] - self._before[cluster]
         )
         return [*sorted(new), *held]
 
     def _objects(self) -> dict[str, set[str]]:
         return {
             cluster: {
-                f"{path.rpartition('/')[2]} {_key(one)}" for path in LEFTOVERS for one in api.list(path)
+                f"{path.rpartition('/')[2]} {_key(one)}"
+                for path in LEFTOVERS
+                for one in api.list(path)
             }
             for cluster, api in self.apis.items()
         }
@@ -218,6 +225,13 @@ class Site:
             for one in api.list(f"/apis/{_OWN}/{kind}")
             if one["metadata"].get("finalizers")
         ]
+
+    def check_clean(self) -> None:
+        """Waits until nothing is left. If something is, the next test does not count it as its own."""
+        try:
+            self.wait_clean()
+        finally:
+            self.note_objects()
 
     def wait_clean(self) -> None:
         """Nothing is left in any cluster, nor at the broker."""
@@ -251,7 +265,9 @@ class Site:
         lines = []
         for path in sorted(self.directory.glob("*.log")):
             text = path.read_text(errors="replace").splitlines()
-            complaints = [one for one in text if '"warning"' in one or '"error"' in one or "Error" in one]
+            complaints = [
+                one for one in text if '"warning"' in one or '"error"' in one or "Error" in one
+            ]
             lines += [f"{path.name}: {one}" for one in complaints[-4:]]
         return "\n".join(lines)
 
@@ -294,8 +310,7 @@ class Site:
         assert found, f"no {part} of {cluster} to kill"
         killed = [Killed.read(pid) for pid in found]
         for pid in found:
-            os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not self._running(found))
+            _kill(pid)
         if part in (LIQO, KUBELETS):
             return lambda: wait_until(lambda: len(self.find(part, cluster)) >= len(found), LONGEST)
         return lambda: self._start(part, cluster, killed[0])
@@ -333,10 +348,6 @@ class Site:
         if part == API_SERVER:
             wait_until(lambda: self.apis[cluster].is_ready, LONGEST)
 
-    def _running(self, pids: list[int]) -> list[int]:
-        """Those of the processes that have not ended. A zombie has."""
-        return [pid for pid in pids if _state(pid) not in ("", "Z")]
-
 
 _SKEWED = """\
 import datetime, runpy
@@ -348,11 +359,15 @@ runpy.run_module("{module}", run_name="__main__", alter_sys=True)
 """Runs a module of ours with another clock. The certificates of TLS are checked by the real one."""
 
 
-def _state(pid: int) -> str:
+def _kill(pid: int) -> None:
+    """Kills a process, and waits until all of its threads have ended: only then its ports are free."""
+    process = os.pidfd_open(pid)
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        ended, _, _ = select.select([process], [], [], PATIENCE)
+        assert ended, f"process {pid} does not end"
+    finally:
+        os.close(process)
 
 
 def _key(found: Document) -> str:
@@ -406,14 +421,17 @@ class Borrowed:
 
     @property
     def node(self) -> Document:
-        return self._site.apis[self.cluster].get(f"/api/v1/nodes/{self.reservation}")
+        """The virtual node; empty if there is none. After a move it is that of the new provider."""
+        selector = f"labelSelector={RESERVATION_LABEL}={self.reservation}"
+        found = self._site.apis[self.cluster].get(f"/api/v1/nodes?{selector}").get("items", [])
+        own = [one for one in found if one["metadata"]["labels"][REMOTE_LABEL] == self.provider]
+        return own[0] if own else {}
 
     def quotas(self) -> list[Document]:
         namespace = liqo_objects.tenant_namespace(self.cluster)
         found = self._site.apis[self.provider].get(_collection("quotas", namespace))
-        prefix = f"{self.reservation}-"
         items: list[Document] = found.get("items", [])
-        return [one for one in items if one["metadata"]["name"].startswith(prefix)]
+        return [one for one in items if one["metadata"]["name"].startswith(self.reservation)]
 
     def conditions(self) -> dict[str, str]:
         found = self.request.get("status", {}).get("conditions", [])
@@ -432,14 +450,12 @@ class Borrowed:
     def has_more_than_reserved(self) -> list[str]:
         """Amounts that exceed the reservation, now."""
         most = liqo_objects.parse_amounts(self.granted)
-        amounts = {
-            "Node": self.node.get("status", {}).get("allocatable"),
-            **{"Quota": one["spec"]["resources"] for one in self.quotas()},
-        }
+        amounts = [("Node", self.node.get("status", {}).get("allocatable"))]
+        amounts += [("Quota", one["spec"]["resources"]) for one in self.quotas()]
         return [
             f"{kind}: {found}"
-            for kind, found in amounts.items()
-            if found and not _fits(liqo_objects.parse_amounts(found), most)
+            for kind, found in amounts
+            if found and not liqo_objects.parse_amounts(found).fits_in(most)
         ]
 
     def wait_ready(self) -> None:
@@ -465,8 +481,8 @@ class Borrowed:
     def explain(self) -> str:
         texts = {
             "request": (self.phase, self.conditions()),
-            "slice": self.own("resourceslices").get("status"),
-            "slice of the provider": self.remote("resourceslices").get("status"),
+            "slice": _answer(self.own("resourceslices")),
+            "slice of the provider": _answer(self.remote("resourceslices")),
             "node": self.node.get("status", {}).get("allocatable"),
             "quotas": [one["spec"] for one in self.quotas()],
             "log": self._site.logs(),
@@ -474,8 +490,9 @@ class Borrowed:
         return "\n".join(f"{name}: {text}" for name, text in texts.items())
 
 
-def _fits(found: Resources, most: Resources) -> bool:
-    return found.fits_in(most)
+def _answer(found: Document) -> object:
+    status = found.get("status", {})
+    return found.get("spec", {}).get("resources"), status.get("resources"), status.get("conditions")
 
 
 def _collection(kind: str, namespace: str) -> str:
@@ -546,8 +563,3 @@ def started(directory: Path, assets: Assets, *flags: str) -> Iterator[Site]:
         site.stop()
         code, _, err = site.lab("down")
         assert code == 0, err
-
-
-def wait_some(seconds: float) -> None:
-    """How long a part stays down: a fault of which others are to take note."""
-    time.sleep(seconds)

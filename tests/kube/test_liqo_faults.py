@@ -1,6 +1,6 @@
 """Reservations that end in a virtual node, while parts are killed, objects changed and clocks wrong.
 
-Each case ends as promised: Ready with exactly what is reserved, or ended with the reason; and nothing is left.
+Each case ends as promised: Ready with exactly what is reserved, or ended with the reason; nothing is left.
 One lab serves all of them. `make liqo-faults` runs the whole matrix (`liqo_fault_matrix.py`).
 """
 
@@ -36,9 +36,9 @@ def site(kube_assets, liqo_assets, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def clean(site):
-    """Every test leaves nothing in either cluster, and an audit without findings."""
+    """Every test leaves nothing in any cluster, and an audit without findings."""
     yield
-    site.wait_clean()
+    site.check_clean()
 
 
 def patch(site, cluster, reservation, change, *flags):
