@@ -67,7 +67,8 @@ def main() -> int:
         try:
             with ExitStack() as stack:
                 agents = hosts.agent_clusters(has_third="--third-agent" in flags)
-                supervisor = Supervisor(LabDirectory(Path(directory)), stack, _print, agents)
+                home = LabDirectory(Path(directory))
+                supervisor = Supervisor(home, stack, _print, agents)
                 supervisor.start(uses_kind="--kind" in flags, uses_liqo="--liqo" in flags)
                 _print(background.READY)
                 while True:
