@@ -132,10 +132,7 @@ def lent_reservations(
             lent[name] = LentReservation(hold.requester, hold.resources)
         elif found.target_cluster_id == cluster and found.status.phase in LIVE_PHASES:
             amounts = quantities.parse_requested(found.requested_resources, "requestedResources")
-            status = found.status
-            lent[name] = LentReservation(
-                found.requester_id, amounts, status.reserved_at, status.expires_at
-            )
+            lent[name] = LentReservation(found.requester_id, amounts, found.status.expires_at)
     return lent
 
 

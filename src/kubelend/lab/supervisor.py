@@ -222,6 +222,7 @@ class Supervisor:
                 "--source=kubernetes",
                 f"--kubeconfig={installed[name].account}",
                 f"--instruction-namespace={setup.OBJECT_NAMESPACE}",
+                "--reclaim-after=20s",  # short, so that it can be seen
                 *flags,
             )
         )

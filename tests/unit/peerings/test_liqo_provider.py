@@ -21,7 +21,7 @@ from virtual_time import in_virtual_time
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AMOUNTS = {"cpu": "2", "memory": "4Gi"}
 HOUR = timedelta(hours=1)
-LENT = LentReservation("paris", resources.parse_requested(AMOUNTS), NOW, NOW + HOUR)
+LENT = LentReservation("paris", resources.parse_requested(AMOUNTS), NOW + HOUR)
 GRANT = Grant(
     GRANT_ISSUER,
     "rsv-1",
