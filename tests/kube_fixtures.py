@@ -28,6 +28,7 @@ OWN_CLUSTERS = tuple(
         "lab",
         "lab_command",
         "liqo",
+        "liqo_faults",
         "peering_chart",
         "roles",
     )
