@@ -162,6 +162,7 @@ RESERVATION = broker_objects.Reservation(
         expires_at=AT,
         wait_until=AT,
         acknowledged_at=AT,
+        held=bodies.HoldReport(True, "Held", "all of it"),
         activated_at=AT,
         finished_at=AT,
         last_update_time=AT,

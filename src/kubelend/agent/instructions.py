@@ -137,7 +137,9 @@ class InstructionReconciler:
             return
         wanted = reservation_instruction(body, namespace)
         found = await controller.apply_object(self._objects, wanted)
-        await self._update_status(found, lambda newest: delivered_status(newest.status, body))
+        await self._update_status(
+            found, lambda newest: delivered_status(newest, body, self._clock())
+        )
         known = self._targets.get(body.id)
         self._targets[body.id] = body.target_cluster_id
         if not found.status.delivered:
@@ -261,10 +263,15 @@ def reservation_instruction(body: bodies.Reservation, namespace: str) -> Reserva
 
 
 def delivered_status(
-    known: ReservationInstructionStatus, body: bodies.Reservation
+    known: ReservationInstruction, body: bodies.Reservation, now: datetime
 ) -> ReservationInstructionStatus:
     """The spec is up to date with the broker. The peering's part of the status stays."""
-    return replace(known, delivered=True, observed_reservation_resource_version=str(body.revision))
+    return replace(
+        known.status,
+        delivered=True,
+        observed_reservation_resource_version=str(body.revision),
+        conditions=conditions.apply_hold_report(known, body.status.held, now),
+    )
 
 
 def finished_instruction_status(

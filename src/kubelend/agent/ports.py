@@ -180,7 +180,10 @@ class BrokerCommunicator(Protocol):
         been missed.
         """
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation: ...
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
+        """Idempotent. `held` is what the nodes really keep, if that is known."""
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation: ...
 

@@ -122,6 +122,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     hold: Literal["none", "placeholders"] = "none"
     """How lent resources are kept free: placeholders (pods that give way to the requester's), or none."""
 
+    refuse_unheld: bool = False
+    """Refuse reservations of which --hold=placeholders cannot hold all, because the free room is on too many
+    nodes or is taken. If false, their condition Held says how much is held."""
+
     hold_priority_class: str = "kubelend-hold"
     """PriorityClass of placeholders. Its name must begin with kubelend-hold."""
 

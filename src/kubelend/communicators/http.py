@@ -108,8 +108,10 @@ class HttpCommunicator:
                 self._last_event_id = str(instruction.revision)
                 yield instruction
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation:
-        return await self._open_client().acknowledge(reservation)
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
+        return await self._open_client().acknowledge(reservation, held)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         return await self._open_client().refuse(reservation, reason)

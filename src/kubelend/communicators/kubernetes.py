@@ -97,9 +97,13 @@ class KubernetesCommunicator:
             )
             return bodies.PublishResult(accepted, await self._reserved_holds())
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation:
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
         status: dict[str, object] = {"enforced": True, "phase": "Held", "message": ""}
-        return await self._call_provider_instruction(reservation, "acknowledge", "", status)
+        body = bodies.AcknowledgeRequest(held)
+        text = "" if held is None else cluster_namespaces.body_text(body)
+        return await self._call_provider_instruction(reservation, "acknowledge", text, status)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         status: dict[str, object] = {"enforced": False, "phase": "Refused", "message": reason}

@@ -94,6 +94,11 @@ CLUSTER_FIXTURES: Final = {
         *_system_pods("agent-cluster-2-control-plane"),
         _pod("agent-cluster-2-control-plane", "web", "100m", "128Mi", "default"),
     ],
+    # The third agent: less room than agent-cluster-2, so that only what does not fit there comes here.
+    "agent-cluster-3": [
+        _node("agent-cluster-3-control-plane", "4", "4Gi"),
+        *_system_pods("agent-cluster-3-control-plane"),
+    ],
 }
 """Nodes in condition Ready and pods in phase Running, by cluster."""
 

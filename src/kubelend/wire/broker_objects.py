@@ -170,6 +170,8 @@ class ReservationStatus(ObjectStruct, frozen=True):
     """Time at which a waiting request fails."""
     acknowledged_at: Timestamp | None = None
     """Time at which the provider acknowledged the reservation."""
+    held: bodies.HoldReport | None = None
+    """Whether the nodes of the provider really keep the resources, as it reports."""
     activated_at: Timestamp | None = None
     """Time at which the requester activated the reservation."""
     finished_at: Timestamp | None = None

@@ -93,6 +93,14 @@ def request_fields(request: AgentRequest) -> dict[str, object]:
     }
 
 
+def acknowledgement_from_request(request: AgentRequest) -> bodies.AcknowledgeRequest:
+    """Agents of earlier versions report nothing."""
+    try:
+        return msgspec.json.decode(request.arguments or "{}", type=bodies.AcknowledgeRequest)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"acknowledgement: {error}") from None
+
+
 def response_fields(response: BrokerResponse) -> dict[str, object]:
     return {"requestID": response.request_id, "body": response.body, "error": response.error}
 

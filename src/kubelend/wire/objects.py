@@ -286,7 +286,7 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     """Generation of the spec that this status refers to."""
     asked: SentRequest | None = None
     conditions: Conditions = ()
-    """Latest observations: Reserved, Peered and Ready."""
+    """Latest observations: Reserved, Peered, Ready, and Held as the provider reports it."""
 
 
 _IMMUTABLE: Final = tuple(
@@ -345,7 +345,7 @@ class ReservationInstructionStatus(ObjectStruct, frozen=True):
     node_name: Name = ""
     """Name of the virtual node that offers the reserved resources."""
     conditions: Conditions = ()
-    """Latest observations: Peered and Ready."""
+    """Latest observations: Peered, Ready, and Held as the provider reports it."""
 
 
 class ReservationInstruction(Object, frozen=True):

@@ -118,7 +118,10 @@ class RequestHandlers:
             self.authorize(request)
             match request.verb:
                 case "acknowledge":
-                    return await authorization.acknowledge_hold(self._broker, lent, self._cluster)
+                    body = cluster_namespaces.acknowledgement_from_request(request)
+                    return await authorization.acknowledge_hold(
+                        self._broker, lent, self._cluster, body
+                    )
                 case "refuse":
                     return await authorization.refuse_hold(
                         self._broker, lent, self._cluster, request.arguments
