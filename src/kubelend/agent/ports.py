@@ -226,6 +226,8 @@ class Readiness(NamedTuple):
     """Whether the clusters are peered, though the resources may not be ready."""
     node: str = ""
     """Name of the virtual node, if there is one."""
+    step: str = ""
+    """Of `disconnect`: what it does now, as the reason of a condition, in CamelCase."""
 
 
 DONE = Readiness(is_ready=True, reason="")

@@ -75,7 +75,7 @@ def make_peering(
     lent: Callable[[], Mapping[str, LentReservation]],
 ) -> AgentPeering:
     if mode == "liqo":
-        return _liqo_peering(settings.liqo_namespace, environment, exchange, lent)
+        return _liqo_peering(settings, environment, exchange, lent)
     if mode == "liqoctl":
         from kubelend.peerings.liqoctl import LiqoctlPeering
 
@@ -92,7 +92,7 @@ def make_peering(
 
 
 def _liqo_peering(
-    namespace: str,
+    settings: AgentSettings,
     environment: AgentEnvironment,
     exchange: HandshakeExchange,
     lent: Callable[[], Mapping[str, LentReservation]],
@@ -100,12 +100,15 @@ def _liqo_peering(
     from kubelend.peerings.liqo import LiqoPeering
     from kubelend.peerings.liqo_api import LiqoApi
     from kubelend.peerings.liqo_provider import LiqoProvider
+    from kubelend.peerings.liqo_removal import RemovalLimits
 
     if environment.client is None:
         raise InvalidSettings("--peering=liqo: only valid with --source=kubernetes")
-    api = LiqoApi(environment.client, namespace)
+    api = LiqoApi(environment.client, settings.liqo_namespace)
     provider = LiqoProvider(api, exchange, lent, environment.clock)
-    return AgentPeering(LiqoPeering(api, exchange, sign_request), provider)
+    limits = RemovalLimits(settings.drain_timeout, settings.force_unpeer_after)
+    requester = LiqoPeering(api, exchange, sign_request, limits, environment.clock)
+    return AgentPeering(requester, provider)
 
 
 def lent_reservations(

@@ -121,14 +121,18 @@ _HANDSHAKE_SECRETS: Final = ("authentication-keys", "liqo-nonce", "liqo-signed-n
 
 LIQO_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
     (f"{AGENT_ACCOUNT}-liqo", ""): [
-        _rule("", "nodes", "get", "list", "watch"),
-        _rule("", "namespaces", "get", *_WRITE_VERBS),
+        _rule("", "nodes", "get", "list", "watch", "patch"),
+        _rule("", "pods", "list", "delete"),
+        _rule("", "pods/eviction", "create"),
+        _rule("coordination.k8s.io", "leases", "list", "delete"),
+        _rule("", "namespaces", "get", "list", *_WRITE_VERBS),
         _rule("", "secrets", "get", "patch", names=_HANDSHAKE_SECRETS),
         _rule("", "secrets", "create", "delete"),
         _rule(_LIQO_AUTHENTICATION, "tenants identities", "get", "list", "watch", *_WRITE_VERBS),
         _rule(_LIQO_AUTHENTICATION, "resourceslices", "get", "list", "watch", *_WRITE_VERBS),
         _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
-        _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "delete"),
+        _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "patch", "delete"),
+        _rule("offloading.liqo.io", "namespaceoffloadings", "get", "list", *_WRITE_VERBS),
     ],
     (f"{AGENT_ACCOUNT}-liqo-config", LIQO_NAMESPACE): [_rule("", "configmaps", "get", "list")],
 }

@@ -77,7 +77,7 @@ def decide_slice(
     """Returns the answer to a slice; None if it is not for us, or not authenticated by Liqo yet."""
     if found.spec.get("class") != SLICE_CLASS or not _is_accepted(found, "Authentication"):
         return None
-    name = found.metadata.name
+    name = liqo_objects.reservation_of(found)
     if lent is None:
         return SliceDecision(DENIED, "NotReserved", f"this cluster holds no reservation {name}")
     if requester != lent.requester:
@@ -116,7 +116,7 @@ def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) ->
     if decision.status == ACCEPTED:
         stale = dict.fromkeys(amounts.keys() - decision.amounts.keys())
         status["resources"] = {**stale, **decision.amounts}
-        status["nodeLabels"] = {RESERVATION_LABEL: found.metadata.name}
+        status["nodeLabels"] = {RESERVATION_LABEL: liqo_objects.reservation_of(found)}
     return {"metadata": {"resourceVersion": found.metadata.resource_version}, "status": status}
 
 
@@ -138,7 +138,7 @@ class LiqoProvider:
 
     def on_change(self, reservation: str) -> None:
         """The reservation, or its handshake, has changed."""
-        if reservation in self._slices or reservation in {*self._lent(), *self._admitted}:
+        if reservation in {*self._lent(), *self._admitted} or self._slices_of(reservation):
             self._queue.add(reservation)
 
     async def run(self) -> None:
@@ -148,28 +148,38 @@ class LiqoProvider:
         async for change in informer.list_and_watch(self._api.client, SLICES, labels=REPLICATED):
             match change:
                 case Listed(objects):
-                    gone = self._slices.keys() - {one.metadata.name for one in objects}
+                    changed = [*self._slices.values(), *objects]
                     self._slices = {one.metadata.name: one for one in objects}
-                    names = [*self._slices, *gone]
                 case Deleted(found):
                     self._slices.pop(found.metadata.name, None)
-                    names = [found.metadata.name]
+                    changed = [found]
                     await self._delete_certificate(found)
                 case LiqoResource():
                     self._slices[change.metadata.name] = change
-                    names = [change.metadata.name]
+                    changed = [change]
                 case _:
-                    names = []
-            for name in names:
-                self._queue.add(name)
+                    changed = []
+            for one in changed:
+                self._queue.add(liqo_objects.reservation_of(one))
+
+    def _slices_of(self, reservation: str) -> list[LiqoResource]:
+        """The slices of a reservation that are not being deleted, the oldest first."""
+        found = [
+            one
+            for one in self._slices.values()
+            if liqo_objects.reservation_of(one) == reservation and not one.is_being_deleted
+        ]
+        return sorted(
+            found, key=lambda one: (str(one.metadata.creation_timestamp), one.metadata.name)
+        )
 
     async def _reconcile(self, reservation: str) -> None:
         lent = self._lent().get(reservation)
         if lent is not None and reservation not in self._admitted:
             await self._admit(reservation, lent)
-        found = self._slices.get(reservation)
-        if found is not None and not found.is_being_deleted:
-            await self._answer(found, lent)
+        for number, found in enumerate(self._slices_of(reservation)):
+            # What is reserved is granted once, however many slices a requester makes for it.
+            await self._answer(found, None if number else lent)
         if lent is None:
             self._admitted.discard(reservation)
             await self._remove_unused_tenants()
@@ -284,7 +294,7 @@ class LiqoProvider:
         tenants = await self._api.list(TENANTS)
         # Liqo creates a ForeignCluster again as long as the Tenant is there.
         for remote in self._removing - {one.spec["clusterID"] for one in tenants}:
-            if not await self._api.delete_unused_foreign_cluster(remote, "Consumer"):
+            if not await self._api.delete_unused_foreign_cluster(remote):
                 self._removing.discard(remote)
         for tenant in tenants:
             namespace = tenant.metadata.namespace
@@ -296,7 +306,7 @@ class LiqoProvider:
         self._removing.add(tenant.spec["clusterID"])
         if not tenant.is_being_deleted:
             await self._api.delete(TENANTS, tenant)
-            await self._api.delete_managed(NAMESPACES, tenant.metadata.namespace)
+            await self._api.delete_unused_namespace(tenant.metadata.namespace)
             log.info("Requester removed", requester=liqo_objects.kubelend_cluster(tenant))
 
     def _has_slices(self, namespace: str) -> bool:
