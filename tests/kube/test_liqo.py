@@ -248,7 +248,9 @@ def test_two_reservations_with_one_provider_have_a_node_each(site):
 
 
 def test_requester_cannot_raise_its_own_grant(site):
-    """Its identity in the provider's cluster may write the status of its slices."""
+    """Where there are no admission policies, its identity in the provider's cluster may write the status of
+    its slices. Here an administrator does so, whom the policy does not refuse: the agent takes it back.
+    """
     reservation = site.borrow("greedy")
     found = site.slice(PROVIDER, reservation)
     raised = json.dumps({"status": {"resources": found["status"]["resources"] | {"cpu": "64"}}})

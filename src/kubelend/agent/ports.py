@@ -220,6 +220,8 @@ class Peer(NamedTuple):
     """Cluster ID of the provider."""
     resources: Resources
     """The reserved resources, which the virtual node has to offer."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces of this cluster whose pods may be scheduled onto the virtual node."""
 
 
 class Readiness(NamedTuple):
