@@ -182,6 +182,7 @@ MAILBOX = broker_objects.ClusterSession(
         revision=7,
         compacted_revision=3,
         last_update_time=AT,
+        handshakes=broker_objects.HandshakeNotice("n1", ("rsv-a-1",)),
         response=REPLY,
     ),
 )
