@@ -110,6 +110,16 @@ def _peered_reason(is_peered: bool, cluster: str, report: PeeringReport) -> tupl
     return report.reason, report.message
 
 
+def apply_disconnecting(
+    found: ReservationInstruction, cluster: str, readiness: Readiness, now: datetime
+) -> ReservationInstructionStatus:
+    """The status while the node is drained and removed. The message of an ended reservation stays."""
+    status = found.status
+    is_peered = cluster in status.peered_cluster_ids
+    known = _condition(PEERED, is_peered, readiness.step, readiness.reason, found)
+    return replace(status, conditions=objects.merge_conditions(status.conditions, [known], now))
+
+
 def apply_hold_report(
     found: ReservationInstruction, held: bodies.HoldReport | None, now: datetime
 ) -> tuple[Condition, ...]:

@@ -17,6 +17,7 @@ from kubelend.agent.conditions import (
     PEERING_FAILED,
     READY,
 )
+from kubelend.agent.ports import Readiness
 from kubelend.agent.resource_requests import REQUESTING_REASON
 from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
@@ -68,6 +69,22 @@ def instruction_events(
         yield _normal(FINISHED, now.message, after)
     for cluster in sorted({*was.started_cluster_ids} - {*now.started_cluster_ids}):
         yield _normal("Disconnected", f"Disconnected from cluster {cluster}", after)
+
+
+_DISCONNECT_EVENTS: Final[dict[str, Literal["Normal", "Warning"]]] = {
+    "Draining": "Normal",
+    "ProviderUnreachable": "Warning",
+    "ForceUnpeering": "Warning",
+}
+"""Types of the Events about steps of a disconnection. Other steps have none."""
+
+
+def disconnect_event(
+    readiness: Readiness, cluster: str, about: ReservationInstruction
+) -> EventRecord | None:
+    kind = _DISCONNECT_EVENTS.get(readiness.step)
+    message = f"Disconnecting from cluster {cluster}: {readiness.reason}"
+    return None if kind is None else EventRecord(kind, readiness.step, message, about)
 
 
 def hold_events(before: ProviderInstruction, after: ProviderInstruction) -> Iterator[EventRecord]:

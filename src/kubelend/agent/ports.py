@@ -220,6 +220,8 @@ class Peer(NamedTuple):
     """Cluster ID of the provider."""
     resources: Resources
     """The reserved resources, which the virtual node has to offer."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces of this cluster whose pods may be scheduled onto the virtual node."""
 
 
 class Readiness(NamedTuple):
@@ -232,6 +234,8 @@ class Readiness(NamedTuple):
     """Whether the clusters are peered, though the resources may not be ready."""
     node: str = ""
     """Name of the virtual node, if there is one."""
+    step: str = ""
+    """Of `disconnect`: what it does now, as the reason of a condition, in CamelCase."""
 
 
 DONE = Readiness(is_ready=True, reason="")

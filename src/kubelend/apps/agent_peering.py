@@ -103,6 +103,7 @@ def _liqo_peering(
     from kubelend.peerings.liqo import LiqoPeering
     from kubelend.peerings.liqo_api import LiqoApi
     from kubelend.peerings.liqo_provider import GrantVerifier, LiqoProvider, ProviderOptions
+    from kubelend.peerings.liqo_removal import RemovalLimits
 
     if environment.client is None:
         raise InvalidSettings("--peering=liqo: only valid with --source=kubernetes")
@@ -110,7 +111,9 @@ def _liqo_peering(
     options = ProviderOptions(cluster, settings.reclaim_after)
     verifier = GrantVerifier(exchange.grant_keys, verify_grant)
     provider = LiqoProvider(options, api, exchange, verifier, lent, environment.clock)
-    return AgentPeering(LiqoPeering(api, exchange, sign_request), provider)
+    limits = RemovalLimits(settings.drain_timeout, settings.force_unpeer_after)
+    requester = LiqoPeering(api, exchange, sign_request, limits, environment.clock)
+    return AgentPeering(requester, provider)
 
 
 def lent_reservations(

@@ -169,6 +169,14 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     cleanup_timeout: timedelta = timedelta(minutes=2)
     """How long --cleanup waits for peerings to be removed. What is left then is logged."""
 
+    drain_timeout: timedelta = timedelta(minutes=2)
+    """How long pods on a borrowed node may take to be evicted when its reservation has ended, which
+    PodDisruptionBudgets can delay. Pods that are left then are deleted. 0 deletes them at once."""
+
+    force_unpeer_after: timedelta = timedelta(minutes=5)
+    """Time after which the borrowed node of an ended reservation is removed without its provider, if the
+    provider's API server does not respond. Longer than a restart of an API server."""
+
     auto_renew: bool = True
     """Renew the certificate when a quarter of its lifetime or less is left."""
 
@@ -290,4 +298,6 @@ _MINIMUM = {
     "reclaim_after": timedelta(),
     "peering_timeout": _SHORTEST,
     "cleanup_timeout": timedelta(),
+    "drain_timeout": timedelta(),
+    "force_unpeer_after": _SHORTEST,
 }

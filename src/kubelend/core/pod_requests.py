@@ -32,7 +32,7 @@ class OffloadedFrom(NamedTuple):
     origin: str
     """The consumer's cluster ID: `offloading.liqo.io/origin`."""
     virtual_node: str
-    """The consumer's virtual node, named after its ResourceSlice: `offloading.liqo.io/nodename`."""
+    """The reservation, after which the consumer's virtual node is named: `offloading.liqo.io/nodename`."""
 
 
 class PodScheduling(NamedTuple):
@@ -365,7 +365,9 @@ def _offloaded_from(labels: QuantityTexts) -> OffloadedFrom | None:
     """The origin of an offloaded pod, from the labels that Liqo sets."""
     if labels.get(_MANAGED_BY) != _SHADOW_POD or not labels.get(_ORIGIN):
         return None
-    return _cached_offloaded_from(labels[_ORIGIN], labels.get(VIRTUAL_NODE_LABEL, ""))
+    # After a move between providers, a node has a number after the name: `rsv-rome-1.2`.
+    reservation = labels.get(VIRTUAL_NODE_LABEL, "").partition(".")[0]
+    return _cached_offloaded_from(labels[_ORIGIN], reservation)
 
 
 _cached_offloaded_from = functools.lru_cache(maxsize=PARSE_CACHE_SIZE)(OffloadedFrom)

@@ -154,7 +154,7 @@ def decide_slice(
     """
     if not is_ours(found) or not _is_accepted(found, "Authentication"):
         return None
-    name = found.metadata.name
+    name = liqo_objects.reservation_of(found)
     if lent is None:
         return SliceDecision(DENIED, "NotReserved", f"this cluster holds no reservation {name}")
     if requester != lent.requester:
@@ -219,7 +219,7 @@ def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) ->
     if decision.status == ACCEPTED:
         stale = dict.fromkeys(amounts.keys() - decision.amounts.keys())
         status["resources"] = {**stale, **decision.amounts}
-        status["nodeLabels"] = {RESERVATION_LABEL: found.metadata.name}
+        status["nodeLabels"] = {RESERVATION_LABEL: liqo_objects.reservation_of(found)}
     return {"metadata": {"resourceVersion": found.metadata.resource_version}, "status": status}
 
 
@@ -321,7 +321,7 @@ class LiqoProvider:
 
     def on_change(self, reservation: str) -> None:
         """The reservation, or its handshake, has changed."""
-        if reservation in self._slices or reservation in {*self._lent(), *self._admitted}:
+        if reservation in {*self._lent(), *self._admitted} or self._slices_of(reservation):
             self._queue.add(reservation)
 
     async def run(self) -> None:
@@ -331,30 +331,41 @@ class LiqoProvider:
         async for change in informer.list_and_watch(self._api.client, SLICES, labels=REPLICATED):
             match change:
                 case Listed(objects):
-                    gone = self._slices.keys() - {one.metadata.name for one in objects}
+                    changed = [*self._slices.values(), *objects]
                     self._slices = {one.metadata.name: one for one in objects}
-                    names = [*self._slices, *gone]
                 case Deleted(found):
                     self._slices.pop(found.metadata.name, None)
-                    names = [found.metadata.name]
+                    changed = [found]
                     await self._delete_certificate(found)
                 case LiqoResource():
                     self._slices[change.metadata.name] = change
-                    names = [change.metadata.name]
+                    changed = [change]
                 case _:
-                    names = []
-            for name in names:
-                self._queue.add(name)
+                    changed = []
+            for one in changed:
+                self._queue.add(liqo_objects.reservation_of(one))
+
+    def _slices_of(self, reservation: str) -> list[LiqoResource]:
+        """The slices of a reservation that are not being deleted, the oldest first."""
+        found = [
+            one
+            for one in self._slices.values()
+            if liqo_objects.reservation_of(one) == reservation and not one.is_being_deleted
+        ]
+        return sorted(
+            found, key=lambda one: (str(one.metadata.creation_timestamp), one.metadata.name)
+        )
 
     async def _reconcile(self, reservation: str) -> None:
         lent = self._lent().get(reservation)
         if lent is not None and reservation not in self._admitted:
             await self._admit(reservation, lent)
-        found = self._slices.get(reservation)
-        if found is None:
+        slices = [one for one in self._slices_of(reservation) if is_ours(one)]
+        if not slices:
             self._ended.pop(reservation, None)
-        elif is_ours(found) and not found.is_being_deleted:
-            await self._answer(found, lent)
+        for number, found in enumerate(slices):
+            # What is reserved is granted once, however many slices a requester makes for it.
+            await self._answer(found, None if number else lent)
         if lent is None:
             self._admitted.discard(reservation)
             self._grants.pop(reservation, None)
@@ -438,12 +449,12 @@ class LiqoProvider:
         if is_granted(found) and (lent is None or (decision and decision.status == DENIED)):
             await self._withdraw(found)
         elif decision is not None:
-            self._ended.pop(found.metadata.name, None)
+            self._ended.pop(liqo_objects.reservation_of(found), None)
             found = await self._set_cordon(found, is_cordoned=False)
             await self._write_status(found, decision)
 
     async def _grant_denial(self, found: LiqoResource, lent: LentReservation) -> Denial | None:
-        name, now = found.metadata.name, self._clock()
+        name, now = liqo_objects.reservation_of(found), self._clock()
         text = found.metadata.annotations.get(GRANT_ANNOTATION, "")
         grant = await self._verifier.verify(text, self._grants.get(name, ""))
         if isinstance(grant, Grant):
@@ -471,7 +482,7 @@ class LiqoProvider:
 
     async def _withdraw(self, found: LiqoResource) -> None:
         """Its reservation has ended: no new pods, and after a time none at all. Denying it undoes nothing."""
-        name, now = found.metadata.name, asyncio.get_running_loop().time()
+        name, now = liqo_objects.reservation_of(found), asyncio.get_running_loop().time()
         overdue_at = self._ended.setdefault(name, now) + self._options.reclaim_after.total_seconds()
         found = await self._set_cordon(found, is_cordoned=True)
         await self._write_status(found, ended_decision(found, is_overdue=now >= overdue_at))
@@ -479,6 +490,9 @@ class LiqoProvider:
             self._queue.add_after(name, timedelta(seconds=overdue_at - now))
         elif await self._delete_pods(found):
             self._queue.add_after(name, RECLAIM_INTERVAL)
+        else:
+            # A requester that is still there sends it again, and is denied.
+            await self._api.delete(SLICES, found)
 
     async def _set_cordon(self, found: LiqoResource, *, is_cordoned: bool) -> LiqoResource:
         """Liqo refuses pods of a cordoned slice. A cordon of others stays."""
@@ -527,7 +541,7 @@ class LiqoProvider:
         tenants = await self._api.list(TENANTS)
         # Liqo creates a ForeignCluster again as long as the Tenant is there.
         for remote in self._removing - {one.spec["clusterID"] for one in tenants}:
-            if not await self._api.delete_unused_foreign_cluster(remote, "Consumer"):
+            if not await self._api.delete_unused_foreign_cluster(remote):
                 self._removing.discard(remote)
         for tenant in tenants:
             namespace = tenant.metadata.namespace
@@ -539,7 +553,7 @@ class LiqoProvider:
         self._removing.add(tenant.spec["clusterID"])
         if not tenant.is_being_deleted:
             await self._api.delete(TENANTS, tenant)
-            await self._api.delete_managed(NAMESPACES, tenant.metadata.namespace)
+            await self._api.delete_unused_namespace(tenant.metadata.namespace)
             log.info("Requester removed", requester=liqo_objects.kubelend_cluster(tenant))
 
     def _has_slices(self, namespace: str) -> bool:
