@@ -276,8 +276,15 @@ def attempts(site, reservation):
     found["spec"]["class"] = "default"
     path = site.bonn.directory / "greedy.json"
     path.write_text(json.dumps(found))
-    yield "choose class", attempt("create", f"--filename={path}")
+    choose = ("create", "--dry-run=server", f"--filename={path}")
+    yield "choose class", attempt(*choose)
     yield "granted", found["status"]["resources"]["cpu"]
+    # As in the namespace of another peering of Liqo.
+    label = ("label", "namespace", "liqo-tenant-rome", "--overwrite")
+    site.bonn.kubectl(*label, "app.kubernetes.io/managed-by=liqoctl")
+    wait_until(lambda: "Forbidden" not in attempt(*choose))
+    yield "another peering", attempt(*choose)
+    site.bonn.kubectl(*label, "app.kubernetes.io/managed-by=kubelend-agent")
 
 
 def test_reservation_becomes_a_pod_in_the_providers_cluster(life, notes):
@@ -295,6 +302,7 @@ def test_requester_can_neither_grant_itself_more_nor_choose_a_class(life):
         assert "(Forbidden)" in answers[step]
         assert "only ResourceSlices of class kubelend" in answers[step]
     assert "patched" in answers["note"]
+    assert "created" in answers["another peering"]
     assert answers["granted"] == "500m"
 
 
