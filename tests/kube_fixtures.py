@@ -27,6 +27,7 @@ OWN_CLUSTERS = tuple(
         "lab",
         "lab_command",
         "liqo",
+        "liqo_removal",
         "roles",
     )
 )

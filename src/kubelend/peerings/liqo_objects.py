@@ -23,7 +23,7 @@ from kubelend.wire import bodies
 from kubelend.wire.objects import Metadata, ObjectStruct
 
 SLICE_RESOURCE = "resourceslices.authentication.liqo.io"
-FOREIGN_CLUSTER_RESOURCE = "foreignclusters.core.liqo.io"
+IDENTITY_RESOURCE = "identities.authentication.liqo.io"
 
 LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 """Kubernetes' names of the resources that Kubelend names differently."""
