@@ -65,9 +65,15 @@ class Site:
         started = processes.kubelend(*arguments, temporary=self.directory.parent)
         return processes.finished(started, 4 * PATIENCE)
 
+    @property
+    def state(self):
+        found = LabDirectory(self.directory).read_state()
+        assert found is not None
+        return found
+
     def replace_agents(self):
         """The agents of the lab have the default limits."""
-        for found in LabDirectory(self.directory).read_state().processes:
+        for found in self.state.processes:
             if found.name.startswith("agent of "):
                 os.kill(found.pid, signal.SIGKILL)
         for cluster in hosts.AGENT_CLUSTERS:
@@ -77,7 +83,7 @@ class Site:
         home = LabDirectory(self.directory)
         command = [sys.executable, "-m", "kubelend", "agent", *LIMITS]
         command += [
-            f"--broker-url={home.read_state().broker}",
+            f"--broker-url={self.state.broker}",
             f"--broker-cert-path={home.certificate(cluster)}",
             f"--kubeconfig={self.directory}/lab/{cluster}/kubelend-agent.kubeconfig",
             *("--instruction-namespace=default", "--health-probe-bind-address=0"),
