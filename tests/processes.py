@@ -13,13 +13,12 @@ from kubelend.apps.agent_launcher import SETTINGS_VARIABLE
 from waiting import FACTOR, PATIENCE
 
 
-def kubelend(*arguments: str, temporary: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start a command whose temporary files go to this directory, with further environment variables."""
+def kubelend(*arguments: str, temporary: Path) -> subprocess.Popen[str]:
+    """Start a command whose temporary files go to this directory."""
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")},
         "KUBELEND_PATIENCE": str(FACTOR),
         "TMPDIR": str(temporary),
-        **variables,
     }
     return subprocess.Popen(
         [sys.executable, "-m", "kubelend", *arguments],

@@ -11,6 +11,7 @@ import os
 import secrets
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -191,6 +192,13 @@ class Lender:
         found = items(self.cluster, f"/api/v1/namespaces/{HOME}/events")
         about = f"{reservation}-provider"
         return [one["reason"] for one in found if one["involvedObject"]["name"] == about]
+
+    def age_lease(self, minutes):
+        """As if the agent had been away for so long."""
+        renewed = datetime.now(UTC) - timedelta(minutes=minutes)
+        change = json.dumps({"spec": {"renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}"}})
+        place = ("--namespace", HOME, "--type=merge", f"--patch={change}")
+        self.cluster.kubectl("patch", "lease", "kubelend-agent-holds", *place)
 
     # -- pods
 
@@ -479,9 +487,15 @@ def test_a_restarted_agent_goes_on_and_owned_placeholders_end_with_their_instruc
     lender.offloaded("web", reservation, "6")
     wait_until(lambda: lender.pod("web")["spec"].get("schedulingGates"))
     assert lender.placeholders() == before
+    lender.age_lease(minutes=3)
+    with pytest.raises(UnexpectedAnswer, match="hands held resources over, was last there at 20"):
+        lender.offloaded("late", reservation, "1")
+    lender.local("own", "1")
     with start() as agent:
         running.agent = agent
         assert lender.gets_a_node("web")
+        lender.offloaded("late", reservation, "1")
+        assert lender.gets_a_node("late")
         lender.becomes(reservation, "True", "Held")
         agent.process.kill()
         agent.process.wait(PATIENCE)

@@ -75,7 +75,12 @@ def main() -> None:
 def run_agent(launched: AgentLaunch) -> None:
     """Runs until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(launched.settings.log_level, launched.settings.log_format)
-    asyncio.run(serve_agent(launched))
+    if launched.settings.cleanup:
+        from kubelend.apps import agent_cleanup
+
+        asyncio.run(agent_cleanup.clean_up(launched.settings))
+    else:
+        asyncio.run(serve_agent(launched))
 
 
 async def serve_agent(launched: AgentLaunch) -> None:

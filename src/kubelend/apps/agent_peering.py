@@ -108,7 +108,7 @@ def _liqo_peering(
 
     if environment.client is None:
         raise InvalidSettings("--peering=liqo: only valid with --source=kubernetes")
-    api = LiqoApi(environment.client)
+    api = LiqoApi(environment.client, settings.liqo_namespace)
     options = ProviderOptions(cluster, settings.reclaim_after)
     verifier = GrantVerifier(exchange.grant_keys, verify_grant)
     provider = LiqoProvider(options, api, exchange, verifier, lent, environment.clock)
@@ -133,10 +133,7 @@ def lent_reservations(
             lent[name] = LentReservation(hold.requester, hold.resources)
         elif found.target_cluster_id == cluster and found.status.phase in LIVE_PHASES:
             amounts = quantities.parse_requested(found.requested_resources, "requestedResources")
-            status = found.status
-            lent[name] = LentReservation(
-                found.requester_id, amounts, status.reserved_at, status.expires_at
-            )
+            lent[name] = LentReservation(found.requester_id, amounts, found.status.expires_at)
     return lent
 
 

@@ -143,6 +143,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """How to peer with a provider's cluster: by Liqo's objects (liqo), by liqoctl, or not at all (none). auto
     selects liqoctl if --kubeconfigs-dir is set, liqo if it is installed in this cluster, else none."""
 
+    liqo_namespace: str = "liqo"
+    """Namespace in which Liqo is installed."""
+
     kubeconfigs_dir: str = ""
     """Directory with one kubeconfig per provider, named by cluster ID, for peering with liqoctl."""
 
@@ -155,6 +158,16 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
 
     peering_timeout: timedelta = timedelta(minutes=5)
     """Timeout of one run of liqoctl."""
+
+    cleanup: bool = False
+    """Release what this cluster has borrowed, remove peerings, instructions and finalizers, and exit. For
+    uninstalling: stop the agent first, or let --cleanup-deployment do that."""
+
+    cleanup_deployment: str = ""
+    """Deployment of the agent in POD_NAMESPACE, which --cleanup scales to zero before anything else."""
+
+    cleanup_timeout: timedelta = timedelta(minutes=2)
+    """How long --cleanup waits for peerings to be removed. What is left then is logged."""
 
     drain_timeout: timedelta = timedelta(minutes=2)
     """How long pods on a borrowed node may take to be evicted when its reservation has ended, which
@@ -272,6 +285,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "advertisement_namespace": lambda text: object_semantics.parse_object_key(f"{text}/any"),
     "instruction_namespace": _check_namespace,
     "request_namespace": _check_namespace,
+    "liqo_namespace": lambda text: object_semantics.parse_object_key(f"{text}/any"),
 }
 _SHORTEST = timedelta(milliseconds=1)
 _MINIMUM = {
@@ -283,6 +297,7 @@ _MINIMUM = {
     "finished_for": timedelta(),
     "reclaim_after": timedelta(),
     "peering_timeout": _SHORTEST,
+    "cleanup_timeout": timedelta(),
     "drain_timeout": timedelta(),
     "force_unpeer_after": _SHORTEST,
 }

@@ -51,10 +51,6 @@ CORDONED_ANNOTATION: Final = "kubelend.io/cordoned"
 _CORDON_ANNOTATIONS: Final = (CORDON_ANNOTATION, CORDONED_ANNOTATION)
 REPLICATED: Final = "liqo.io/replicated=true"
 """Selects the slices of other clusters, and not those with which this cluster borrows."""
-HANDSHAKE_INTERVAL: Final = timedelta(seconds=2)
-HANDSHAKE_PERIOD: Final = timedelta(minutes=2)
-"""How long a new reservation is checked for a handshake, for transports that do not notify of one."""
-
 REMOVAL_INTERVAL: Final = timedelta(seconds=1)
 """How often the removal of a requester is checked."""
 
@@ -75,7 +71,6 @@ class LentReservation(NamedTuple):
 
     requester: str
     resources: Resources
-    reserved_at: datetime | None = None
     expires_at: datetime | None = None
     """As the broker reports it now: later than in a grant that was signed before a renewal."""
 
@@ -309,6 +304,7 @@ class LiqoProvider:
         self._clock = clock
         self._cluster_id = ""
         self._slices: dict[str, LiqoResource] = {}
+        """By namespace and name."""
         self._admitted: set[str] = set()
         """Reservations whose requester has what it needs for its identity here."""
         self._removing: set[str] = set()
@@ -316,7 +312,7 @@ class LiqoProvider:
         self._grants: dict[str, str] = {}
         """This cluster's own grant of each reservation."""
         self._ended: dict[str, float] = {}
-        """When a reservation was found to have ended, in the event loop's time."""
+        """When the reservation of a slice was found to have ended, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
 
     def on_change(self, reservation: str) -> None:
@@ -332,13 +328,17 @@ class LiqoProvider:
             match change:
                 case Listed(objects):
                     changed = [*self._slices.values(), *objects]
-                    self._slices = {one.metadata.name: one for one in objects}
+                    self._slices = {_key(one): one for one in objects}
+                    self._ended = {
+                        key: at for key, at in self._ended.items() if key in self._slices
+                    }
                 case Deleted(found):
-                    self._slices.pop(found.metadata.name, None)
+                    self._slices.pop(_key(found), None)
+                    self._ended.pop(_key(found), None)
                     changed = [found]
                     await self._delete_certificate(found)
                 case LiqoResource():
-                    self._slices[change.metadata.name] = change
+                    self._slices[_key(change)] = change
                     changed = [change]
                 case _:
                     changed = []
@@ -361,11 +361,13 @@ class LiqoProvider:
         if lent is not None and reservation not in self._admitted:
             await self._admit(reservation, lent)
         slices = [one for one in self._slices_of(reservation) if is_ours(one)]
-        if not slices:
-            self._ended.pop(reservation, None)
-        for number, found in enumerate(slices):
-            # What is reserved is granted once, however many slices a requester makes for it.
-            await self._answer(found, None if number else lent)
+        unused = lent
+        for found in slices:
+            requester = await self._requester_of(found)
+            is_own = lent is not None and requester == lent.requester
+            await self._answer(found, requester, unused if is_own else lent)
+            # What is reserved is granted once, however many slices its requester makes for it.
+            unused = None if is_own else unused
         if lent is None:
             self._admitted.discard(reservation)
             self._grants.pop(reservation, None)
@@ -388,9 +390,6 @@ class LiqoProvider:
                 requester = newest
         except (NotFound, WrongPhase):
             return  # it has ended
-        began = lent.reserved_at
-        if requester is None and began is not None and self._clock() - began < HANDSHAKE_PERIOD:
-            self._queue.add_after(reservation, HANDSHAKE_INTERVAL)
 
     async def _send(self, reservation: str, own: bodies.Handshake) -> bodies.Handshake | None:
         result = await self._exchange.exchange_handshake(reservation, own)
@@ -440,8 +439,9 @@ class LiqoProvider:
 
     # -- slices
 
-    async def _answer(self, found: LiqoResource, lent: LentReservation | None) -> None:
-        requester = await self._requester_of(found)
+    async def _answer(
+        self, found: LiqoResource, requester: str, lent: LentReservation | None
+    ) -> None:
         unproven = None
         if lent is not None and requester == lent.requester:
             unproven = await self._grant_denial(found, lent)
@@ -449,7 +449,7 @@ class LiqoProvider:
         if is_granted(found) and (lent is None or (decision and decision.status == DENIED)):
             await self._withdraw(found)
         elif decision is not None:
-            self._ended.pop(liqo_objects.reservation_of(found), None)
+            self._ended.pop(_key(found), None)
             found = await self._set_cordon(found, is_cordoned=False)
             await self._write_status(found, decision)
 
@@ -488,7 +488,8 @@ class LiqoProvider:
     async def _withdraw(self, found: LiqoResource) -> None:
         """Its reservation has ended: no new pods, and after a time none at all. Denying it undoes nothing."""
         name, now = liqo_objects.reservation_of(found), asyncio.get_running_loop().time()
-        overdue_at = self._ended.setdefault(name, now) + self._options.reclaim_after.total_seconds()
+        ended_at = self._ended.setdefault(_key(found), now)
+        overdue_at = ended_at + self._options.reclaim_after.total_seconds()
         found = await self._set_cordon(found, is_cordoned=True)
         await self._write_status(found, ended_decision(found, is_overdue=now >= overdue_at))
         if now < overdue_at:
@@ -563,6 +564,11 @@ class LiqoProvider:
 
     def _has_slices(self, namespace: str) -> bool:
         return any(one.metadata.namespace == namespace for one in self._slices.values())
+
+
+def _key(found: LiqoResource) -> str:
+    """With the namespace: another requester can give its slices the same name."""
+    return f"{found.metadata.namespace}/{found.metadata.name}"
 
 
 def _condition(found: LiqoResource, kind: str) -> Manifest:

@@ -237,6 +237,7 @@ class AgentStream:
         cluster: ClusterId,
         agent: str,
         on_end: Callable[[AgentStream], None],
+        on_handshakes: Callable[[list[ReservationId]], None],
     ) -> None:
         """Also ends after a timeout without a request: no connection shows that the process died."""
         self.name = f"{agent or 'unnamed'}/{uuid.uuid4().hex[:12]}"
@@ -246,6 +247,7 @@ class AgentStream:
         self._cluster = cluster
         self._last_request_at = self._broker.clock()
         self._on_end = on_end
+        self._on_handshakes = on_handshakes
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, origin: str) -> None:
@@ -277,6 +279,8 @@ class AgentStream:
                     started.set_result(None)
                     while not feed.closed and not self._is_expired():
                         await feed.read(SESSION_CHECK_SECONDS)
+                        if handshakes := feed.take_handshakes():
+                            self._on_handshakes(handshakes)
         except KubelendError as error:
             if not started.done():
                 started.set_exception(error)
