@@ -19,7 +19,7 @@ import charts
 import kube_objects
 from kubelend.core.errors import InvalidSettings, UnexpectedAnswer
 from kubelend.envtest import liqo, network_namespace, servers
-from kubelend.peerings.liqo_objects import FOREIGN_CLUSTER_RESOURCE, SLICE_RESOURCE
+from kubelend.peerings.liqo_objects import SLICE_RESOURCE
 from waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kube]
@@ -27,10 +27,11 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.kube]
 HOME = "kubelend"
 ACCOUNT = f"{HOME}/kubelend-agent"
 SLICES = SLICE_RESOURCE
+FOREIGN_CLUSTERS = "foreignclusters.core.liqo.io"
 LIQO_KINDS = ",".join(
     (
         SLICES,
-        FOREIGN_CLUSTER_RESOURCE,
+        FOREIGN_CLUSTERS,
         "identities.authentication.liqo.io",
         "tenants.authentication.liqo.io",
         "quotas.offloading.liqo.io",
@@ -370,7 +371,7 @@ def test_nothing_is_left_by_the_commands_for_agents_that_are_gone(life, site):
         for page, word in (("deploy.md", "finalizers"), ("liqo.md", "ours=")):
             site.run_documented(cluster, page, word)
         for name in ("rome", "bonn"):
-            cluster.kubectl("delete", FOREIGN_CLUSTER_RESOURCE, name, "--ignore-not-found")
+            cluster.kubectl("delete", FOREIGN_CLUSTERS, name, "--ignore-not-found")
     site.wait_until_clean()
     site.rome.kubectl("delete", "resourcerequest", "training", "--namespace=team")
     site.uninstall(site.rome, "broker")  # which still has the reservation
