@@ -1,5 +1,6 @@
 """Reservations that end in a virtual node, with Liqo's own programs, Kubernetes' scheduler and our agents."""
 
+import functools
 import json
 import os
 import re
@@ -61,11 +62,16 @@ class Site:
         started = processes.kubelend(*arguments, temporary=self.directory.parent)
         return processes.finished(started, 4 * PATIENCE)
 
+    @property
+    def state(self):
+        found = LabDirectory(self.directory).read_state()
+        assert found is not None
+        return found
+
     def as_requester(self, *command):
         """A command with the certificate of the requester."""
-        home = LabDirectory(self.directory)
-        state = home.read_state()
-        flags = (f"--broker-url={state.broker}", f"--cert-path={home.certificate(REQUESTER)}")
+        certificate = LabDirectory(self.directory).certificate(REQUESTER)
+        flags = (f"--broker-url={self.state.broker}", f"--cert-path={certificate}")
         started = processes.kubelend(*command, *flags, temporary=self.directory.parent)
         code, out, err = processes.finished(started)
         assert code == 0, err
@@ -74,11 +80,7 @@ class Site:
     @contextmanager
     def dead_agent(self, cluster):
         """The cluster's agent does nothing, though its connections are open."""
-        [found] = [
-            each
-            for each in LabDirectory(self.directory).read_state().processes
-            if each.name == f"agent of {cluster}"
-        ]
+        [found] = [each for each in self.state.processes if each.name == f"agent of {cluster}"]
         os.kill(found.pid, signal.SIGSTOP)
         try:
             yield
@@ -260,6 +262,10 @@ def test_requester_cannot_raise_its_own_grant(site):
     site.release("greedy")
 
 
+def has_answer(site, name, message):
+    return site.answer(name) == [message]
+
+
 def test_slice_with_a_grant_of_something_else_is_denied_with_the_reason(site):
     """Replayed for a reservation that does not exist, or that of another slice; forged; or none at all."""
     first, second = site.borrow("first"), site.borrow("second")
@@ -279,7 +285,7 @@ def test_slice_with_a_grant_of_something_else_is_denied_with_the_reason(site):
         for grant, message in answers.items():
             site.delete_slice(other, second)
             site.forge(other, second, grant)
-            wait_until(lambda wanted=message: site.answer(second) == [wanted])
+            wait_until(functools.partial(has_answer, site, second, message))
             wait_until(lambda: list(site.nodes()) == [first])
         site.delete_slice(other, second)
     wait_until(lambda: site.nodes() == {first: GRANTED, second: GRANTED})

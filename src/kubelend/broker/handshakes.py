@@ -11,9 +11,12 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+import msgspec
+
 from kubelend.broker.streams import StreamHub
 from kubelend.core.errors import Forbidden, WrongPhase
 from kubelend.core.models import ClusterId, Reservation, ReservationId
+from kubelend.wire import validation
 from kubelend.wire.bodies import Handshake
 
 LIFETIME: Final = timedelta(minutes=10)
@@ -43,6 +46,7 @@ class HandshakeRelay:
 
         Notifies until the other side has got it: it may not have listened the first time.
         """
+        _check_plain(handshake)
         receiver = _other_side(reservation, sender)
         now, key = self._clock(), (reservation.id, sender)
         known = self._find(key, now)
@@ -72,6 +76,12 @@ class HandshakeRelay:
             if oldest.expires_at > now and len(self._sent) <= MAX_HANDSHAKES:
                 return
             self._sent.popitem(last=False)
+
+
+def _check_plain(handshake: Handshake) -> None:
+    """The other side shows these texts to its users."""
+    for name, text in msgspec.to_builtins(handshake).items():
+        validation.check_plain(text, name)
 
 
 def _other_side(reservation: Reservation, sender: ClusterId) -> ClusterId:

@@ -148,13 +148,13 @@ class LiqoApi:
         if not await self.list(IDENTITIES, name):
             await self.delete(NAMESPACES, found)
 
-    async def delete_unused_foreign_cluster(self, remote: str) -> bool:
-        """Provider: deletes the ForeignCluster of a removed requester; False if there is none to delete.
+    async def delete_unused_foreign_cluster(self, remote: str, role: str = "Consumer") -> bool:
+        """Deletes the ForeignCluster of a removed peering; False if there is none to delete.
 
-        One with another role belongs to another peering.
+        `role` is the one that it had in the peering. One with another role belongs to another peering.
         """
         found = await self.find(liqo_objects.FOREIGN_CLUSTERS, remote)
-        if found is None or found.status.get("role", "Unknown") not in ("Unknown", "Consumer"):
+        if found is None or found.status.get("role", "Unknown") not in ("Unknown", role):
             return False
         if not found.is_being_deleted:
             await self.delete(liqo_objects.FOREIGN_CLUSTERS, found)

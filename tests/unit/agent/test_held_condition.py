@@ -16,6 +16,13 @@ async def instruction(rig, reservation):
     return found
 
 
+def told(rig, reservation):
+    """What the broker knows."""
+    found = rig.broker.body(reservation).status.held
+    assert found is not None
+    return found
+
+
 def held(found):
     return [(one.type, one.status, one.reason) for one in found.status.conditions]
 
@@ -58,9 +65,9 @@ async def test_broker_is_told_with_the_acknowledgement_what_is_held():
     rig = providers.Rig()
     async with rig.running():
         reservation = await rig.place()
-        told = rig.broker.body(reservation).status
-        assert told.acknowledged_at is not None
-        assert (told.held.held, told.held.reason) == (False, "NotConfigured")
+        assert rig.is_acknowledged(reservation)
+        report = told(rig, reservation)
+        assert (report.held, report.reason) == (False, "NotConfigured")
         assert len(rig.broker.named("acknowledge")) == 1
 
 
@@ -77,8 +84,8 @@ async def test_broker_is_told_each_change_of_what_placeholders_hold_and_nothing_
             ("True", "Held", (True, "Held", "2 of 3")),
         ):
             await rig.report_held(reservation, status, reason, "2 of 3")
-            told = rig.broker.body(reservation).status.held
-            assert wanted == (None if told is None else (told.held, told.reason, told.message))
+            known = rig.broker.body(reservation).status.held
+            assert wanted == (None if known is None else (known.held, known.reason, known.message))
         assert len(rig.broker.named("acknowledge")) == 3
 
 
@@ -103,17 +110,17 @@ async def test_overcommitment_is_condition_event_and_report_after_a_while():
         rig.measure("cpu=4,memory=8Gi", pods="cpu=2")
         rig.provider.notify_measured()
         await asyncio.sleep(provider.OVERCOMMITMENT_DELAY.total_seconds() - 1)
-        assert rig.broker.body(reservation).status.held.reason == "NotConfigured"
+        assert told(rig, reservation).reason == "NotConfigured"
         await asyncio.sleep(2)
         found = await instruction(rig, reservation)
         assert held(found) == [("Held", "False", "Overcommitted")]
         message = "Pods of this cluster use 1 CPU / 0 Memory of the resources that it has lent"
-        assert rig.broker.body(reservation).status.held.message == message
+        assert told(rig, reservation).message == message
         assert [(one.type, one.reason) for one in rig.emitted][-1] == ("Warning", "Overcommitted")
         rig.measure("cpu=4,memory=8Gi")
         rig.provider.notify_measured()
         await asyncio.sleep(provider.OVERCOMMITMENT_DELAY.total_seconds() + 1)
-        assert rig.broker.body(reservation).status.held.reason == "NotConfigured"
+        assert told(rig, reservation).reason == "NotConfigured"
 
 
 def test_placeholders_need_a_real_cluster_and_a_class_that_is_known():

@@ -6,16 +6,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
+from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.apps import agent_peering
 from kubelend.core import resources
 from kubelend.core.grants import GRANT_ISSUER, Grant
 from kubelend.core.inventory import Hold
 from kubelend.peerings import liqo_provider
-from kubelend.peerings.liqo_objects import LiqoResource, is_pod_of_slice
+from kubelend.peerings.liqo_objects import LiqoResource, OwnedMetadata, is_pod_of_slice
 from kubelend.peerings.liqo_provider import Denial, GrantVerifier, LentReservation
 from kubelend.pki.grants import GrantKeys
 from kubelend.wire import bodies
-from kubelend.wire.objects import Metadata
 from virtual_time import in_virtual_time
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -74,10 +74,16 @@ GRANTED = {"cpu": "2", "memory": "4Gi", "ephemeral-storage": "0", "pods": "110"}
 
 def resource_slice(amounts=GRANTED, **status):
     return LiqoResource(
-        Metadata("rsv-1", "liqo-tenant-paris", resource_version="7"),
+        OwnedMetadata("rsv-1", "liqo-tenant-paris", resource_version="7"),
         {"class": "kubelend", "resources": amounts},
         {"conditions": [AUTHENTICATED], **status},
     )
+
+
+def decided(found, unproven=None):
+    decision = liqo_provider.decide_slice(found, "paris", LENT, unproven)
+    assert decision is not None
+    return decision
 
 
 REASONS = [
@@ -89,15 +95,14 @@ REASONS = [
 @pytest.mark.parametrize("reason", REASONS)
 def test_slice_without_a_grant_that_counts_is_denied_with_the_reason(reason):
     unproven = Denial(reason, "because")
-    decision = liqo_provider.decide_slice(resource_slice(), "paris", LENT, unproven)
-    assert decision == ("Denied", reason, "because", {})
+    assert decided(resource_slice(), unproven) == ("Denied", reason, "because", {})
 
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_accepted_slice_stays_if_its_grant_has_only_become_unverifiable(reason):
     """After a rotation of keys, or when the broker is unreachable at the end of the last known time."""
     found = resource_slice(resources=GRANTED)
-    decision = liqo_provider.decide_slice(found, "paris", LENT, Denial(reason, "because"))
+    decision = decided(found, Denial(reason, "because"))
     stays = reason in ("UnknownKey", "Expired")
     assert (decision.status, decision.amounts) == (
         ("Accepted", GRANTED) if stays else ("Denied", {})
@@ -107,7 +112,7 @@ def test_accepted_slice_stays_if_its_grant_has_only_become_unverifiable(reason):
 def test_accepted_slice_that_asks_for_more_keeps_the_reserved_amounts():
     """Denied, Liqo would neither reduce nor cordon its Quota any more."""
     found = resource_slice(GRANTED | {"cpu": "64"}, resources=GRANTED | {"cpu": "64"})
-    decision = liqo_provider.decide_slice(found, "paris", LENT)
+    decision = decided(found)
     assert (decision.status, decision.amounts) == ("Accepted", GRANTED)
     assert decision.message == "reservation rsv-1; only 2 CPU / 4Gi Memory is reserved"
 
@@ -127,7 +132,7 @@ def test_ended_slice_is_left_with_nothing_when_it_is_overdue():
     [("rsv-1-0123456789ab", True), ("rsv-1-2-0123456789ab", False), ("rsv-1", False), ("", False)],
 )
 def test_pods_of_a_slice_are_those_of_its_identity(creator, is_own):
-    shadow = LiqoResource(Metadata("p", labels={"liqo.io/creator-user": creator}))
+    shadow = LiqoResource(OwnedMetadata("p", labels={"liqo.io/creator-user": creator}))
     assert is_pod_of_slice(shadow, "rsv-1") is is_own
 
 
@@ -248,7 +253,7 @@ def body(phase="Reserved", target="berlin"):
 )
 def test_hold_is_lent_until_the_broker_reports_its_end(known, wanted):
     """After a restart, what is not reported yet has not ended."""
-    cache = agent_peering.ReservationCache()
+    cache = ReservationCache()
     if known is not None:
         cache.put(known)
     held = {"rsv-1": Hold("paris", LENT.resources)}

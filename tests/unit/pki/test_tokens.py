@@ -77,7 +77,7 @@ NEARLY = st.builds(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.text(max_size=60) | NEARLY)
 @example(TOKEN)
 @example("\ud800")
