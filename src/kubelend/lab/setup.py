@@ -308,7 +308,7 @@ async def install_agent_cluster(
         for manifest in (*(hold_manifests() if has_liqo else ()), *fixture):
             await _create_object(client, manifest)
             if manifest["kind"] == "Pod":
-                where = f"{_collection_path(manifest)}/{manifest['metadata']['name']}/status"
+                where = f"{collection_path(manifest)}/{manifest['metadata']['name']}/status"
                 await client.raw("PUT", where, manifest | RUNNING_STATUS)
     return found
 
@@ -377,8 +377,8 @@ async def _request_token(client: Client, account: str) -> str:
 async def _create_object(client: Client, document: Manifest) -> None:
     """Creates an object; an existing one, such as a namespace, is left unchanged."""
     with suppress(AlreadyExists):
-        await client.raw("POST", _collection_path(document), document)
+        await client.raw("POST", collection_path(document), document)
 
 
-def _collection_path(document: Manifest) -> str:
+def collection_path(document: Manifest) -> str:
     return _COLLECTION_PATHS[document["kind"]].format(**document["metadata"])
