@@ -16,6 +16,9 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 
 export PYTHON
 
+# Tests start hundreds of processes: without bytecode, each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

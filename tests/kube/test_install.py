@@ -69,13 +69,25 @@ spec:
 
 SELDOM = {
     "patch namespaces. in all namespaces": "when somebody has changed its labels",
+    "list namespaces. in all namespaces": "when the agent is uninstalled",
     "patch secrets. in all namespaces": "when a handshake is repeated with another nonce",
     "patch identities.authentication.liqo.io in all namespaces": "when a certificate is issued again",
     "patch tenants.authentication.liqo.io in all namespaces": "likewise",
     "get identities.authentication.liqo.io in all namespaces": "likewise",
-    "list namespaces. in all namespaces": "when the agent is uninstalled",
-    "get resourceslices.authentication.liqo.io in all namespaces": "before it is created",
     "patch resourceslices.authentication.liqo.io in all namespaces": "when a requester does not give back",
+    "list shadowpods.offloading.liqo.io in all namespaces": "likewise",
+    "delete shadowpods.offloading.liqo.io in all namespaces": "likewise",
+    "patch nodes. in all namespaces": "when a node with pods is removed",
+    "create pods/eviction. in all namespaces": "likewise",
+    "delete pods. in all namespaces": "likewise, after the deadline",
+    "list leases.coordination.k8s.io in all namespaces": "when a node is removed",
+    "delete leases.coordination.k8s.io in all namespaces": "likewise",
+    "patch foreignclusters.core.liqo.io in all namespaces": "when a provider is gone for good",
+    "list namespaceoffloadings.offloading.liqo.io in all namespaces": "with spec.namespaces",
+    "get namespaceoffloadings.offloading.liqo.io in all namespaces": "likewise",
+    "create namespaceoffloadings.offloading.liqo.io in all namespaces": "likewise",
+    "patch namespaceoffloadings.offloading.liqo.io in all namespaces": "likewise",
+    "delete namespaceoffloadings.offloading.liqo.io in all namespaces": "likewise",
 }
 """Rights that a reservation's life need not use, and when they are."""
 
@@ -299,6 +311,11 @@ def test_agent_may_change_only_what_belongs_to_a_peering(life, site):
     """RBAC alone would let it create and delete any namespace, and any Secret."""
     agent = site.bonn.kubeconfig_of_account("kubelend-agent", HOME)
     site.bonn.kubectl("create", "namespace", "liqo-tenant-other")
+    site.bonn.kubectl("run", "local", "--image=none", "--namespace=default")
+    eviction = site.bonn.directory / "eviction.json"
+    names = {"name": "local", "namespace": "default"}
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names}
+    eviction.write_text(json.dumps(body))
     secret = ("create", "secret", "generic")
     for refused in (
         ("create", "namespace", "mine"),
@@ -307,12 +324,17 @@ def test_agent_may_change_only_what_belongs_to_a_peering(life, site):
         (*secret, "mine", "--namespace=liqo-tenant-other"),
         (*secret, "liqo-nonce", f"--namespace={HOME}"),
         ("delete", "secret", "agent-client-tls", f"--namespace={HOME}"),
+        ("cordon", "a"),
+        ("delete", "pod", "local", "--namespace=default"),
+        ("create", "-f", str(eviction), "--raw=/api/v1/namespaces/default/pods/local/eviction"),
+        ("delete", "lease", "a", "--namespace=kube-node-lease"),
         ("get", "secret", "agent-client-tls", f"--namespace={HOME}"),
         ("get", "secrets", "--namespace=liqo"),
     ):
         with pytest.raises(UnexpectedAnswer, match=re.escape("(Forbidden)")):
             site.bonn.kubectl(*refused, kubeconfig=agent)
     site.bonn.kubectl("delete", "namespace", "liqo-tenant-other")
+    site.bonn.kubectl("delete", "pod", "local", "--namespace=default")
 
 
 def test_uninstalling_an_agent_gives_back_what_it_has_borrowed(life, site):

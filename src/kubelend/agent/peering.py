@@ -76,7 +76,8 @@ def peering_target(found: ReservationInstruction, known: bodies.Reservation | No
 def peer_for(found: ReservationInstruction, cluster: str) -> Peer:
     """The provider with the reserved resources; `InvalidInput` if the spec is invalid."""
     spec = found.spec
-    return Peer(spec.reservation_name, cluster, quantities.parse_requested(spec.amounts, "spec"))
+    amounts = quantities.parse_requested(spec.amounts, "spec")
+    return Peer(spec.reservation_name, cluster, amounts, spec.namespaces)
 
 
 class InstructionCache(ObjectCache[ReservationInstruction]):

@@ -28,7 +28,7 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.communicators import factory
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.core import resources
-from kubelend.core.errors import KubelendError, NotFound, Unavailable
+from kubelend.core.errors import KubelendError, NotFound
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.peerings import liqo_objects
@@ -78,13 +78,15 @@ async def clean_up(settings: AgentSettings) -> list[str]:
         environment = await stack.enter_async_context(agent_environment.open_environment(settings))
         broker = await _open_broker(settings, stack)
         mode = await agent_peering.select_peering(settings, environment)
-        peering = agent_peering.make_peering(
-            mode, settings, settings.cluster_id, environment, broker or _NoExchange(), dict
-        )
+        peering = None
+        if broker is not None:
+            cluster = settings.cluster_id
+            made = agent_peering.make_peering(mode, settings, cluster, environment, broker, dict)
+            peering = made.requester
         liqo = None
         if mode == "liqo" and environment.client is not None:
             liqo = LiqoApi(environment.client, settings.liqo_namespace)
-        left = await AgentCleanup(settings, environment, broker, peering.requester, liqo).run()
+        left = await AgentCleanup(settings, environment, broker, peering, liqo).run()
     log.info("Cleanup finished", left=left)
     return left
 
@@ -182,6 +184,9 @@ class AgentCleanup:
             self._left.append(f"reservations at the broker, until they expire: {reason}")
 
     async def _disconnect_all(self) -> None:
+        peering = self._peering
+        if peering is None:
+            return
         waiting = [
             Peer(found.spec.reservation_name, cluster, resources.NOTHING)
             for found in await self._objects.list(ReservationInstruction)
@@ -189,23 +194,13 @@ class AgentCleanup:
         ]
 
         async def remaining() -> list[str]:
-            found = [(peer, await self._disconnect(peer)) for peer in waiting]
+            found = [(peer, await _disconnect(peering, peer)) for peer in waiting]
             waiting[:] = [peer for peer, problem in found if problem]
             return [
                 f"peering of {peer.reservation}: {problem}" for peer, problem in found if problem
             ]
 
         await self._until_none(remaining)
-
-    async def _disconnect(self, peer: Peer) -> str:
-        """Returns what it waits for; empty if nothing is left of the peering."""
-        if self._peering is None:
-            return conditions.NO_PEERING_MESSAGE
-        try:
-            readiness = await self._peering.disconnect(peer)
-        except KubelendError as error:
-            return str(error)
-        return "" if readiness.is_ready else readiness.reason
 
     async def _remove_liqo_objects(self, api: LiqoApi) -> None:
         """What is left of peerings with providers, and those of requesters with this cluster."""
@@ -224,8 +219,7 @@ class AgentCleanup:
             return [
                 f"ForeignCluster {remote}"
                 for remote, roles in self._roles.items()
-                for role in roles
-                if await api.delete_unused_foreign_cluster(remote, role)
+                if await _delete_foreign_cluster(api, remote, roles)
             ]
 
         await self._until_none(remaining)
@@ -265,19 +259,28 @@ class AgentCleanup:
             await asyncio.sleep(POLL_SECONDS)
 
 
+async def _delete_foreign_cluster(api: LiqoApi, remote: str, roles: set[str]) -> bool:
+    """Liqo leaves it; one with another role belongs to another peering. False if there is none."""
+    found = await api.find(liqo_objects.FOREIGN_CLUSTERS, remote)
+    own = {"Unknown", *roles, *(["ConsumerAndProvider"] if len(roles) > 1 else [])}
+    if found is None or found.status.get("role", "Unknown") not in own:
+        return False
+    if not found.is_being_deleted:
+        await api.delete(liqo_objects.FOREIGN_CLUSTERS, found)
+    return True
+
+
+async def _disconnect(peering: Peering, peer: Peer) -> str:
+    """Returns what it waits for; empty if nothing is left of the peering."""
+    try:
+        readiness = await peering.disconnect(peer)
+    except KubelendError as error:
+        return str(error)
+    return "" if readiness.is_ready else readiness.reason
+
+
 async def _errors_as_texts(step: Callable[[], Awaitable[list[str]]]) -> list[str]:
     try:
         return await step()
     except KubelendError as error:
         return [str(error)]
-
-
-class _NoExchange:
-    """Nothing is peered here, so that no handshake is needed."""
-
-    async def exchange_handshake(
-        self,
-        reservation: str,  # noqa: ARG002
-        handshake: bodies.Handshake,  # noqa: ARG002
-    ) -> bodies.HandshakeResult:
-        raise Unavailable("no connection to the broker")

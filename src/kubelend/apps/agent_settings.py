@@ -122,6 +122,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     hold: Literal["none", "placeholders"] = "none"
     """How lent resources are kept free: placeholders (pods that give way to the requester's), or none."""
 
+    refuse_unheld: bool = False
+    """Refuse reservations of which --hold=placeholders cannot hold all, because the free room is on too many
+    nodes or is taken. If false, their condition Held says how much is held."""
+
     hold_priority_class: str = "kubelend-hold"
     """PriorityClass of placeholders. Its name must begin with kubelend-hold."""
 
@@ -130,6 +134,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
 
     finished_for: timedelta = timedelta(minutes=10)
     """Time that instruction objects are retained after their reservation has ended."""
+
+    reclaim_after: timedelta = timedelta(minutes=10)
+    """Time after the end of a lent reservation at which pods that its requester has left are deleted. Until
+    then only new pods are refused. Only with --peering=liqo."""
 
     peering: Literal["auto", "none", "liqo", "liqoctl"] = "auto"
     """How to peer with a provider's cluster: by Liqo's objects (liqo), by liqoctl, or not at all (none). auto
@@ -287,6 +295,7 @@ _MINIMUM = {
     "advertisement_validity": timedelta(),
     "instruction_poll_interval": timedelta(),
     "finished_for": timedelta(),
+    "reclaim_after": timedelta(),
     "peering_timeout": _SHORTEST,
     "cleanup_timeout": timedelta(),
     "drain_timeout": timedelta(),

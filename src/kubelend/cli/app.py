@@ -5,6 +5,7 @@ Old spellings, with the noun first, work as hidden aliases.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -366,6 +367,7 @@ class GlobalFlags:
         self.debug = False
 
 
+@functools.cache
 def build_app() -> TyperGroup:
     """The whole tree, ready to run."""
     return _group(TREE, _root)

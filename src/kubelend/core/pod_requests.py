@@ -437,14 +437,15 @@ def project_node(found: KubernetesNode) -> Node:
 
 
 def counts_as_capacity(node: Node) -> bool:
-    """Whether the node counts as capacity: ready, schedulable and not virtual.
+    """Whether the node counts as capacity: ready, schedulable without a toleration, and not virtual.
 
-    A virtual node represents another cluster: borrowed capacity must not be lent again.
+    Requesters' pods tolerate no taints of this cluster, so tainted nodes hold nothing for them. A virtual
+    node represents another cluster: borrowed capacity must not be lent again.
     """
     labels = node.labels
     is_virtual = _LIQO_TYPE_LABEL in labels or _VIRTUAL_KUBELET_LABEL in labels
     is_virtual = is_virtual or labels.get(_TYPE_LABEL) == "virtual-kubelet"
-    return node.is_ready and node.is_schedulable and not is_virtual
+    return node.is_ready and node.is_schedulable and not node.is_tainted and not is_virtual
 
 
 _LIQO_TYPE_LABEL: Final = "liqo.io/type"

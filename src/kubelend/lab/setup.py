@@ -94,6 +94,11 @@ CLUSTER_FIXTURES: Final = {
         *_system_pods("agent-cluster-2-control-plane"),
         _pod("agent-cluster-2-control-plane", "web", "100m", "128Mi", "default"),
     ],
+    # The third agent: less room than agent-cluster-2, so that only what does not fit there comes here.
+    "agent-cluster-3": [
+        _node("agent-cluster-3-control-plane", "4", "4Gi"),
+        *_system_pods("agent-cluster-3-control-plane"),
+    ],
 }
 """Nodes in condition Ready and pods in phase Running, by cluster."""
 
@@ -116,27 +121,6 @@ def _rule(group: str, resources: str, *verbs: str, names: tuple[str, ...] = ()) 
 
 
 LIQO_NAMESPACE: Final = "liqo"
-_LIQO_AUTHENTICATION: Final = "authentication.liqo.io"
-_HANDSHAKE_SECRETS: Final = ("authentication-keys", "liqo-nonce", "liqo-signed-nonce")
-
-LIQO_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
-    (f"{AGENT_ACCOUNT}-liqo", ""): [
-        _rule("", "nodes", "get", "list", "watch", "patch"),
-        _rule("", "pods", "list", "delete"),
-        _rule("", "pods/eviction", "create"),
-        _rule("coordination.k8s.io", "leases", "list", "delete"),
-        _rule("", "namespaces", "get", "list", *_WRITE_VERBS),
-        _rule("", "secrets", "get", "patch", names=_HANDSHAKE_SECRETS),
-        _rule("", "secrets", "create", "delete"),
-        _rule(_LIQO_AUTHENTICATION, "tenants identities", "get", "list", "watch", *_WRITE_VERBS),
-        _rule(_LIQO_AUTHENTICATION, "resourceslices", "get", "list", "watch", *_WRITE_VERBS),
-        _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
-        _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "patch", "delete"),
-        _rule("offloading.liqo.io", "namespaceoffloadings", "get", "list", *_WRITE_VERBS),
-    ],
-    (f"{AGENT_ACCOUNT}-liqo-config", LIQO_NAMESPACE): [_rule("", "configmaps", "get", "list")],
-}
-"""For peering by Liqo's objects, on both sides."""
 
 AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
     (AGENT_ACCOUNT, ""): [
@@ -235,20 +219,24 @@ SHIPPED_AGENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "age
 _ADMISSION_GROUP: Final = "admissionregistration.k8s.io"
 
 
-def hold_manifests() -> list[Manifest]:
-    """Returns the PriorityClass of placeholders and the admission policies of an agent, as shipped."""
-    found = []
-    for part in ("base", "components/hold-gate"):
-        path = SHIPPED_AGENT / part / "manifests.yaml"
-        try:
-            documents = [*yaml.safe_load_all(path.read_text("utf-8"))]
-        except OSError as error:
-            raise InvalidSettings(f"{path} cannot be read", hint="run it in a clone") from error
-        found += [one for one in documents if one and _is_policy(one)]
+def shipped_manifests() -> list[Manifest]:
+    """Returns what we ship for an agent in a cluster with Liqo: the PriorityClass of placeholders, admission
+    policies, and the roles for peering.
+    """
+    policies = filter(_is_policy, _read_shipped("base"))
+    found = [*policies, *_read_shipped("components/hold-gate"), *_read_shipped("components/liqo")]
     for one in found:
         if parameters := one.get("spec", {}).get("paramRef"):
             parameters["namespace"] = OBJECT_NAMESPACE
     return found
+
+
+def _read_shipped(part: str) -> list[Manifest]:
+    path = SHIPPED_AGENT / part / "manifests.yaml"
+    try:
+        return [one for one in yaml.safe_load_all(path.read_text("utf-8")) if one]
+    except OSError as error:
+        raise InvalidSettings(f"{path} cannot be read", hint="run it in a clone") from error
 
 
 def _is_policy(document: Manifest) -> bool:
@@ -296,16 +284,14 @@ async def install_agent_cluster(
 ) -> InstalledCluster:
     """Installs what an agent needs, and creates fixture nodes and pods.
 
-    With Liqo there is also what placeholders need; without it no scheduler would place them.
+    With Liqo there is also what placeholders and peering need; without it no scheduler would place them.
     """
-    roles = AGENT_ROLES
     if has_liqo:
-        roles = AGENT_ROLES | LIQO_ROLES
         async with _open_client(administrator) as client:
             await _create_object(client, _namespace_manifest(LIQO_NAMESPACE))
-    found = await _install(administrator, AGENT_ACCOUNT, roles, objects.KINDS)
+    found = await _install(administrator, AGENT_ACCOUNT, AGENT_ROLES, objects.KINDS)
     async with _open_client(administrator) as client:
-        for manifest in (*(hold_manifests() if has_liqo else ()), *fixture):
+        for manifest in (*(shipped_manifests() if has_liqo else ()), *fixture):
             await _create_object(client, manifest)
             if manifest["kind"] == "Pod":
                 where = f"{collection_path(manifest)}/{manifest['metadata']['name']}/status"

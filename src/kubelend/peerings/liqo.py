@@ -16,8 +16,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
-import structlog
-
 from kubelend.agent.ports import DONE, Clock, HandshakeExchange, Peer, Readiness
 from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.kits import tasks
@@ -33,6 +31,8 @@ from kubelend.peerings.liqo_objects import (
     MANAGER,
     NAMESPACES,
     NODES,
+    OFFLOADING_NAME,
+    OFFLOADINGS,
     OWN_SLICES,
     PODS,
     RESERVATION_LABEL,
@@ -45,6 +45,7 @@ from kubelend.peerings.liqo_objects import (
 )
 from kubelend.peerings.liqo_removal import (
     Action,
+    Evict,
     ObservedNode,
     ObservedPeering,
     RemovalLimits,
@@ -55,7 +56,7 @@ from kubelend.wire import bodies
 KEYS_SECRET: Final = "authentication-keys"  # noqa: S105 - its name
 """Liqo's key pair of this cluster."""
 
-log = structlog.get_logger("kubelend.agent")
+_MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 
 SignRequest = Callable[[str, str], Awaitable[str]]
 """Makes a certificate signing request: Liqo's private key and cluster ID to base64 of the PEM text."""
@@ -193,14 +194,28 @@ class LiqoPeering:
             name, grant = await asyncio.gather(self._free_name(peer, slices), self._grant(peer))
             wanted = liqo_objects.slice_manifest(peer, remote, grant, name)
             await self._api.create(SLICES, wanted)
-        elif found.spec["resources"] != liqo_objects.slice_amounts(peer.resources):
+        elif not liqo_objects.is_requested(found, peer):
             name, grant = found.metadata.name, await self._grant(peer)
             await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant, name))
+        for namespace in peer.namespaces:
+            await self._offload(namespace)
         return DONE
 
     async def _grant(self, peer: Peer) -> str:
         started = bodies.Handshake((await self._own_identity()).cluster_id)
         return (await self._exchange.exchange_handshake(peer.reservation, started)).grant
+
+    async def _offload(self, namespace: str) -> None:
+        """One of a user stays as it is."""
+        if await self._api.find(OFFLOADINGS, OFFLOADING_NAME, namespace) is None:
+            await self._api.apply(OFFLOADINGS, liqo_objects.offloading_manifest(namespace))
+
+    async def _remove_unused_offloadings(self, slices: list[LiqoResource]) -> None:
+        """Those of ours that no slice names any more. Several reservations may share one."""
+        used = {name for one in slices for name in liqo_objects.offloaded_namespaces(one)}
+        for one in await self._api.list(OFFLOADINGS, labels=_MANAGED):
+            if one.metadata.namespace not in used and not one.is_being_deleted:
+                await self._api.delete(OFFLOADINGS, one)
 
     async def _free_name(self, peer: Peer, slices: list[LiqoResource]) -> str:
         nodes = await self._api.list(NODES, labels=VIRTUAL_NODES)
@@ -238,6 +253,7 @@ class LiqoPeering:
         step = liqo_removal.plan_node_removal(seen, self._limits, self._clock())
         if not step.waits_for:
             await self._delete_leases(peer, remote)
+            await self._remove_unused_offloadings(slices)
             used_by = {one.spec.get("providerClusterID") for one in slices}
             peering = await self._observe_peering(peer, remote, is_used=remote in used_by)
             step = liqo_removal.plan_peering_removal(peering)
@@ -248,7 +264,7 @@ class LiqoPeering:
         identity = await self._find_identity(cluster)
         if identity is not None:
             return str(identity.spec["clusterID"])
-        managed = await self._api.list(NAMESPACES, labels=f"{MANAGED_LABEL}={MANAGER}")
+        managed = await self._api.list(NAMESPACES, labels=_MANAGED)
         own = (one for one in managed if liqo_objects.kubelend_cluster(one) == cluster)
         return next((one.metadata.labels[liqo_objects.REMOTE_LABEL] for one in own), "")
 
@@ -291,8 +307,14 @@ class LiqoPeering:
         return Readiness(is_ready=False, reason=f"waiting for {step.waits_for}", step=step.reason)
 
     async def _perform(self, actions: Iterable[Action]) -> None:
+        evictions = []
         for action in actions:
-            await self._api.perform(action)
+            if isinstance(action, Evict):
+                evictions.append(self._api.perform(action))
+            else:
+                await self._api.perform(action)
+        # At once, because each may be retried for seconds while a PodDisruptionBudget forbids it.
+        await asyncio.gather(*evictions)
 
 
 def _slice_of(reservation: str, remote: str, slices: list[LiqoResource]) -> LiqoResource | None:

@@ -158,9 +158,16 @@ CLUSTER_ANNOTATION: Final = "kubelend.io/cluster"
 """The other cluster's ID at the broker, on Identities and Tenants."""
 RESERVATION_LABEL: Final = "kubelend.io/reservation"
 GRANT_ANNOTATION: Final = "kubelend.io/grant"
+NAMESPACES_ANNOTATION: Final = "kubelend.io/namespaces"
+"""Of a slice: the namespaces that are offloaded for it, separated by commas."""
+OFFLOADING_NAME: Final = "offloading"
+"""The only name of a NamespaceOffloading that Liqo reads."""
 REMOTE_LABEL: Final = "liqo.io/remote-cluster-id"
 CORDON_ANNOTATION: Final = "liqo.io/cordon"
 MAX_LABEL_LENGTH: Final = 63
+ORIGIN_LABEL: Final = "offloading.liqo.io/origin"
+CREATOR_LABEL: Final = "liqo.io/creator-user"
+"""Of a ShadowPod: the identity that has created it. Set by Liqo's webhook, so that it can be relied on."""
 
 Manifest = dict[str, Any]
 
@@ -221,6 +228,7 @@ _AUTHENTICATION = "authentication.liqo.io"
 TENANTS: Final = liqo_resource(_AUTHENTICATION, "Tenant", "tenants")
 IDENTITIES: Final = liqo_resource(_AUTHENTICATION, "Identity", "identities")
 SLICES: Final = liqo_resource(_AUTHENTICATION, "ResourceSlice", "resourceslices")
+SHADOW_PODS: Final = liqo_resource("offloading.liqo.io", "ShadowPod", "shadowpods")
 FOREIGN_CLUSTERS: Final = liqo_resource(
     "core.liqo.io", "ForeignCluster", "foreignclusters", is_namespaced=False
 )
@@ -328,13 +336,44 @@ def slice_manifest(peer: Peer, remote: str, grant: str, name: str = "") -> Manif
     name, namespace = name or peer.reservation, tenant_namespace(remote)
     metadata = _metadata(name, remote, namespace, replication="true", remoteID=remote)
     metadata["labels"][RESERVATION_LABEL] = peer.reservation
+    annotations = {"liqo.io/create-virtual-node": "true", GRANT_ANNOTATION: grant}
+    if peer.namespaces:
+        annotations[NAMESPACES_ANNOTATION] = ",".join(peer.namespaces)
     return {
-        "metadata": metadata
-        | {"annotations": {"liqo.io/create-virtual-node": "true", GRANT_ANNOTATION: grant}},
+        "metadata": metadata | {"annotations": annotations},
         "spec": {
             "class": SLICE_CLASS,
             "providerClusterID": remote,
             "resources": slice_amounts(peer.resources),
+        },
+    }
+
+
+def is_requested(found: LiqoResource, peer: Peer) -> bool:
+    """Whether a slice asks for what is reserved, with the namespaces of its request."""
+    is_sized: bool = found.spec["resources"] == slice_amounts(peer.resources)
+    return is_sized and offloaded_namespaces(found) >= {*peer.namespaces}
+
+
+def offloaded_namespaces(found: LiqoResource) -> set[str]:
+    """The namespaces that a slice of ours names."""
+    return set(filter(None, found.metadata.annotations.get(NAMESPACES_ANNOTATION, "").split(",")))
+
+
+def offloading_manifest(namespace: str) -> Manifest:
+    """Lets pods of a namespace be scheduled onto nodes of our reservations, and onto local ones as before.
+
+    A selector of single reservations would be narrower, but Liqo selects clusters by it, and would remove the
+    namespace from a provider with another node that does not match.
+    """
+    term = {"matchExpressions": [{"key": RESERVATION_LABEL, "operator": "Exists"}]}
+    labels = {MANAGED_LABEL: MANAGER}
+    return {
+        "metadata": {"name": OFFLOADING_NAME, "namespace": namespace, "labels": labels},
+        "spec": {
+            "namespaceMappingStrategy": "DefaultName",
+            "podOffloadingStrategy": "LocalAndRemote",
+            "clusterSelector": {"nodeSelectorTerms": [term]},
         },
     }
 
@@ -396,6 +435,11 @@ def unreachable_since(foreign: LiqoResource | None) -> datetime | None:
             with contextlib.suppress(msgspec.ValidationError):
                 return msgspec.convert(one.get("lastTransitionTime"), datetime)
     return None
+
+
+def is_pod_of_slice(shadow: LiqoResource, name: str) -> bool:
+    """Whether the identity of this slice has created it: the slice's name and a hash of the consumer's ID."""
+    return shadow.metadata.labels.get(CREATOR_LABEL, "").rpartition("-")[0] == name
 
 
 def kubelend_cluster(found: LiqoResource) -> str:
