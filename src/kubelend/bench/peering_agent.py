@@ -96,7 +96,7 @@ def _install(cluster: LocalCluster) -> None:
         _create(cluster, "/api/v1/namespaces", {"metadata": {"name": LIQO_NAMESPACE}})
         body = {"apiVersion": "v1", "kind": kind, "metadata": metadata | named} | content
         _create(cluster, f"/api/v1/namespaces/{LIQO_NAMESPACE}/{plural}", body)
-    for manifest in setup.hold_manifests():
+    for manifest in setup.shipped_manifests():
         _create(cluster, setup.collection_path(manifest), manifest)
 
 
