@@ -30,7 +30,7 @@ from kubelend.kube.client import Client
 from kubelend.lab import setup
 from kubelend.peerings import liqo
 from kubelend.peerings.liqo_api import LIQO_NAMESPACE
-from kubelend.peerings.liqo_objects import PODS
+from kubelend.peerings.liqo_objects import NODES, PODS
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 
@@ -152,7 +152,9 @@ class _ClusterPods:
     async def create_all(self, run: BenchRun, cluster: LocalCluster, pods: int) -> None:
         async with _open(cluster) as client:
             for number in range(self._nodes):
-                await client.raw("POST", "/api/v1/nodes", _node(number))
+                await client.raw("POST", NODES.path(), _node(number))
+                # The API server adds a taint that only a controller manager removes.
+                await client.patch(NODES, f"node-{number}", "", {"spec": {"taints": None}})
             while len(self._present) < pods:
                 run.progress(f"{len(self._present):,} of {pods:,} pods")
                 some = min(_PARALLEL_CALLS, pods - len(self._present))

@@ -293,9 +293,12 @@ async def install_agent_cluster(
     async with _open_client(administrator) as client:
         for manifest in (*(shipped_manifests() if has_liqo else ()), *fixture):
             await _create_object(client, manifest)
+            path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
             if manifest["kind"] == "Pod":
-                where = f"{collection_path(manifest)}/{manifest['metadata']['name']}/status"
-                await client.raw("PUT", where, manifest | RUNNING_STATUS)
+                await client.raw("PUT", f"{path}/status", manifest | RUNNING_STATUS)
+            elif manifest["kind"] == "Node":
+                # Without the taint of a new node, which only a controller manager would remove.
+                await client.raw("PUT", path, manifest)
     return found
 
 
