@@ -26,10 +26,13 @@ OWN_CLUSTERS = tuple(
         "bench_kube",
         "deploy",
         "deploy_guide",
+        "install",
         "kubectl_lend",
         "lab",
         "lab_command",
         "liqo",
+        "liqo_faults",
+        "peering_chart",
         "roles",
     )
 )

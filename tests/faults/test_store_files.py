@@ -306,4 +306,4 @@ def test_damage_is_reported_with_the_path_and_a_hint(sound, tmp_path):
     with pytest.raises(StoreFailed) as refused:
         look(path)
     assert str(refused.value).startswith(f"the store {path} cannot be used: it is damaged")
-    assert refused.value.hint.startswith("restore a backup, and remove the -wal and -shm")
+    assert refused.value.hint.startswith("restore a backup, and remove the -wal, -shm and -lock")

@@ -15,6 +15,7 @@ import typer
 from kubelend.bench import agents as agent_bench
 from kubelend.bench import broker
 from kubelend.bench import kube as in_kubernetes
+from kubelend.bench import peering as peering_bench
 from kubelend.bench.measure import Figures
 from kubelend.kits import tables
 
@@ -54,6 +55,10 @@ def measure_all(json: Json = False) -> None:
         print(f"skipping kube: {missing}", file=sys.stderr)
     else:
         results["kube"] = in_kubernetes.measure_kube(_KUBE_SIZE)
+    if missing := peering_bench.missing_programs():
+        print(f"skipping peering: {missing}", file=sys.stderr)
+    else:
+        results["peering"] = peering_bench.measure_peering(20, 3)
     print(_to_json(results) if json else targets_table(results))
     if missed_targets(results):
         raise typer.Exit(1)
@@ -165,6 +170,18 @@ def kube(
     _report("kube", in_kubernetes.measure_kube(size), json)
 
 
+@app.command()
+def peering(
+    reservations: Annotated[
+        int, typer.Option(help="Number of reservations on one peering.", min=1)
+    ] = 20,
+    firsts: Annotated[int, typer.Option(help="Number of new peerings.", min=1)] = 3,
+    json: Json = False,
+) -> None:
+    """Measure the time until the node of a reservation is ready, beside Liqo alone."""
+    _report("peering", peering_bench.measure_peering(reservations, firsts), json)
+
+
 def _decide_table(sizes: Iterable[Figures]) -> str:
     rows = [
         (f"{one['clusters']:,}", f"{one['small_us']:.1f} us", f"{one['large_us']:.1f} us")
@@ -224,6 +241,7 @@ FULL_SIZE: Mapping[str, Mapping[str, float]] = {
     "deliver": {"count": 200},
     "agents": {"count": 1_000},
     "kube": {"clusters": 100, "connections": 32},
+    "peering": {"reservations": 20, "firsts": 3},
 }
 """Sizes to which the limits apply."""
 
@@ -262,6 +280,14 @@ TARGETS = (
     Target("kube", "idle_writes_per_minute", "writes per minute when idle", at_most=0),
     Target("kube", "start_seconds", "s until ready, {history:,} reservations"),
     Target("kube", "violations", "violations found by the audit", at_most=0),
+    Target(
+        "peering", "first_ready_ms", "ms to the first node, with the handshake, p50 of {firsts}"
+    ),
+    Target("peering", "liqo_first_ready_ms", "ms to the first node, Liqo alone"),
+    Target("peering", "first_ratio", "ratio of the two", at_most=1.2),
+    Target("peering", "next_ready_ms", "ms to the next node, p50 of {reservations:,} reservations"),
+    Target("peering", "liqo_next_ready_ms", "ms to the next node, Liqo alone"),
+    Target("peering", "next_ratio", "ratio of the two", at_most=1.2),
 )
 
 HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")

@@ -136,10 +136,8 @@ class Inventory:
         return MappingProxyType(self._scheduled)
 
     def room(self) -> dict[str, Resources]:
-        """What no pod takes, placeholders included, per node on which ordinary pods can be scheduled."""
-        return {
-            name: free for name, free in self._free_per_node() if not self._nodes[name].is_tainted
-        }
+        """What no pod takes, placeholders included, per node that counts as capacity."""
+        return dict(self._free_per_node())
 
     def totals(self) -> Totals:
         unscheduled = self._use.get("")

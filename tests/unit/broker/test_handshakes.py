@@ -51,6 +51,17 @@ def test_other_side_is_notified_once_of_each_new_handshake(relay, hub, reservati
     assert feed.take_handshakes() == other.take_handshakes() == []
 
 
+def test_other_side_is_notified_until_it_has_got_the_handshake(relay, hub, reservation):
+    """It may not have listened the first time."""
+    feed = hub.open(A, 0)
+    for _ in range(2):
+        relay.exchange(reservation, R, START)
+        assert feed.take_handshakes() == [reservation.id]
+    relay.exchange(reservation, A, NONCE)
+    relay.exchange(reservation, R, START)
+    assert feed.take_handshakes() == []
+
+
 def test_only_requester_and_current_provider_take_part(relay, reservation):
     with pytest.raises(Forbidden, match="rsv-1 is not placed on b"):
         relay.exchange(reservation, B, NONCE)

@@ -49,6 +49,9 @@ def node(labels=None, conditions=(READY,), status=None, **spec):
         pytest.param(False, node(conditions=[]), id="no conditions"),
         pytest.param(False, node(conditions=[{**READY, "type": "Other"}]), id="another condition"),
         pytest.param(True, node(conditions=[{"type": "Other"}, READY]), id="ready among others"),
+        pytest.param(True, node(taints=[{"effect": "PreferNoSchedule"}]), id="preference"),
+        pytest.param(False, node(taints=[{"effect": "NoSchedule"}]), id="taint NoSchedule"),
+        pytest.param(False, node(taints=[{"effect": "NoExecute"}]), id="taint NoExecute"),
         pytest.param(False, node({"liqo.io/type": "virtual-node"}), id="liqo"),
         pytest.param(False, node({"liqo.io/type": ""}), id="liqo of any kind"),
         pytest.param(False, node({"type": "virtual-kubelet"}), id="virtual kubelet"),
@@ -346,7 +349,7 @@ RESIZED = {
     ),
     "pod shrinking": (
         resized_pod("pod: cpu=1 memory=5 | overhead: cpu=100m", "cpu=2100m"),
-        "cpu=2100m memory=5",
+        "cpu=2200m memory=5",
     ),
     "pod growing": (
         resized_pod("pod: cpu=3 | overhead: cpu=100m", "", "cpu=1100m memory=9"),
@@ -355,9 +358,17 @@ RESIZED = {
     "pod allocated": (resized_pod("pod: cpu=1", "", "cpu=2"), "cpu=2"),
     "pod infeasible": (resized_pod("pod: cpu=8", "cpu=2", **INFEASIBLE), "cpu=2"),
     "pod infeasible, nothing reported": (pod("pod: cpu=8", INFEASIBLE), "cpu=8"),
-    "pod with less than its overhead": (
+    "pod infeasible, only allocated": (
+        pod("pod: cpu=8", {"allocatedResources": amounts("cpu=2"), **INFEASIBLE}),
+        "cpu=8",
+    ),
+    "pod infeasible with overhead": (
         resized_pod("pod: cpu=8 | overhead: cpu=1", "cpu=500m", **INFEASIBLE),
-        "cpu=1",
+        "cpu=1500m",
+    ),
+    "pod with the overhead in its status, as since 1.36": (
+        resized_pod("pod: cpu=2 | overhead: cpu=250m", "cpu=2250m", "cpu=2250m"),
+        "cpu=2500m",
     ),
 }
 
