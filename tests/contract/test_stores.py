@@ -374,7 +374,7 @@ MEMBER = Member(
     MembershipStatus.REVOKED,
     make.T0,
     key="sha256:01",
-    asks="sha256:02",
+    pending_key="sha256:02",
     token=TokenId("abc"),
     decided_at=make.T0,
     decided_by="alice",
