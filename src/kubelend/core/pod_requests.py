@@ -190,7 +190,7 @@ def project_pod(found: KubernetesPod) -> Pod:
 
 
 HOLD_GATE: Final = "kubelend.io/held"
-"""Scheduling gate of borrowers' pods until room is handed over to them."""
+"""Scheduling gate of requesters' pods until held resources are handed over to them."""
 RESERVATION_LABEL: Final = "kubelend.io/reservation"
 HOLD_CLASS_PREFIX: Final = "kubelend-hold"
 """Priority classes of placeholders. Only the agent may use them, so a label alone hides no pod."""
