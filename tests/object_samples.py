@@ -187,7 +187,7 @@ CLUSTER_SESSION = broker_objects.ClusterSession(
         compacted_revision=3,
         last_update_time=AT,
         handshakes=broker_objects.HandshakeNotice("n1", ("rsv-a-1",)),
-        response=REPLY,
+        response=BROKER_RESPONSE,
     ),
 )
 LEDGER_RECORD = broker_objects.LedgerRecord(metadata("head"), "head", STORED_RECORD)
