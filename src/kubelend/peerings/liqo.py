@@ -183,8 +183,8 @@ class LiqoPeering:
     async def size(self, peer: Peer) -> Readiness:
         remote = await self._remote_id(peer)
         if not remote:
-            return _handshaking(f"the peering with {peer.cluster}, which was removed meanwhile")
-        slices = await self._api.list(SLICES, labels=OWN_SLICES)
+            return _handshaking(f"a peering with {peer.cluster}")
+        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         found = _slice_of(peer.reservation, remote, slices)
         if found is None or not liqo_objects.is_requested(found, peer):
             name = found.metadata.name if found else await self._free_name(peer, slices)
@@ -214,6 +214,8 @@ class LiqoPeering:
 
     async def ready(self, peer: Peer) -> Readiness:
         remote = await self._remote_id(peer)
+        if not remote:
+            return _handshaking(f"a peering with {peer.cluster}")
         slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         found = _slice_of(peer.reservation, remote, slices)
         name = peer.reservation if found is None else found.metadata.name
