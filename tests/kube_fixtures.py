@@ -24,6 +24,8 @@ OWN_CLUSTERS = tuple(
     f"tests/kube/test_{name}.py"
     for name in (
         "bench_kube",
+        "bench_peering",
+        "demo_kubernetes",
         "deploy",
         "deploy_guide",
         "install",

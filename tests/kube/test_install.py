@@ -17,7 +17,7 @@ import pytest
 import audited_cluster
 import charts
 import kube_objects
-from kubelend.core.errors import InvalidSettings, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, UnexpectedResponse
 from kubelend.envtest import liqo, network_namespace, servers
 from kubelend.peerings.liqo_objects import SLICE_RESOURCE
 from waiting import PATIENCE, wait_until
@@ -264,7 +264,7 @@ def attempts(site, reservation):
     def attempt(*arguments):
         try:
             return site.bonn.kubectl(*arguments, namespace, kubeconfig=identity)
-        except UnexpectedAnswer as error:
+        except UnexpectedResponse as error:
             return str(error)
 
     patch = ("patch", SLICES, reservation, "--type=merge")
@@ -277,8 +277,15 @@ def attempts(site, reservation):
     found["spec"]["class"] = "default"
     path = site.bonn.directory / "greedy.json"
     path.write_text(json.dumps(found))
-    yield "choose class", attempt("create", f"--filename={path}")
+    choose = ("create", "--dry-run=server", f"--filename={path}")
+    yield "choose class", attempt(*choose)
     yield "granted", found["status"]["resources"]["cpu"]
+    # As in the namespace of another peering of Liqo.
+    label = ("label", "namespace", "liqo-tenant-rome", "--overwrite")
+    site.bonn.kubectl(*label, "app.kubernetes.io/managed-by=liqoctl")
+    wait_until(lambda: "Forbidden" not in attempt(*choose))
+    yield "another peering", attempt(*choose)
+    site.bonn.kubectl(*label, "app.kubernetes.io/managed-by=kubelend-agent")
 
 
 def test_reservation_becomes_a_pod_in_the_providers_cluster(life, notes):
@@ -296,6 +303,7 @@ def test_requester_can_neither_grant_itself_more_nor_choose_a_class(life):
         assert "(Forbidden)" in answers[step]
         assert "only ResourceSlices of class kubelend" in answers[step]
     assert "patched" in answers["note"]
+    assert "created" in answers["another peering"]
     assert answers["granted"] == "500m"
 
 
@@ -336,7 +344,7 @@ def test_agent_may_change_only_what_belongs_to_a_peering(life, site):
         ("get", "secret", "agent-client-tls", f"--namespace={HOME}"),
         ("get", "secrets", "--namespace=liqo"),
     ):
-        with pytest.raises(UnexpectedAnswer, match=r"(?i)forbidden"):
+        with pytest.raises(UnexpectedResponse, match=r"(?i)forbidden"):
             site.bonn.kubectl(*refused, kubeconfig=agent)
     site.bonn.kubectl("delete", "namespace", "liqo-tenant-other")
     site.bonn.kubectl("delete", "pod", "local", "--namespace=default")

@@ -12,11 +12,12 @@ private key with which Liqo authenticates this cluster never leaves it: `sign` u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from kubelend.agent.ports import DONE, Clock, HandshakeExchange, Peer, Readiness
-from kubelend.core.errors import Unavailable
+from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.kits import tasks
 from kubelend.kube import informer
 from kubelend.kube.informer import Deleted, Listed
@@ -91,6 +92,8 @@ class LiqoPeering:
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
+        with contextlib.suppress(KubelendError):
+            await self._own_identity()  # a signature takes a child process: not during a handshake
 
         async def follow(
             kind: LiqoKind, labels: str, name_of: Callable[[LiqoResource], str]
@@ -181,19 +184,27 @@ class LiqoPeering:
     # -- sizing
 
     async def size(self, peer: Peer) -> Readiness:
-        remote = await self._remote_id(peer)
+        remote, slices = await asyncio.gather(
+            self._remote_id(peer),
+            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
+        )
         if not remote:
             return _handshaking(f"a peering with {peer.cluster}")
-        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         found = _slice_of(peer.reservation, remote, slices)
-        if found is None or not liqo_objects.is_requested(found, peer):
-            name = found.metadata.name if found else await self._free_name(peer, slices)
-            started = bodies.Handshake((await self._own_identity()).cluster_id)
-            grant = (await self._exchange.exchange_handshake(peer.reservation, started)).grant
+        if found is None:
+            name, grant = await asyncio.gather(self._free_name(peer, slices), self._grant(peer))
+            wanted = liqo_objects.slice_manifest(peer, remote, grant, name)
+            await self._api.create(SLICES, wanted)
+        elif not liqo_objects.is_requested(found, peer):
+            name, grant = found.metadata.name, await self._grant(peer)
             await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant, name))
         for namespace in peer.namespaces:
             await self._offload(namespace)
         return DONE
+
+    async def _grant(self, peer: Peer) -> str:
+        started = bodies.Handshake((await self._own_identity()).cluster_id)
+        return (await self._exchange.exchange_handshake(peer.reservation, started)).grant
 
     async def _offload(self, namespace: str) -> None:
         """One of a user stays as it is."""
@@ -213,10 +224,12 @@ class LiqoPeering:
         return liqo_objects.slice_name(peer.reservation, taken)
 
     async def ready(self, peer: Peer) -> Readiness:
-        remote = await self._remote_id(peer)
+        remote, slices = await asyncio.gather(
+            self._remote_id(peer),
+            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
+        )
         if not remote:
             return _handshaking(f"a peering with {peer.cluster}")
-        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         found = _slice_of(peer.reservation, remote, slices)
         name = peer.reservation if found is None else found.metadata.name
         node, foreign = await asyncio.gather(

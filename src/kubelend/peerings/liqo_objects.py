@@ -16,7 +16,7 @@ import msgspec
 
 from kubelend.agent.ports import Peer, Readiness
 from kubelend.core import resources
-from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput, UnexpectedResponse
 from kubelend.core.resources import Resources
 from kubelend.kube.resources import Resource
 from kubelend.wire import bodies
@@ -71,7 +71,7 @@ def parse_objects(output: bytes) -> Sequence[LiqoObject]:
     try:
         found = msgspec.json.decode(output, type=LiqoObject)
     except msgspec.MsgspecError as error:
-        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {error}") from None
+        raise UnexpectedResponse(f"cannot decode the output of kubectl: {error}") from None
     return found.items if found.kind.endswith("List") else (found,)
 
 

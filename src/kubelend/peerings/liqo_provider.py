@@ -314,14 +314,23 @@ class LiqoProvider:
         self._ended: dict[str, float] = {}
         """When the reservation of a slice was found to have ended, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
+        self._handshakes = ReconcileQueue("Handshake", self._admit, log)
+        """By themselves: a slice need not wait until a handshake is answered."""
 
     def on_change(self, reservation: str) -> None:
         """The reservation, or its handshake, has changed."""
         if reservation in {*self._lent(), *self._admitted} or self._slices_of(reservation):
+            self._handshakes.add(reservation)
             self._queue.add(reservation)
 
     async def run(self) -> None:
-        await tasks.run_all({"slices": self._watch_slices(), "reconcile": self._queue.run()})
+        await tasks.run_all(
+            {
+                "slices": self._watch_slices(),
+                "handshakes": self._handshakes.run(),
+                "reconcile": self._queue.run(),
+            }
+        )
 
     async def _watch_slices(self) -> None:
         async for change in informer.list_and_watch(self._api.client, SLICES, labels=REPLICATED):
@@ -358,8 +367,6 @@ class LiqoProvider:
 
     async def _reconcile(self, reservation: str) -> None:
         lent = self._lent().get(reservation)
-        if lent is not None and reservation not in self._admitted:
-            await self._admit(reservation, lent)
         slices = [one for one in self._slices_of(reservation) if is_ours(one)]
         unused = lent
         for found in slices:
@@ -377,8 +384,11 @@ class LiqoProvider:
 
     # -- the handshake
 
-    async def _admit(self, reservation: str, lent: LentReservation) -> None:
+    async def _admit(self, reservation: str) -> None:
         """Answers the requester's handshake as far as it has come."""
+        lent = self._lent().get(reservation)
+        if lent is None or reservation in self._admitted:
+            return
         own = bodies.Handshake(await self._own_id())
         try:
             requester = await self._send(reservation, own)

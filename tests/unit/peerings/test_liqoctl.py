@@ -13,7 +13,7 @@ import make
 from clocks import Seconds
 from fake_liqo import FakeLiqo
 from kubelend.agent.ports import Peer
-from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedResponse
 from kubelend.peerings import liqoctl
 from kubelend.peerings.liqoctl import LiqoctlPeering
 from kubelend.wire import bodies
@@ -315,7 +315,7 @@ async def test_failed_get_is_an_error_and_undecodable_output_is_unexpected(liqo,
     with pytest.raises(Unavailable, match="kubectl get failed: The connection to the server"):
         await peering.ready(PEER)
     liqo.behave("kubectl get", "say", "<html>")
-    with pytest.raises(UnexpectedAnswer):
+    with pytest.raises(UnexpectedResponse):
         await peering.ready(PEER)
 
 
