@@ -185,10 +185,11 @@ class LiqoPeering:
 
     async def size(self, peer: Peer) -> Readiness:
         remote, slices = await asyncio.gather(
-            self._remote_id(peer), self._api.list(SLICES, labels=OWN_SLICES)
+            self._remote_id(peer),
+            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
         )
         if not remote:
-            return _handshaking(f"the peering with {peer.cluster}, which was removed meanwhile")
+            return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
         if found is None:
             name, grant = await asyncio.gather(self._free_name(peer, slices), self._grant(peer))
@@ -227,6 +228,8 @@ class LiqoPeering:
             self._remote_id(peer),
             self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
         )
+        if not remote:
+            return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
         name = peer.reservation if found is None else found.metadata.name
         node, foreign = await asyncio.gather(
