@@ -231,8 +231,13 @@ class Site:
         """Waits until nothing is left. If something is, the next test does not count it as its own."""
         try:
             self.wait_clean()
-        finally:
+        except AssertionError:
+            for cluster in self.apis:
+                self.kubectl(cluster, "delete", "resourcerequests", "--all", "--wait=false")
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: not self.leftovers(), poll=0.5)
             self.note_objects()
+            raise
 
     def wait_clean(self) -> None:
         """Nothing is left in any cluster, nor at the broker."""

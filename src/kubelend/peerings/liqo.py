@@ -24,6 +24,7 @@ from kubelend.peerings import liqo_objects, liqo_removal
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
+    GRANT_ANNOTATION,
     IDENTITIES,
     LEASES,
     MANAGED_LABEL,
@@ -159,7 +160,7 @@ class LiqoPeering:
 
     async def _signed_nonce(self, cluster: str, provider: bodies.Handshake) -> str:
         remote = provider.cluster_id
-        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote, cluster))
+        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote, provider=cluster))
         wanted = liqo_objects.signed_nonce_manifest(remote, provider.nonce)
         await self._api.apply(SECRETS, wanted)
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
@@ -188,12 +189,25 @@ class LiqoPeering:
         found = _slice_of(peer.reservation, remote, slices)
         if found is None or not liqo_objects.is_requested(found, peer):
             name = found.metadata.name if found else await self._free_name(peer, slices)
-            started = bodies.Handshake((await self._own_identity()).cluster_id)
-            grant = (await self._exchange.exchange_handshake(peer.reservation, started)).grant
-            await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant, name))
+            manifest = liqo_objects.slice_manifest(peer, remote, await self._grant(peer), name)
+            await self._api.apply(SLICES, manifest)
+        elif liqo_objects.is_denied(found):
+            await self._replace_grant(peer, found)
         for namespace in peer.namespaces:
             await self._offload(namespace)
         return DONE
+
+    async def _grant(self, peer: Peer) -> str:
+        started = bodies.Handshake((await self._own_identity()).cluster_id)
+        return (await self._exchange.exchange_handshake(peer.reservation, started)).grant
+
+    async def _replace_grant(self, peer: Peer, found: LiqoResource) -> None:
+        """Deletes a slice whose grant is outdated, such as after a change of the broker's key.
+
+        Liqo carries annotations to the provider only when a slice is created.
+        """
+        if found.metadata.annotations.get(GRANT_ANNOTATION) != await self._grant(peer):
+            await self._api.delete(SLICES, found)
 
     async def _offload(self, namespace: str) -> None:
         """One of a user stays as it is."""
