@@ -138,6 +138,19 @@ def test_released_before_it_was_ready(site, step):
     borrowed.wait_released()
 
 
+@pytest.mark.parametrize("step", list(DISCONNECTING))
+def test_borrowed_again_while_the_peering_is_removed(site, step):
+    """The requester may still have an identity which the provider has removed already."""
+    first = site.borrow()
+    first.wait_ready()
+    first.release()
+    wait_step(first, step)
+    second = site.borrow()
+    second.wait_ready()
+    second.release()
+    second.wait_released()
+
+
 @pytest.mark.parametrize("part, cluster", PARTS[:5])
 @pytest.mark.parametrize("step", ["nonce", "tenant", "slice"])
 def test_released_while_a_part_is_down(site, part, cluster, step):
