@@ -58,6 +58,9 @@ KEYS_SECRET: Final = "authentication-keys"  # noqa: S105 - its name
 
 _MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 
+ANSWER_TIMEOUT: Final = 10.0
+"""Seconds after which a slice without an answer makes the handshake be repeated."""
+
 SignRequest = Callable[[str, str], Awaitable[str]]
 """Makes a certificate signing request: Liqo's private key and cluster ID to base64 of the PEM text."""
 
@@ -89,6 +92,8 @@ class LiqoPeering:
         self._identity: _OwnIdentity | None = None
         self._clusters: dict[str, str] = {}
         """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
+        self._unanswered: dict[str, float] = {}
+        """Since when a slice has no answer of its provider, by reservation, in the event loop's time."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
@@ -117,9 +122,18 @@ class LiqoPeering:
     # -- connecting
 
     async def connect(self, peer: Peer) -> Readiness:
-        if not await self._remote_id(peer):
-            return await self._handshake(peer)
-        return DONE
+        """Also repeats the handshake if the provider does not know our identity any more.
+
+        It removes its Tenant with the last reservation, of which it learns earlier than of the next one.
+        """
+        now = asyncio.get_running_loop().time()
+        is_overdue = now - self._unanswered.get(peer.reservation, now) > ANSWER_TIMEOUT
+        if await self._remote_id(peer) and not is_overdue:
+            return DONE
+        readiness = await self._handshake(peer)
+        if readiness.is_ready:
+            self._unanswered.pop(peer.reservation, None)
+        return readiness
 
     async def _remote_id(self, peer: Peer) -> str:
         """Liqo's ID of a provider that this cluster has an identity for; empty if it has none."""
@@ -234,6 +248,7 @@ class LiqoPeering:
         node, foreign = await asyncio.gather(
             self._api.find(NODES, name), self._api.find(FOREIGN_CLUSTERS, remote)
         )
+        self._note_answer(peer.reservation, found)
         readiness = liqo_objects.readiness(found, node, peer)
         problem = liqo_objects.peering_problem(foreign)
         if readiness.is_ready and problem:
@@ -244,9 +259,16 @@ class LiqoPeering:
             await self._perform(liqo_removal.plan_withdrawal(foreign))
         return readiness
 
+    def _note_answer(self, reservation: str, found: LiqoResource | None) -> None:
+        if found is None or found.status.get("conditions"):
+            self._unanswered.pop(reservation, None)
+        else:
+            self._unanswered.setdefault(reservation, asyncio.get_running_loop().time())
+
     # -- disconnecting
 
     async def disconnect(self, peer: Peer) -> Readiness:
+        self._unanswered.pop(peer.reservation, None)
         remote = await self._known_remote_id(peer.cluster)
         if not remote:
             return DONE
