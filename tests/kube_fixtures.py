@@ -24,6 +24,8 @@ OWN_CLUSTERS = tuple(
     f"tests/kube/test_{name}.py"
     for name in (
         "bench_kube",
+        "bench_peering",
+        "demo_kubernetes",
         "deploy",
         "deploy_guide",
         "install",
@@ -32,6 +34,7 @@ OWN_CLUSTERS = tuple(
         "lab_command",
         "liqo",
         "liqo_faults",
+        "liqo_removal",
         "peering_chart",
         "roles",
     )

@@ -128,11 +128,13 @@ async def _update_finalizers(
 
     async def attempt() -> Kind | None:
         newest = await _current_object(objects, found)
-        return None if newest is None else await write(newest)
+        return newest if newest is None or not is_changed(newest) else await write(newest)
+
+    def is_changed(known: Kind) -> bool:
+        return change(known.metadata.finalizers) != known.metadata.finalizers
 
     async def first() -> Kind | None:
-        is_changed = change(found.metadata.finalizers) != found.metadata.finalizers
-        return await write(found) if is_changed else await attempt()
+        return await write(found) if is_changed(found) else await attempt()
 
     return await retry_on_conflict(attempt, first if found.metadata.resource_version else None)
 

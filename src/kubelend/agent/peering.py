@@ -261,7 +261,9 @@ class PeeringReconciler:
 
     async def _record_provider(self, found: ReservationInstruction, wanted: str) -> bool:
         """Record the provider in the status; False if the object has changed since."""
-        marked = await controller.add_finalizer(self._objects, found, PEERING_FINALIZER)
+        marked: ReservationInstruction | None = found
+        if PEERING_FINALIZER not in found.metadata.finalizers:
+            marked = await controller.add_finalizer(self._objects, found, PEERING_FINALIZER)
         if marked is None:
             return False
         if wanted not in marked.status.started_cluster_ids:

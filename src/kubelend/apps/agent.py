@@ -301,7 +301,7 @@ class AgentApp:
         self._on_handshake.append(reconciler.on_peering_change)
         found = {"peering": self._run_when_active(reconciler.run)}
         if peering.provider is not None:
-            self._on_handshake.append(peering.provider.on_change)
+            self._on_handshake.append(peering.provider.on_handshake)
             cache.subscribe(peering.provider.on_change)
             found["lending"] = self._run_with_holds(provider, peering.provider.run)
         return found

@@ -33,7 +33,7 @@ from kubelend.bench.fixtures import FleetCertificates
 from kubelend.bench.measure import BenchRun, Figures, UsageWindow
 from kubelend.communicators import http
 from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.core.errors import KubelendError, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import KubelendError, Unavailable, UnexpectedResponse
 from kubelend.core.lifecycle import Phase
 from kubelend.core.pod_requests import Pod
 from kubelend.envtest import processes, waiting
@@ -244,7 +244,7 @@ async def _reserve_and_release(
     request = bodies.ReservationRequest(_AMOUNTS, target_cluster_id=provider)
     answer = await client.reserve(request)
     if answer.status.phase != Phase.RESERVED:
-        raise UnexpectedAnswer(f"reservation from {provider} failed: {answer.status.message}")
+        raise UnexpectedResponse(f"reservation from {provider} failed: {answer.status.message}")
     deliveries.on_reserved(answer)
     await asyncio.sleep(_HOLD_SECONDS)
     await client.release(answer.id)
@@ -348,9 +348,7 @@ class _AllocationSample:
     def __init__(self, agent: AgentProcess) -> None:
         self.at = time.perf_counter()
         self.age = self.at - agent.started_at
-        port = agent.port_of("metrics")
-        scraped = processes.call_http(port, "/metrics", timeout=_METRICS_TIMEOUT)
-        self.memory = _allocated_memory(scraped.body.decode())
+        self.memory = allocated_memory(agent)
 
     def events_since(self, earlier: _AllocationSample, described: SimulationSpec) -> float:
         """Returns the events processed per second, found by replaying the simulation."""
@@ -360,12 +358,15 @@ class _AllocationSample:
         return replay.events_until(self.memory, int(most * (seconds + _METRICS_TIMEOUT))) / seconds
 
 
-def _allocated_memory(metrics: str) -> int:
-    for family in text_string_to_metric_families(metrics):
+def allocated_memory(agent: AgentProcess) -> int:
+    """Returns the bytes that the pods of its cluster request, from its metrics."""
+    port = agent.port_of("metrics")
+    scraped = processes.call_http(port, "/metrics", timeout=_METRICS_TIMEOUT)
+    for family in text_string_to_metric_families(scraped.body.decode()):
         for sample in family.samples:
             if sample.name == _ALLOCATED_METRIC and sample.labels == {"resource": "memory"}:
                 return int(sample.value)
-    raise UnexpectedAnswer(f"the agent's metrics do not contain {_ALLOCATED_METRIC} for memory")
+    raise UnexpectedResponse(f"the agent's metrics do not contain {_ALLOCATED_METRIC} for memory")
 
 
 class SimulationReplay:

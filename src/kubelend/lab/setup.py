@@ -293,9 +293,12 @@ async def install_agent_cluster(
     async with _open_client(administrator) as client:
         for manifest in (*(shipped_manifests() if has_liqo else ()), *fixture):
             await _create_object(client, manifest)
+            path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
             if manifest["kind"] == "Pod":
-                where = f"{_collection_path(manifest)}/{manifest['metadata']['name']}/status"
-                await client.raw("PUT", where, manifest | RUNNING_STATUS)
+                await client.raw("PUT", f"{path}/status", manifest | RUNNING_STATUS)
+            elif manifest["kind"] == "Node":
+                # Without the taint of a new node, which only a controller manager would remove.
+                await client.raw("PUT", path, manifest)
     return found
 
 
@@ -363,8 +366,8 @@ async def _request_token(client: Client, account: str) -> str:
 async def _create_object(client: Client, document: Manifest) -> None:
     """Creates an object; an existing one, such as a namespace, is left unchanged."""
     with suppress(AlreadyExists):
-        await client.raw("POST", _collection_path(document), document)
+        await client.raw("POST", collection_path(document), document)
 
 
-def _collection_path(document: Manifest) -> str:
+def collection_path(document: Manifest) -> str:
     return _COLLECTION_PATHS[document["kind"]].format(**document["metadata"])

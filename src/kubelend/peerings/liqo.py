@@ -12,11 +12,12 @@ private key with which Liqo authenticates this cluster never leaves it: `sign` u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from kubelend.agent.ports import DONE, Clock, HandshakeExchange, Peer, Readiness
-from kubelend.core.errors import Unavailable
+from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.kits import tasks
 from kubelend.kube import informer
 from kubelend.kube.informer import Deleted, Listed
@@ -97,6 +98,8 @@ class LiqoPeering:
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
+        with contextlib.suppress(KubelendError):
+            await self._own_identity()  # a signature takes a child process: not during a handshake
 
         async def follow(
             kind: LiqoKind, labels: str, name_of: Callable[[LiqoResource], str]
@@ -196,15 +199,19 @@ class LiqoPeering:
     # -- sizing
 
     async def size(self, peer: Peer) -> Readiness:
-        remote = await self._remote_id(peer)
+        remote, slices = await asyncio.gather(
+            self._remote_id(peer), self._api.list(SLICES, labels=OWN_SLICES)
+        )
         if not remote:
             return _handshaking(f"the peering with {peer.cluster}, which was removed meanwhile")
-        slices = await self._api.list(SLICES, labels=OWN_SLICES)
         found = _slice_of(peer.reservation, remote, slices)
-        if found is None or not liqo_objects.is_requested(found, peer):
-            name = found.metadata.name if found else await self._free_name(peer, slices)
-            manifest = liqo_objects.slice_manifest(peer, remote, await self._grant(peer), name)
-            await self._api.apply(SLICES, manifest)
+        if found is None:
+            name, grant = await asyncio.gather(self._free_name(peer, slices), self._grant(peer))
+            wanted = liqo_objects.slice_manifest(peer, remote, grant, name)
+            await self._api.create(SLICES, wanted)
+        elif not liqo_objects.is_requested(found, peer):
+            name, grant = found.metadata.name, await self._grant(peer)
+            await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant, name))
         elif liqo_objects.is_denied(found):
             await self._replace_grant(peer, found)
         for namespace in peer.namespaces:
@@ -241,8 +248,10 @@ class LiqoPeering:
         return liqo_objects.slice_name(peer.reservation, taken)
 
     async def ready(self, peer: Peer) -> Readiness:
-        remote = await self._remote_id(peer)
-        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
+        remote, slices = await asyncio.gather(
+            self._remote_id(peer),
+            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
+        )
         found = _slice_of(peer.reservation, remote, slices)
         name = peer.reservation if found is None else found.metadata.name
         node, foreign = await asyncio.gather(

@@ -32,7 +32,9 @@ from kubelend.peerings.liqo_removal import Action, Delete, Evict, Patch
 LIQO_NAMESPACE: Final = "liqo"
 CONTROLLER_TIMEOUT: Final = timedelta(seconds=10)
 """How long Liqo's controllers may take to complete an object. Usually it is a fraction of a second."""
-_POLL_SECONDS: Final = 0.05
+_FIRST_POLL_SECONDS: Final = 0.005
+_POLL_SHARE: Final = 0.1
+"""Time between two polls as a share of the time waited: they add at most this to what Liqo takes."""
 
 Found = TypeVar("Found")
 
@@ -74,11 +76,7 @@ class LiqoApi:
         name, namespace = metadata["name"], metadata.get("namespace", "")
         found = await self.find(kind, name, namespace)
         if found is None:
-            document = {"apiVersion": kind.api_version, "kind": kind.kind, **manifest}
-            try:
-                return await self._create(kind, namespace, document)
-            except AlreadyExists:
-                raise Conflict(f"{kind.kind} {name} was created by another client") from None
+            return await self.create(kind, manifest)
         if found.is_being_deleted:
             raise Unavailable(f"{kind.kind} {name} is still being deleted")
         if not found.is_managed:
@@ -87,6 +85,17 @@ class LiqoApi:
         if not _differs(found, manifest):
             return found
         return await self.client.patch(kind, name, namespace, manifest)
+
+    async def create(self, kind: LiqoKind, manifest: Manifest) -> LiqoResource:
+        """`Conflict` if it exists."""
+        metadata = manifest["metadata"]
+        document = {"apiVersion": kind.api_version, "kind": kind.kind, **manifest}
+        try:
+            path = kind.path(metadata.get("namespace", ""))
+            return liqo_objects.decode(await self.client.raw("POST", path, document))
+        except AlreadyExists:
+            name = metadata["name"]
+            raise Conflict(f"{kind.kind} {name} was created by another client") from None
 
     async def complete(
         self,
@@ -97,13 +106,14 @@ class LiqoApi:
         timeout: timedelta = CONTROLLER_TIMEOUT,
     ) -> Found | None:
         """Waits until Liqo has completed an object; returns what `read` finds in it, None if nothing."""
-        deadline = asyncio.get_running_loop().time() + timeout.total_seconds()
+        began = asyncio.get_running_loop().time()
         while True:
             found = await self.find(kind, name, namespace)
             value = None if found is None else read(found)
-            if value or asyncio.get_running_loop().time() > deadline:
+            waited = asyncio.get_running_loop().time() - began
+            if value or waited > timeout.total_seconds():
                 return value
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(max(_FIRST_POLL_SECONDS, waited * _POLL_SHARE))
 
     async def delete(self, kind: LiqoKind, found: LiqoResource) -> None:
         metadata = found.metadata
@@ -137,10 +147,6 @@ class LiqoApi:
         path = PODS.path(pod.metadata.namespace, pod.metadata.name, subresource)
         with contextlib.suppress(NotFound, Conflict):
             await self.client.raw(method, path, body)
-
-    async def _create(self, kind: LiqoKind, namespace: str, document: Manifest) -> LiqoResource:
-        content = await self.client.raw("POST", kind.path(namespace), document)
-        return liqo_objects.decode(content)
 
 
 async def is_installed(client: Client) -> bool:

@@ -315,21 +315,36 @@ class LiqoProvider:
         self._cluster_id = ""
         self._slices: dict[str, LiqoResource] = {}
         """By namespace and name."""
-        self._admitted: set[str] = set()
-        """Reservations whose requester has what it needs for its identity here."""
+        self._admitted: dict[str, bodies.Handshake] = {}
+        """What requesters need for their identity here, by reservation. The broker does not store it."""
         self._grants: dict[str, str] = {}
         """This cluster's own grant of each reservation for which a handshake has begun."""
         self._ended: dict[str, float] = {}
         """When the reservation of a slice was found to have ended, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
+        self._handshakes = ReconcileQueue("Handshake", self._admit, log)
+        """By themselves: a slice need not wait until a handshake is answered."""
 
     def on_change(self, reservation: str) -> None:
-        """The reservation, or its handshake, has changed."""
+        """The reservation has changed."""
+        if reservation not in self._admitted:
+            self.on_handshake(reservation)
         if reservation in {*self._lent(), *self._grants} or self._slices_of(reservation):
             self._queue.add(reservation)
 
+    def on_handshake(self, reservation: str) -> None:
+        """The requester has sent a part of its handshake, perhaps once more."""
+        if reservation in self._lent():
+            self._handshakes.add(reservation)
+
     async def run(self) -> None:
-        await tasks.run_all({"slices": self._watch_slices(), "reconcile": self._queue.run()})
+        await tasks.run_all(
+            {
+                "slices": self._watch_slices(),
+                "handshakes": self._handshakes.run(),
+                "reconcile": self._queue.run(),
+            }
+        )
 
     async def _watch_slices(self) -> None:
         async for change in informer.list_and_watch(self._api.client, SLICES, labels=REPLICATED):
@@ -371,8 +386,6 @@ class LiqoProvider:
             await self._remove_unused_requesters()
             return
         lent = self._lent().get(reservation)
-        if lent is not None and reservation not in self._admitted:
-            await self._admit(reservation, lent)
         slices = [one for one in self._slices_of(reservation) if is_ours(one)]
         unused = lent
         for found in slices:
@@ -382,18 +395,23 @@ class LiqoProvider:
             # What is reserved is granted once, however many slices its requester makes for it.
             unused = None if is_own else unused
         if lent is None:
-            self._admitted.discard(reservation)
+            self._admitted.pop(reservation, None)
             self._grants.pop(reservation, None)
             self._queue.add(_REMOVAL)
 
     # -- the handshake
 
-    async def _admit(self, reservation: str, lent: LentReservation) -> None:
+    async def _admit(self, reservation: str) -> None:
         """Answers the requester's handshake as far as it has come."""
+        lent = self._lent().get(reservation)
+        if lent is None:
+            return
         own = bodies.Handshake(await self._own_id())
         try:
-            requester = await self._send(reservation, own)
-            while requester is not None and reservation not in self._admitted:
+            requester = await self._send(reservation, self._admitted.get(reservation, own))
+            while requester is not None and (
+                requester.signed_nonce or reservation not in self._admitted
+            ):
                 answer = await self._answer_handshake(reservation, own, requester, lent)
                 newest = await self._send(reservation, answer)
                 if newest == requester:
@@ -430,9 +448,11 @@ class LiqoProvider:
         )
         if issued is None:
             return replace(own, nonce=nonce, error="Liqo has not issued a certificate yet")
-        self._admitted.add(reservation)
-        log.info("Requester admitted", reservation=reservation, requester=lent.requester)
-        return replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+        answer = replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+        if self._admitted.get(reservation) != answer:
+            self._admitted[reservation] = answer
+            log.info("Requester admitted", reservation=reservation, requester=lent.requester)
+        return answer
 
     async def _nonce(self, remote: str, requester: str) -> str:
         namespace = liqo_objects.namespace_manifest(remote, requester=requester)
@@ -487,10 +507,15 @@ class LiqoProvider:
         log.info(f"ResourceSlice {decision.status.lower()}", **keys)
 
     async def _requester_of(self, found: LiqoResource) -> str:
-        """The ID at the broker of the cluster that has sent a slice; empty if we have not admitted it."""
+        """The ID at the broker of the cluster that has sent a slice; empty if it is not admitted.
+
+        A Tenant that liqoctl has created says nothing about the broker. There both IDs have to be the same.
+        """
         remote = found.metadata.labels.get("liqo.io/originID", "")
         tenant = await self._api.find(TENANTS, remote, found.metadata.namespace) if remote else None
-        return "" if tenant is None else liqo_objects.kubelend_cluster(tenant)
+        if tenant is None:
+            return ""
+        return liqo_objects.kubelend_cluster(tenant) or ("" if tenant.is_managed else remote)
 
     async def _withdraw(self, found: LiqoResource) -> None:
         """Its reservation has ended: no new pods, and after a time none at all. Denying it undoes nothing."""

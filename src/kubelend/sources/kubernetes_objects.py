@@ -41,8 +41,8 @@ class KubernetesObjects:
         self._watch_errors = WatchErrors()
         self._undecodable: dict[tuple[str, str], str] = {}
         """By kind and `uid`."""
-        self._remembered: dict[tuple[type[Object], str], Object] = {}
-        """The last version of an object that was read or written, by kind and key."""
+        self._remembered: dict[tuple[type[Object], str], Object | None] = {}
+        """The last version of an object that was read or written, by kind and key; None if it is absent."""
 
     @property
     def problem(self) -> str:
@@ -61,7 +61,8 @@ class KubernetesObjects:
     async def find(self, kind: type[Kind], key: str) -> Kind | None:
         namespace, name = object_semantics.parse_object_key(key)
         found = await self._client.find(resources.resource_for(kind), name, namespace)
-        return None if found is None else self._remember(found)
+        self._remember(kind, key, found)
+        return found
 
     async def apply(self, wanted: Kind) -> Kind:
         for _ in range(CONFLICT_ATTEMPTS):
@@ -100,19 +101,20 @@ class KubernetesObjects:
         finally:
             report("")
 
-    def _remember(self, found: Kind) -> Kind:
-        self._remembered.pop((type(found), found.key), None)
-        self._remembered[type(found), found.key] = found
+    def _remember(self, kind: type[Kind], key: str, found: Kind | None) -> None:
+        self._remembered.pop((kind, key), None)
+        self._remembered[kind, key] = found
         if len(self._remembered) > MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
-        return found
 
     async def _find_base(self, wanted: Kind) -> Kind | None:
         """The remembered version that `wanted` changes, else the current one.
 
         It is remembered for one write: after a conflict the current one is read.
         """
-        known = self._remembered.pop((type(wanted), wanted.key), None)
+        known = self._remembered.pop((type(wanted), wanted.key), wanted)
+        if known is None and not wanted.metadata.uid:
+            return None
         version = wanted.metadata.resource_version
         is_base = known is not None and known.metadata.resource_version == version
         if is_base and isinstance(known, type(wanted)) and known != wanted:
@@ -124,7 +126,8 @@ class KubernetesObjects:
         created = await self._client.create(
             resources.resource_for(type(wanted)), object_semantics.without_server_fields(wanted)
         )
-        return self._remember(created)
+        self._remember(type(created), created.key, created)
+        return created
 
     async def _patch_object(self, stored: Kind, wanted: Kind) -> Kind:
         before, after = _to_json(stored), _to_json(object_semantics.with_changes(stored, wanted))
@@ -155,7 +158,8 @@ class KubernetesObjects:
             )
         except NotFound as error:  # deleted since it was read
             raise object_semantics.conflict_error(stored, "was deleted") from error
-        return self._remember(written)
+        self._remember(type(written), written.key, written)
+        return written
 
     def _namespace(self, kind: type[Object]) -> str:
         return self._namespaces.get(kind, "")
