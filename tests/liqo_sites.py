@@ -620,6 +620,18 @@ def wait_step(borrowed: Borrowed, name: str) -> None:
     wait_until(lambda: step(borrowed), LONGEST, poll=POLL, explain=borrowed.explain)
 
 
+def check_skew(site: Site, seconds: int) -> None:
+    """Borrows with agents whose clocks are wrong, in opposite directions."""
+    site.restart_with_skew(seconds, AGENT, PROVIDER)
+    site.restart_with_skew(-seconds, AGENT, REQUESTER)
+    borrowed = site.borrow()
+    borrowed.wait_ready()
+    borrowed.release()
+    borrowed.wait_released()
+    for cluster in (REQUESTER, PROVIDER):
+        site.restart_with_skew(0, AGENT, cluster)
+
+
 @contextlib.contextmanager
 def started(directory: Path, assets: Assets, *flags: str) -> Iterator[Site]:
     """Starts a lab with Liqo, and ends it."""

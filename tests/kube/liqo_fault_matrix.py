@@ -73,6 +73,11 @@ def test_part_is_killed(site, part, cluster, connecting, disconnecting):
     borrowed.wait_released()
 
 
+@pytest.mark.parametrize("seconds", [60, -60], ids=["provider ahead", "provider behind"])
+def test_clocks_may_be_a_minute_off(site, seconds):
+    liqo_sites.check_skew(site, seconds)
+
+
 def test_two_requesters_with_one_provider(site):
     """Each has a Tenant of its own, and the end of one does not touch the other."""
     first, second = site.borrow(REQUESTER), site.borrow(OTHER)
