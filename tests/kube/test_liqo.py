@@ -6,8 +6,8 @@ import os
 import re
 import signal
 import subprocess
-from pathlib import Path
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
