@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import agent_process
-from kubelend.core.errors import UnexpectedAnswer
+from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import resources
 from kubelend.wire.objects import Kind
@@ -31,7 +31,7 @@ class Running(agent_process.Running):
         path = resources.resource_for(kind).path(namespace, name)
         try:
             return msgspec.json.decode(self.cluster.call("GET", path), type=kind)
-        except (UnexpectedAnswer, OSError):
+        except (UnexpectedResponse, OSError):
             return None
 
     shows = agent_process.Running.sees

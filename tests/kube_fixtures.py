@@ -34,6 +34,7 @@ OWN_CLUSTERS = tuple(
         "lab_command",
         "liqo",
         "liqo_faults",
+        "liqo_removal",
         "peering_chart",
         "roles",
     )

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import yaml
 
 import processes
+from kubelend.apps.agent_launcher import SETTINGS_VARIABLE
 from kubelend.envtest.assets import Assets
 from kubelend.envtest.processes import HttpResponse, call_http
 from kubelend.lab import hosts
@@ -318,6 +319,16 @@ class Site:
     def restart(self, part: str, cluster: str = "") -> None:
         self.kill(part, cluster)()
 
+    def restart_agent(self, cluster: str, **settings: object) -> None:
+        """Starts an agent again with other settings, by their names in the code."""
+        [pid] = self.find(AGENT, cluster)
+        killed = Killed.read(pid)
+        self.kill(AGENT, cluster)
+        launch = json.loads(killed.environment[SETTINGS_VARIABLE])
+        launch["settings"] |= settings
+        changed = killed.environment | {SETTINGS_VARIABLE: json.dumps(launch)}
+        self._start(AGENT, cluster, killed._replace(environment=changed))
+
     def restart_with_skew(self, seconds: int, part: str, cluster: str = "") -> None:
         """Starts an agent, or the broker, again with a wrong clock."""
         [pid] = self.find(part, cluster)
@@ -437,6 +448,37 @@ class Borrowed:
         found = self.request.get("status", {}).get("conditions", [])
         return {one["type"]: f"{one['status']} {one['reason']}: {one['message']}" for one in found}
 
+    # -- pods
+
+    @contextlib.contextmanager
+    def pod(self) -> Iterator[None]:
+        """Runs a pod on the node, in a namespace of its own, which is deleted at the end."""
+        self._site.kubectl(self.cluster, "create", "namespace", self.name)
+        for document in (_OFFLOADING, _pod(self.reservation)):
+            self._create_soon(json.dumps(document))
+        wait_until(lambda: self.remote_pods() == ["Running"], LONGEST, explain=self.explain)
+        yield
+        self._site.kubectl(self.cluster, "delete", "namespace", self.name, "--wait=false")
+
+    def _create_soon(self, text: str) -> None:
+        """Creates an object when the namespace has the service account that a pod needs."""
+
+        def create() -> bool:
+            try:
+                command = ("create", f"--namespace={self.name}", "--filename=-")
+                self._site.kubectl(self.cluster, *command, text=text)
+            except AssertionError:
+                return False
+            return True
+
+        wait_until(create, LONGEST, poll=0.2)
+
+    def remote_pods(self) -> list[str]:
+        """The phases of its pods in the provider's cluster."""
+        path = f"/api/v1/namespaces/{self.name}-{self.cluster}/pods"
+        found = self._site.apis[self.provider].list(path)
+        return [one["status"]["phase"] for one in found]
+
     # -- what is promised
 
     def is_ready(self) -> bool:
@@ -488,6 +530,29 @@ class Borrowed:
             "log": self._site.logs(),
         }
         return "\n".join(f"{name}: {text}" for name, text in texts.items())
+
+
+_OFFLOADING = {
+    "apiVersion": "offloading.liqo.io/v1beta1",
+    "kind": "NamespaceOffloading",
+    "metadata": {"name": "offloading"},
+    "spec": {
+        "namespaceMappingStrategy": "DefaultName",
+        "podOffloadingStrategy": "LocalAndRemote",
+        "clusterSelector": {"nodeSelectorTerms": []},
+    },
+}
+
+
+def _pod(reservation: str) -> Document:
+    requests = {"cpu": "300m", "memory": "64Mi"}
+    container = {"name": "main", "image": "none", "resources": {"requests": requests}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "borrower"},
+        "spec": {"nodeSelector": {RESERVATION_LABEL: reservation}, "containers": [container]},
+    }
 
 
 def _answer(found: Document) -> object:

@@ -143,7 +143,7 @@ def _by_identity(question: PlacementQuery, cluster: Cluster) -> list[Rejection]:
     if cluster.id in constraints.excluded:
         found.append(Rejection.EXCLUDED)
     if cluster.id in question.excluded_before:
-        found.append(Rejection.LEFT_BEFORE)
+        found.append(Rejection.PREVIOUS_PROVIDER)
     return found
 
 
@@ -189,7 +189,7 @@ def _by_nomination(
     """Kept for somebody of higher priority, or of the same priority and older."""
     rank = (-question.request.priority, question.ticket)
     return [
-        Rejection.HELD_FOR_WAITER
+        Rejection.NOMINATED_FOR_OTHER
         for waiter in waiting
         if waiter.nominated_cluster == cluster.id
         and (-waiter.request.priority, waiter.ticket) < rank

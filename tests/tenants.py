@@ -26,7 +26,7 @@ from kubelend.communicators import factory
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.controllers.cluster_namespaces.handlers import Dependencies, SignGrant
 from kubelend.controllers.cluster_namespaces.manager import ClusterNamespaces
-from kubelend.core.errors import UnexpectedAnswer
+from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import config
 from kubelend.kube.client import Client
@@ -151,7 +151,7 @@ class Tenants:
             "subjects": [{"apiGroup": group, "kind": "User", "name": BROKER}],
         }
         for document in (role, binding):
-            with contextlib.suppress(UnexpectedAnswer):  # another test has made it
+            with contextlib.suppress(UnexpectedResponse):  # another test has made it
                 _post(self.kube, document)
 
 

@@ -244,7 +244,7 @@ def test_what_a_cluster_has_borrowed_and_lent(paris, kubelend, certificates, adm
     code, _, err = admin("get lent")
     assert (code, err) == (
         2,
-        "error: of which cluster? Viewers and admins have no reservations of their own; add --cluster",
+        "error: viewers and admins have no reservations of their own; select a cluster with --cluster",
     )
 
 
@@ -265,8 +265,15 @@ def test_policies_are_set_listed_described_and_deleted(admin):
     assert admin("get policies -o name") == (0, "policy/rome", "")
     row = admin("get policies")[1].splitlines()[1]
     assert row.split(maxsplit=1) == ["rome", "not to team-x; keeps back 1 cpu"]
-    assert "IN EFFECT" in admin("describe policy policy/rome")[1]
+    assert "EFFECTIVE" in admin("describe policy policy/rome")[1]
     assert admin("delete policy cluster/rome") == (0, "policy/rome deleted", "")
+    assert admin("get policies") == (0, "", "No policies found.")
+
+
+def test_a_policy_is_listed_before_its_cluster_advertises(admin):
+    assert admin("set policy naples --max-lent cpu=1")[0] == 0
+    assert admin("get policies -o name") == (0, "policy/naples", "")
+    assert admin("delete policy naples") == (0, "policy/naples deleted", "")
     assert admin("get policies") == (0, "", "No policies found.")
 
 

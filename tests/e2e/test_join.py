@@ -131,7 +131,7 @@ def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, kubelend, t
     header, row = alice("get clusters -o wide")[1].splitlines()
     assert row[header.index("CERTIFICATE") :].split()[0] in {"364d", "365d"}
     members = [line.split()[:3] for line in alice("get members")[1].splitlines()]
-    assert ["cluster", "berlin", "Accepted"] in members
+    assert ["cluster", "berlin", "Approved"] in members
     _, out, _ = alice("revoke berlin --reason 'laptop stolen'")
     assert out.startswith("cluster/berlin revoked; its reservations")
     code, _, err = berlin("dev advertise --cpu 16 --memory 64Gi")

@@ -110,3 +110,40 @@ def test_drained_provider_is_replaced_by_another(site):
     site.admin("uncordon", PROVIDER)
     borrowed.release()
     borrowed.wait_released()
+
+
+def test_revoked_requester_loses_its_pods_without_its_help(site):
+    """Its agent is rejected by the broker, so that only the provider can end it."""
+    borrowed = site.borrow()
+    borrowed.wait_ready()
+    site.restart_agent(PROVIDER, reclaim_after="PT5S")
+    with borrowed.pod():
+        site.admin("revoke", REQUESTER, "--release", "--yes", "--reason=laptop stolen")
+        wait_until(lambda: not borrowed.remote_pods(), LONGEST, explain=borrowed.explain)
+        wait_until(lambda: not borrowed.quotas(), LONGEST, explain=borrowed.explain)
+    site.admin("approve", REQUESTER)
+    borrowed.wait_phase("Released")
+    borrowed.release()
+    borrowed.wait_released()
+
+
+@pytest.mark.parametrize(
+    "step", ["reserved", "nonce", "signed nonce", "tenant", "identity", "slice", "granted"]
+)
+def test_released_before_it_was_ready(site, step):
+    """What the handshake has created until then is removed, too."""
+    borrowed = site.borrow()
+    wait_step(borrowed, step)
+    borrowed.release()
+    borrowed.wait_released()
+
+
+@pytest.mark.parametrize("part, cluster", PARTS[:5])
+@pytest.mark.parametrize("step", ["nonce", "tenant", "slice"])
+def test_released_while_a_part_is_down(site, part, cluster, step):
+    borrowed = site.borrow()
+    wait_step(borrowed, step)
+    restart = site.kill(part, cluster)
+    borrowed.release()
+    restart()
+    borrowed.wait_released()

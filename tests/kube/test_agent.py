@@ -11,7 +11,7 @@ import kube_agents
 import kube_objects
 import kube_roles
 from kube_objects import Machines
-from kubelend.core.errors import UnexpectedAnswer
+from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest import servers
 from kubelend.wire.objects import (
     Advertisement,
@@ -171,7 +171,7 @@ def test_roles_allow_nothing_else(pair, rome):
         ("get", "providerinstructions", "--namespace=team"),
         ("get", "namespaces"),
     ):
-        with pytest.raises(UnexpectedAnswer, match="forbidden"):
+        with pytest.raises(UnexpectedResponse, match="forbidden"):
             pair[0].kubectl(*refused, kubeconfig=agent)
 
 

@@ -12,7 +12,7 @@ import kube_roles
 import kubectl_lend
 import processes
 from kube_objects import Machines
-from kubelend.core.errors import UnexpectedAnswer
+from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest import servers
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
 from waiting import wait_until
@@ -134,7 +134,7 @@ def test_request_without_a_peering_is_reserved_and_ready_once_activated(
     assert found.status.message.endswith("; no peering is configured")
     use = rome.shows(ReservationInstruction, reserved, namespace="rome")
     assert (use.status.phase, use.status.peered_cluster_ids) == ("NotPeered", ())
-    with pytest.raises(UnexpectedAnswer, match="timed out"):
+    with pytest.raises(UnexpectedResponse, match="timed out"):
         wait_ready(rome, "Ready", "1s")
     activation = processes.kubelend(
         *("dev", "activate", reserved, f"--broker-url={broker.url}"),

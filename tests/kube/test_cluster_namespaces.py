@@ -14,7 +14,7 @@ from kubelend.core.errors import (
     IdentityInUse,
     NotFound,
     Unavailable,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.core.models import ClusterId
 from kubelend.kube import resources
@@ -285,7 +285,7 @@ def test_account_reads_and_writes_its_own_namespace_only(tenants, kube):
     )
     for place in (f"--namespace={bonn}", "--namespace=default", "--all-namespaces"):
         for kind in ("reservations", "clustersessions", "cadv", "pins", "ledgerrecords", "secrets"):
-            with pytest.raises(UnexpectedAnswer, match="forbidden"):
+            with pytest.raises(UnexpectedResponse, match="forbidden"):
                 kube.kubectl("get", kind, place, kubeconfig=mine)
 
 
@@ -310,5 +310,5 @@ def test_account_cannot_write_fields_of_the_broker_or_the_operator(tenants, kube
     namespace = tenants.create("rome")
     words = [word.format(namespace) for word in refused]
     words += ["--type=merge"] if "patch" in words else []
-    with pytest.raises(UnexpectedAnswer, match="forbidden"):
+    with pytest.raises(UnexpectedResponse, match="forbidden"):
         kube.kubectl(*words, kubeconfig=tenants.kubeconfig(namespace))

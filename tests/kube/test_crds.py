@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import object_samples
-from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput, UnexpectedResponse
 from kubelend.envtest import servers
 from kubelend.kube import resources
 from kubelend.wire import broker_objects, crds
@@ -18,13 +18,6 @@ EXAMPLES = ROOT / "examples" / "objects"
 RESERVATION = "reservation.yaml"
 ADVERTISEMENT = "cluster-advertisement-priced.yaml"
 REQUEST = "resource-request.yaml"
-
-
-@pytest.fixture
-def rules(kube):
-    """For tests of rules that older servers do not know."""
-    if kube.assets.version < servers.CEL_SINCE:
-        pytest.skip(f"a server of version {kube.assets.version} has no rules")
 
 
 @pytest.fixture
@@ -78,7 +71,9 @@ def test_definitions_without_rules_refuse_what_their_patterns_can(lab, tmp_path)
     none = yaml.safe_load((EXAMPLES / RESERVATION).read_text("utf-8"))
     none["spec"]["requestedResources"]["cpu"] = "0"
     refused = saved({RESERVATION: none}, tmp_path / "refused")
-    with pytest.raises(UnexpectedAnswer, match=r"spec.requestedResources.cpu in body should match"):
+    with pytest.raises(
+        UnexpectedResponse, match=r"spec.requestedResources.cpu in body should match"
+    ):
         cluster.kubectl("apply", f"--filename={refused}")
     cluster.kill()
 
@@ -157,7 +152,7 @@ BAD = {
 @pytest.mark.parametrize("example, place, value, words", BAD.values(), ids=BAD)
 @pytest.mark.usefixtures("rules")
 def test_invalid_fields_are_rejected_with_a_message(apply, example, place, value, words):
-    with pytest.raises(UnexpectedAnswer) as refused:
+    with pytest.raises(UnexpectedResponse) as refused:
         apply(example, place, value)
     assert words in str(refused.value)
 
@@ -173,7 +168,7 @@ CHANGES = {
 @pytest.mark.usefixtures("rules")
 def test_immutable_fields_cannot_be_changed(apply, example, place, value, words):
     apply(example)
-    with pytest.raises(UnexpectedAnswer) as refused:
+    with pytest.raises(UnexpectedResponse) as refused:
         apply(example, place, value)
     assert words in str(refused.value)
 

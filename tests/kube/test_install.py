@@ -17,9 +17,9 @@ import pytest
 import audited_cluster
 import charts
 import kube_objects
-from kubelend.core.errors import InvalidSettings, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, UnexpectedResponse
 from kubelend.envtest import liqo, network_namespace, servers
-from kubelend.peerings.liqo_objects import FOREIGN_CLUSTER_RESOURCE, SLICE_RESOURCE
+from kubelend.peerings.liqo_objects import SLICE_RESOURCE
 from waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kube]
@@ -27,10 +27,11 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.kube]
 HOME = "kubelend"
 ACCOUNT = f"{HOME}/kubelend-agent"
 SLICES = SLICE_RESOURCE
+FOREIGN_CLUSTERS = "foreignclusters.core.liqo.io"
 LIQO_KINDS = ",".join(
     (
         SLICES,
-        FOREIGN_CLUSTER_RESOURCE,
+        FOREIGN_CLUSTERS,
         "identities.authentication.liqo.io",
         "tenants.authentication.liqo.io",
         "quotas.offloading.liqo.io",
@@ -118,6 +119,11 @@ class Site:
         cluster.kubectl("rollout", "status", name, f"--namespace={HOME}", timeout)
         return notes
 
+    def install_all(self):
+        """Returns the notes of the agents."""
+        self.install(self.rome, "broker", {"store": {"kind": "memory"}})
+        return [self.install(cluster, "agent", AGENT) for cluster in (self.rome, self.bonn)]
+
     def uninstall(self, cluster, part):
         return self.helm(cluster, "uninstall", f"kubelend-{part}")
 
@@ -130,7 +136,7 @@ class Site:
         """Returns the reservation, whose virtual node is ready."""
         self.apply(self.rome, REQUEST)
         named = ("resourcerequest/training", "--namespace=team")
-        self.rome.kubectl("wait", *named, "--for=condition=Ready", f"--timeout={3 * PATIENCE:g}s")
+        self.rome.kubectl("wait", *named, "--for=condition=Ready", f"--timeout={PATIENCE:g}s")
         path = "-ojsonpath={.status.reservationName}"
         return self.rome.kubectl("get", *named, path)
 
@@ -231,8 +237,7 @@ def add_secret(cluster, name, directory):
 @pytest.fixture(scope="module")
 def notes(site):
     """Of the agents' charts; broker and agents run."""
-    site.install(site.rome, "broker", {"store": {"kind": "memory"}})
-    return [site.install(cluster, "agent", AGENT) for cluster in (site.rome, site.bonn)]
+    return site.install_all()
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +246,7 @@ def life(site, notes):
     reservation = site.borrow()
     site.apply(site.rome, OFFLOADING)
     site.apply(site.rome, POD % reservation)
-    running = ("--for=jsonpath={.status.phase}=Running", f"--timeout={2 * PATIENCE:g}s")
+    running = ("--for=jsonpath={.status.phase}=Running", f"--timeout={PATIENCE:g}s")
     site.rome.kubectl("wait", "pod/worker", "--namespace=team", *running)
     remote = site.bonn.kubectl("get", "pod", "worker", "--namespace=team-rome", "--output=json")
     refusals = [*attempts(site, reservation)]
@@ -259,7 +264,7 @@ def attempts(site, reservation):
     def attempt(*arguments):
         try:
             return site.bonn.kubectl(*arguments, namespace, kubeconfig=identity)
-        except UnexpectedAnswer as error:
+        except UnexpectedResponse as error:
             return str(error)
 
     patch = ("patch", SLICES, reservation, "--type=merge")
@@ -272,8 +277,15 @@ def attempts(site, reservation):
     found["spec"]["class"] = "default"
     path = site.bonn.directory / "greedy.json"
     path.write_text(json.dumps(found))
-    yield "choose class", attempt("create", f"--filename={path}")
+    choose = ("create", "--dry-run=server", f"--filename={path}")
+    yield "choose class", attempt(*choose)
     yield "granted", found["status"]["resources"]["cpu"]
+    # As in the namespace of another peering of Liqo.
+    label = ("label", "namespace", "liqo-tenant-rome", "--overwrite")
+    site.bonn.kubectl(*label, "app.kubernetes.io/managed-by=liqoctl")
+    wait_until(lambda: "Forbidden" not in attempt(*choose))
+    yield "another peering", attempt(*choose)
+    site.bonn.kubectl(*label, "app.kubernetes.io/managed-by=kubelend-agent")
 
 
 def test_reservation_becomes_a_pod_in_the_providers_cluster(life, notes):
@@ -291,6 +303,7 @@ def test_requester_can_neither_grant_itself_more_nor_choose_a_class(life):
         assert "(Forbidden)" in answers[step]
         assert "only ResourceSlices of class kubelend" in answers[step]
     assert "patched" in answers["note"]
+    assert "created" in answers["another peering"]
     assert answers["granted"] == "500m"
 
 
@@ -331,7 +344,7 @@ def test_agent_may_change_only_what_belongs_to_a_peering(life, site):
         ("get", "secret", "agent-client-tls", f"--namespace={HOME}"),
         ("get", "secrets", "--namespace=liqo"),
     ):
-        with pytest.raises(UnexpectedAnswer, match=re.escape("(Forbidden)")):
+        with pytest.raises(UnexpectedResponse, match=r"(?i)forbidden"):
             site.bonn.kubectl(*refused, kubeconfig=agent)
     site.bonn.kubectl("delete", "namespace", "liqo-tenant-other")
     site.bonn.kubectl("delete", "pod", "local", "--namespace=default")
@@ -358,11 +371,11 @@ def test_nothing_is_left_by_the_commands_for_agents_that_are_gone(life, site):
         for page, word in (("deploy.md", "finalizers"), ("liqo.md", "ours=")):
             site.run_documented(cluster, page, word)
         for name in ("rome", "bonn"):
-            cluster.kubectl("delete", FOREIGN_CLUSTER_RESOURCE, name, "--ignore-not-found")
+            cluster.kubectl("delete", FOREIGN_CLUSTERS, name, "--ignore-not-found")
     site.wait_until_clean()
     site.rome.kubectl("delete", "resourcerequest", "training", "--namespace=team")
-    for cluster in (site.rome, site.bonn):
-        site.install(cluster, "agent", AGENT)
+    site.uninstall(site.rome, "broker")  # which still has the reservation
+    site.install_all()
 
 
 def test_agents_can_be_uninstalled_without_broker_and_agent(life, site):

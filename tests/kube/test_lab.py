@@ -7,7 +7,7 @@ import pytest
 
 import kube_fixtures
 import processes
-from kubelend.core.errors import InvalidSettings, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, Unavailable, UnexpectedResponse
 from kubelend.envtest import assets, servers
 
 pytestmark = pytest.mark.timeout(120)
@@ -37,7 +37,7 @@ def test_clusters_on_one_store_are_apart(clusters):
     stranger = one.admin_kubeconfig.read_text().replace(one.url, other.url)
     stolen = one.directory / "stolen.kubeconfig"
     stolen.write_text(stranger)
-    with pytest.raises(UnexpectedAnswer, match="certificate signed by unknown authority"):
+    with pytest.raises(UnexpectedResponse, match="certificate signed by unknown authority"):
         one.kubectl("get", "namespaces", kubeconfig=stolen)
 
 

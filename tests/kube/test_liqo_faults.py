@@ -127,12 +127,14 @@ def test_denied_slice_is_granted_again(site):
     borrowed.wait_released()
 
 
-def test_reservation_released_by_an_administrator_takes_its_node_along(site):
+def test_reservation_released_by_an_administrator_takes_its_node_and_pods_along(site):
     borrowed = site.borrow()
     borrowed.wait_ready()
-    site.admin("release", borrowed.reservation)
-    borrowed.wait_phase("Released")
-    wait_until(lambda: not borrowed.node, LONGEST, explain=borrowed.explain)
+    with borrowed.pod():
+        site.admin("release", borrowed.reservation)
+        borrowed.wait_phase("Released")
+        wait_until(lambda: not borrowed.node, LONGEST, explain=borrowed.explain)
+        wait_until(lambda: not borrowed.remote_pods(), LONGEST, explain=borrowed.explain)
     borrowed.release()
     borrowed.wait_released()
 

@@ -132,7 +132,7 @@ def test_cleanup_is_the_agent_with_another_flag(helm):
     assert container["args"][len(agent["args"]) :] == [
         "--cleanup",
         "--cleanup-deployment=kubelend-agent",
-        "--cleanup-timeout=2m",
+        "--cleanup-timeout=3m",
     ]
     assert (container["env"], container["image"]) == (agent["env"], agent["image"])
     assert container["volumeMounts"] == agent["volumeMounts"]

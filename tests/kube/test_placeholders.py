@@ -23,7 +23,7 @@ import kube_objects
 import shipped
 from callers import Caller, request_body
 from kubelend.core import resources
-from kubelend.core.errors import InvalidSettings, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, UnexpectedResponse
 from kubelend.envtest import assets, servers
 from kubelend.wire.objects import ProviderInstruction
 from shipped import HOME
@@ -446,7 +446,7 @@ def test_nobody_else_may_use_the_class(lender, cluster):
     }
     path = cluster.directory / "sly.json"
     path.write_text(json.dumps(body))
-    with pytest.raises(UnexpectedAnswer, match="only the agent of Kubelend may use this"):
+    with pytest.raises(UnexpectedResponse, match="only the agent of Kubelend may use this"):
         cluster.kubectl(
             "create",
             f"--filename={path}",
@@ -469,7 +469,7 @@ def test_the_agent_may_not_change_anything_else_of_pods(
     lender.offloaded("web", held, "1")
     lender.gets_a_node("web")
     namespace = "default" if pod == "mine" else BORROWED
-    with pytest.raises(UnexpectedAnswer, match=refusal):
+    with pytest.raises(UnexpectedResponse, match=refusal):
         cluster.kubectl(
             *("patch", "pod", pod, f"--namespace={namespace}", f"--patch={change}"),
             kubeconfig=cluster.kubeconfig_of_account("kubelend-agent", HOME),
@@ -488,7 +488,7 @@ def test_a_restarted_agent_goes_on_and_owned_placeholders_end_with_their_instruc
     wait_until(lambda: lender.pod("web")["spec"].get("schedulingGates"))
     assert lender.placeholders() == before
     lender.age_lease(minutes=3)
-    with pytest.raises(UnexpectedAnswer, match="hands held resources over, was last there at 20"):
+    with pytest.raises(UnexpectedResponse, match="hands held resources over, was last there at 20"):
         lender.offloaded("late", reservation, "1")
     lender.local("own", "1")
     with start() as agent:

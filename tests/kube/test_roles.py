@@ -11,7 +11,7 @@ import charts
 import kube_agents
 import kube_objects
 import shipped
-from kubelend.core.errors import UnexpectedAnswer
+from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest import servers
 from kubelend.wire import cluster_namespaces
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
@@ -353,5 +353,5 @@ def test_every_right_that_is_seldom_used_is_granted(part):
     ids=" ".join,
 )
 def test_broker_may_do_nothing_else(hub, refused):
-    with pytest.raises(UnexpectedAnswer, match="forbidden"):
+    with pytest.raises(UnexpectedResponse, match="forbidden"):
         hub.kubectl(*refused, kubeconfig=account(hub, "broker"))

@@ -141,7 +141,7 @@ def cutting(number):
     return [AuditLogTruncated(number), audit_log.truncation_entry(last, make.T0, make.T0)]
 
 
-MEMBER = Member(Role.CLUSTER, "berlin", MembershipStatus.ACCEPTED, make.T0)
+MEMBER = Member(Role.CLUSTER, "berlin", MembershipStatus.APPROVED, make.T0)
 TOKEN = Token(TokenId("abc"), "d1", Role.VIEWER, make.T0, "alice", make.T0, 5)
 LIMITS = Limits(ClusterId("a"), None, Quota(reservations=3))
 BASE = [

@@ -58,7 +58,7 @@ BODIES = {
 """What to send where a body has to be; anywhere else none is sent."""
 
 NO_STATE = {"version", "openapi", "grant_keys", "audit_log"}
-"""Lists that no change shows in, or refusals as well."""
+"""Lists that no change shows in, or rejections as well."""
 
 
 def proxy(broker):

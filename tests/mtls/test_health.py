@@ -199,7 +199,7 @@ PEM = "-----BEGIN " + "PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE 
 
 
 async def test_every_line_of_the_log_is_json_and_none_has_a_secret(broker, log):
-    """After keys, refusals, and names that try to break lines."""
+    """After keys, rejections, and names that try to break lines."""
     a, b = broker.cluster("a"), broker.cluster('line\\break"x')
     await a.advertise()
     made = await b.reserve(key="idempotency-secret-1")

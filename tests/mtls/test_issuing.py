@@ -24,7 +24,7 @@ from kubelend.core.errors import (
     InvalidInput,
     InvalidSettings,
     TokenRefused,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.core.lifecycle import Role
 from kubelend.kits import backoff
@@ -120,7 +120,7 @@ async def test_joined_cluster_has_three_files_and_is_served(broker, tmp_path, al
     assert files.load_credentials(directory).certificate == welcome.credentials.certificate
 
 
-@pytest.mark.parametrize("decision", ["accept", "reject"])
+@pytest.mark.parametrize("decision", ["approve", "deny"])
 async def test_waiting_one_is_notified_once_and_learns_the_decision(broker, tmp_path, decision):
     pending: list[JoinPending] = []
     wanted = await invited(broker, uses=1)
@@ -129,7 +129,7 @@ async def test_waiting_one_is_notified_once_and_learns_the_decision(broker, tmp_
     )
     await waiting.until(lambda: bool(pending))
     await broker.admin().post("members", "cluster", "berlin", decision, {"key": pending[0].key})
-    if decision == "reject":
+    if decision == "deny":
         with pytest.raises(TokenRefused, match="no uses left"):
             await joining
         return
@@ -278,7 +278,7 @@ async def test_answers_without_end_are_not_read(certificates, tmp_path):
     late = b"\n" * (1 << 20) + files.to_pem(certificates.authority.trusted)
     impostor = Impostor(certificates.server(), late)
     problem = "presents no CA certificate"
-    await impostor.refuse(certificates, tmp_path / "berlin", UnexpectedAnswer, problem)
+    await impostor.refuse(certificates, tmp_path / "berlin", UnexpectedResponse, problem)
 
 
 # -- renewal

@@ -26,7 +26,7 @@ from kubelend.stores.sqlite import SqliteStore
 from kubelend.transports.listener import ConnectionLimits
 from waiting import PATIENCE
 
-pytestmark = pytest.mark.broker("enrolling", auto_accept="edge-*")
+pytestmark = pytest.mark.broker("enrolling", auto_approve="edge-*")
 
 
 async def members(broker):
@@ -46,8 +46,8 @@ async def test_bound_token_gives_a_certificate_with_which_the_cluster_lends_and_
     assert held["targetClusterID"] == "berlin"
     member = (await members(broker))["berlin"]
     issued = applicants.certificate_in(tmp_path / "berlin")
-    seen = (member["standing"], member["role"], member["decidedBy"])
-    assert seen == ("Accepted", "cluster", "alice")
+    seen = (member["status"], member["role"], member["decidedBy"])
+    assert seen == ("Approved", "cluster", "alice")
     assert member["certificate"]["serial"] == f"{issued.serial_number:x}"
     assert identity.caller_from_certificate(issued) == identity.Caller("berlin")
 
@@ -57,10 +57,10 @@ async def test_unexpected_cluster_waits_until_it_is_accepted(broker, tmp_path):
     answers = [await paris.ask(broker, token) for _ in range(3)]
     assert [answer.status for answer in answers] == [202] * 3
     pending = (await members(broker))["paris"]
-    assert (pending["standing"], pending["asks"]) == ("Pending", answers[0].json["key"])
-    key = {"key": pending["asks"]}
-    accepted = await broker.admin().post("members", "cluster", "paris", "accept", key)
-    assert accepted.json["standing"] == "Accepted"
+    assert (pending["status"], pending["pendingKey"]) == ("Pending", answers[0].json["key"])
+    key = {"key": pending["pendingKey"]}
+    accepted = await broker.admin().post("members", "cluster", "paris", "approve", key)
+    assert accepted.json["status"] == "Approved"
     directory = await paris.join(broker, token, tmp_path / "paris")
     await broker.holder(directory, "paris").advertise()
 
@@ -169,7 +169,7 @@ async def test_body_that_is_no_join_request_is_refused(broker):
         assert answer.refusal == refusal
 
 
-@pytest.mark.broker("enrolling", auto_accept="edge-*", fails=True)
+@pytest.mark.broker("enrolling", auto_approve="edge-*", fails=True)
 async def test_join_is_refused_while_the_store_is_not_read(broker, store):
     token = await applicants.token(broker)
     async with outage(broker, store):
@@ -224,7 +224,7 @@ async def test_secret_is_in_no_log_no_journal_no_store_and_no_error(certificates
     path = tmp_path / "kubelend.db"
     open_store = brokers.reopening(SqliteStore.open(path))
     async with applicants.enrolling(
-        certificates, tmp_path, open_store=open_store, auto_accept="*"
+        certificates, tmp_path, open_store=open_store, auto_approve="*"
     ) as broker:
         text = await applicants.token(broker, uses=2)
         secret = text.split(".")[2]

@@ -114,13 +114,6 @@ POLICY = {
 
 
 @pytest.fixture
-async def a(broker):
-    found = broker.cluster("a")
-    await found.advertise("8", "16Gi")
-    return found
-
-
-@pytest.fixture
 def team(broker):
     return broker.cluster("team-a")
 
@@ -132,10 +125,10 @@ async def set_policy(admin, policy, cluster="a"):
 
 
 async def refusal(caller, *args, **fields):
-    """Ask for what must not fit; gives the histogram of refusals."""
+    """Ask for what must not fit; gives the histogram of rejections."""
     answer = await caller.post("reservations", request_body(*args, **fields))
     assert answer.refusal == (409, "NoCapacity")
-    return answer.json["explanation"]["refusals"]
+    return answer.json["explanation"]["rejections"]
 
 
 async def test_policies_of_both_are_shown_and_hold_until_they_are_cleared(broker, admin, a, team):

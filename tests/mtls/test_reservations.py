@@ -62,9 +62,9 @@ async def test_refusal_counts_the_reasons_and_says_what_would_help(r):
     )
     explanation = answer.json["explanation"]
     assert (explanation["total"], explanation["fitting"]) == (3, 0)
-    assert explanation["refusals"] == {"InsufficientCPU": 3}
+    assert explanation["rejections"] == {"InsufficientCPU": 3}
     text = answer.problem.hint
-    assert explanation["remedy"] == {"clusterID": "large", "text": text, "less": {"cpu": "1"}}
+    assert explanation["suggestion"] == {"clusterID": "large", "text": text, "less": {"cpu": "1"}}
     unknown = await r.post("reservations", request_body(targetClusterID="nobody"))
     assert "3 NotPinned; cluster 'nobody' is unknown" in unknown.problem.detail
 
@@ -102,16 +102,16 @@ async def test_explain_looks_at_every_cluster_and_changes_nothing(broker, r):
     assert answer.status == 200
     body = answer.json
     assert body["summary"] == "1/3 clusters fit: 1 InsufficientCPU, 1 TooExpensive"
-    assert body["refusals"] == {"InsufficientCPU": 1, "TooExpensive": 1}
+    assert body["rejections"] == {"InsufficientCPU": 1, "TooExpensive": 1}
     plain, *others = body["candidates"]
     assert (plain["clusterID"], plain["fits"]) == ("plain", True)
-    assert {found["clusterID"]: found["refusals"] for found in others} == {
+    assert {found["clusterID"]: found["rejections"] for found in others} == {
         "cheap": ["InsufficientCPU"],
         "large": ["TooExpensive"],
     }
     large = next(found for found in others if found["clusterID"] == "large")
     assert (large["pricePerHour"], large["currency"]) == ("0.6", "USD")
-    assert large["remedy"]["maxPricePerHour"] == "0.6"
+    assert large["suggestion"]["maxPricePerHour"] == "0.6"
     assert await everything(broker) == before
 
 
@@ -132,12 +132,12 @@ async def test_explanation_of_a_reservation_asks_where_one_like_it_would_fit_now
     assert made["targetClusterID"] == "large"
     for caller in (r, broker.cluster("large"), broker.viewer()):
         found = await caller.read("reservations", made["id"], "explain")
-        assert (found["fitting"], found["refusals"]) == (0, {"InsufficientCPU": 3})
+        assert (found["fitting"], found["rejections"]) == (0, {"InsufficientCPU": 3})
     small = await r.reserve("1")
     assert small["targetClusterID"] == "plain"
     await broker.cluster("plain").post("instructions", small["id"], "refuse")
     found = await r.read("reservations", small["id"], "explain")
-    assert found["refusals"] == {"LeftBefore": 1}
+    assert found["rejections"] == {"PreviousProvider": 1}
     refused = next(c for c in found["candidates"] if not c["fits"])
     assert refused["clusterID"] == "plain"
 

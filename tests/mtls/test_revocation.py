@@ -42,7 +42,7 @@ async def test_next_request_on_an_open_connection_is_refused_and_ends_it(broker,
         writer.write(raw_connections.GET)
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
         done = await revoke(broker, reason="stolen")
-        assert (done["member"]["standing"], done["member"]["reason"]) == ("Revoked", "stolen")
+        assert (done["member"]["status"], done["member"]["reason"]) == ("Revoked", "stolen")
         writer.write(raw_connections.GET)
         rest = (await raw_connections.end_of(reader)).partition(b"HTTP/1.1 ")[
             2
@@ -50,6 +50,14 @@ async def test_next_request_on_an_open_connection_is_refused_and_ends_it(broker,
         assert rest.startswith(b"403 ")
         assert b"the certificate of cluster berlin was revoked at" in rest
     assert (await berlin.get("version")).refusal == (403, "Revoked")
+
+
+async def test_calls_of_a_revoked_agent_that_retries_are_logged_once(broker, tmp_path, log):
+    berlin = await joined(broker, tmp_path)
+    await revoke(broker)
+    for path in ("version", "instructions", "version"):
+        assert (await berlin.get(path)).refusal == (403, "Revoked")
+    assert [line["code"] for line in log.lines("Request rejected")] == ["Revoked"]
 
 
 async def test_open_stream_ends_at_once_and_does_not_open_again(broker, tmp_path):
@@ -109,7 +117,7 @@ async def test_after_an_accepted_return_the_old_certificate_is_refused_and_the_n
     again, token = Applicant("berlin"), await applicants.token(broker, name="berlin")
     assert (await again.ask(broker, token)).status == 202  # a token alone is not enough
     assert (await old.get("version")).refusal == (403, "Revoked")
-    await broker.admin().post("members", "cluster", "berlin", "accept")
+    await broker.admin().post("members", "cluster", "berlin", "approve")
     new = broker.holder(await again.join(broker, token, tmp_path / "again"), "berlin")
     await new.advertise()
     assert (await old.get("version")).refusal == (403, "Revoked")
@@ -129,8 +137,8 @@ async def test_certificate_of_a_key_that_was_replaced_is_refused_and_its_stream_
     async with old.stream() as stream:
         await stream.event()
         body = {"keepOld": True} if keep else {}
-        answer = await broker.admin().post("members", "cluster", "berlin", "accept", body)
-        assert answer.json["standing"] == "Accepted"
+        answer = await broker.admin().post("members", "cluster", "berlin", "approve", body)
+        assert answer.json["status"] == "Approved"
         assert broker.service.streams.count("berlin") == (1 if keep else 0)
     new = broker.holder(await second.join(broker, token, tmp_path / "second"), "berlin")
     await new.advertise()
@@ -151,8 +159,8 @@ async def test_removed_member_is_refused_until_its_certificate_has_ended(broker,
     berlin = await joined(broker, tmp_path)
     await berlin.advertise()
     answer = await broker.admin().delete("members", "cluster", "berlin")
-    assert answer.json["refused"] is True
-    assert "refusedUntil" in answer.json
+    assert answer.json["rejected"] is True
+    assert "rejectedUntil" in answer.json
     assert (await broker.admin().read("clusters"))["clusters"] == []
     assert (await berlin.get("version")).refusal == (403, "Revoked")
     broker.clock.pass_time(timedelta(days=366))
@@ -168,7 +176,7 @@ async def test_longer_certificate_from_elsewhere_that_was_renewed_is_not_forgott
     await applicants.renewed(broker.holder(path, "rome"), tmp_path / "renewed")
     answer = await broker.admin().delete("members", "cluster", "rome")
     end = applicants.certificate_in(path).not_valid_after_utc
-    assert datetime.fromisoformat(answer.json["refusedUntil"]) == end
+    assert datetime.fromisoformat(answer.json["rejectedUntil"]) == end
 
 
 async def test_revocation_is_in_the_audit_log_with_who_and_why(broker, tmp_path):

@@ -14,6 +14,9 @@ DOCUMENTS = sorted(
 )
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(\s*([^)\s]+)[^)]*\)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
+PACKAGE = ROOT / "src" / "kubelend"
+LAYERS = "|".join(sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+MODULE = re.compile(rf"(?<![\w/.*-])(?:{LAYERS})/[a-z_]+(?:/[a-z_]+)*(?![\w*<-]|/v1)")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
@@ -47,3 +50,27 @@ def test_links_are_found_in_every_form_but_not_in_examples():
     )
     assert links(text) == ["b.md", "d.png", "e/", "g.md#h"]
     assert len(links((ROOT / "README.md").read_text("utf-8"))) > 5
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_that_a_document_names_exists(path):
+    named = {PACKAGE / name for name in MODULE.findall(path.read_text("utf-8"))}
+    assert {
+        one for one in named if not one.is_dir() and not one.with_suffix(".py").exists()
+    } == set()
+
+
+def test_modules_are_found_in_tables_and_diagrams():
+    text = "`core/ledger.py` (`apply`)\nparticipant A as api/app, api/clusters\nPOST /api/v1/x tests/kube/y"
+    assert MODULE.findall(text) == ["core/ledger", "api/app", "api/clusters"]
+
+
+def test_every_class_and_function_of_the_architecture_exists():
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    names = {one.split(".")[-1] for one in re.findall(r"`([A-Z]\w+(?:\.\w+)?)(?:\(\w*\))?`", text)}
+    names |= set(re.findall(r"\b([a-z]+_[a-z_]+): ", text))
+    source = "\n".join(one.read_text("utf-8") for one in PACKAGE.rglob("*.py"))
+    assert names, "nothing was found"
+    assert {
+        name for name in names if not re.search(rf"^ *(class|(async )?def) {name}\b", source, re.M)
+    } == set()

@@ -118,7 +118,7 @@ class NewPlaceholder(NamedTuple):
 
 
 class HoldPods(Protocol):
-    """Placeholders and borrowers' pods of the agent's own cluster. All pods have `scheduling`."""
+    """Placeholders and requesters' pods of the agent's own cluster. All pods have `scheduling`."""
 
     async def create(self, wanted: NewPlaceholder) -> Pod: ...
 
@@ -135,7 +135,7 @@ class HoldPods(Protocol):
         """Remove our gate, if it is still there; None if the pod is gone."""
 
     async def set_condition(self, pod: Pod, reason: str, message: str) -> None:
-        """Tell on the pod why nothing is held for it."""
+        """Set the pod's condition that says why nothing is held for it."""
 
     async def record_event(
         self, about: ProviderInstruction, reason: str, message: str, *, is_warning: bool

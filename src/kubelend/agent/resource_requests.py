@@ -23,7 +23,7 @@ from kubelend.core.errors import (
     InvalidInput,
     InvalidQuantity,
     KubelendError,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.wire import bodies, validation
@@ -50,7 +50,9 @@ def is_transient(error: KubelendError) -> bool:
     A response that is not the broker's comes from an intermediary, so it is transient too.
     """
     return (
-        error.retryable or isinstance(error, UnexpectedAnswer) or type(error) in _TRANSIENT_CLASSES
+        error.retryable
+        or isinstance(error, UnexpectedResponse)
+        or type(error) in _TRANSIENT_CLASSES
     )
 
 

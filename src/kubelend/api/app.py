@@ -33,6 +33,7 @@ from kubelend.core.errors import (
     QueueFull,
     QuotaExceeded,
     RateLimited,
+    Revoked,
 )
 from kubelend.core.lifecycle import Role
 from kubelend.kits.ratelimit import LogThrottle
@@ -54,6 +55,10 @@ AUDITED_ERRORS = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, K
 _LOGGED_ERRORS = (Forbidden, InvalidIdentity, IdentityInUse, LimitExceeded)
 _DECISIONS = (QuotaExceeded, QueueFull)
 """Decisions about reservations, which the broker logs itself."""
+_RETRIED = (Revoked, IdentityInUse)
+"""Errors of agents that retry as long as they run."""
+_RETRIED_LOG_INTERVAL = 600.0
+"""Seconds between two log lines about such an agent."""
 
 _ALL_ROLES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
 _ALLOWED_ROLES: dict[Access, frozenset[Role]] = {
@@ -104,16 +109,16 @@ def _check_role(caller: Caller, route: Route) -> None:
     allowed = _ALLOWED_ROLES[route.access]
     if caller.role not in allowed:
         raise Forbidden(
-            f"{route.name} is not allowed for the role {caller.role}",
+            f"{route.name.replace('_', ' ')}: not allowed for the role {caller.role}",
             hint=f"use a certificate with the role {' or '.join(sorted(allowed))}",
         )
 
 
 def _rejection_recorder(audit_log: AuditLog) -> middleware.OnRejected:
-    repeats = LogThrottle()
+    repeats, retries = LogThrottle(), LogThrottle(_RETRIED_LOG_INTERVAL)
 
     def record_rejection(scope: RequestScope, error: KubelendError) -> None:
-        _log_rejection(scope, error, repeats)
+        _log_rejection(scope, error, retries if isinstance(error, _RETRIED) else repeats)
         if isinstance(error, AUDITED_ERRORS):
             actor = _audit_actor(scope.caller, scope.request)
             # The objects named in the path.
@@ -137,7 +142,7 @@ def _log_rejection(scope: RequestScope, error: KubelendError, throttle: LogThrot
     """
     caller, remote = scope.caller, scope.request.remote
     suppressed: int | None = 0
-    if isinstance(error, RateLimited | InvalidIdentity | IdentityInUse):
+    if isinstance(error, (RateLimited, InvalidIdentity, *_RETRIED)):
         suppressed = throttle.suppressed((error.code, caller or remote))
     if isinstance(error, _DECISIONS):
         return
@@ -207,6 +212,7 @@ HANDLERS: dict[str, Handler] = {
     "uncordon": clusters.uncordon,
     "drain": clusters.drain,
     "remove_cluster": clusters.remove_cluster,
+    "list_policies": clusters.list_policies,
     "get_policy": clusters.get_policy,
     "set_policy": clusters.set_policy,
     "clear_policy": clusters.clear_policy,
@@ -218,8 +224,8 @@ HANDLERS: dict[str, Handler] = {
     "list_tokens": members.list_tokens,
     "delete_token": members.delete_token,
     "list_members": members.list_members,
-    "accept_member": members.approve_member,
-    "reject_member": members.deny_member,
+    "approve_member": members.approve_member,
+    "deny_member": members.deny_member,
     "revoke_member": members.revoke_member,
     "remove_member": members.remove_member,
     "renew_certificate": members.renew_certificate,

@@ -79,6 +79,13 @@ async def get_advertisement(call: RequestContext) -> web.StreamResponse:
     return JsonResponse(conversion.from_cluster(view.cluster, view.reserved))
 
 
+async def list_policies(call: RequestContext) -> web.StreamResponse:
+    limit = call.page_size()
+    found = await call.app.limits.policies(call.request.query.get("continue", ""), limit + 1)
+    views, more = paginate(found, limit, lambda view: view.cluster)
+    return JsonResponse(admin_bodies.PolicyList([_policy_body(view) for view in views], more))
+
+
 async def get_policy(call: RequestContext) -> web.StreamResponse:
     request.check_own_cluster(call, call.cluster)
     return JsonResponse(_policy_body(await call.app.limits.policy(call.cluster)))

@@ -133,7 +133,9 @@ async def _post_join(request: web.BaseRequest, context: EnrolmentContext) -> web
         raise
     context.wrong_tokens.refund(source)
     if not isinstance(answer, Issued):
-        return JsonResponse(admin_bodies.JoinPending("Pending", answer.asks), HTTPStatus.ACCEPTED)
+        return JsonResponse(
+            admin_bodies.JoinPending("Pending", answer.pending_key), HTTPStatus.ACCEPTED
+        )
     port = context.membership.api_port
     return JsonResponse(admin_bodies.JoinResult(answer.chain, answer.authorities, port))
 

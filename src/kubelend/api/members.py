@@ -29,7 +29,7 @@ async def list_members(call: RequestContext) -> web.StreamResponse:
 
 
 async def approve_member(call: RequestContext) -> web.StreamResponse:
-    body = await call.body(admin_bodies.AcceptRequest, optional=True)
+    body = await call.body(admin_bodies.ApproveRequest, optional=True)
     role, name = _member_in_path(call)
     member = await call.app.membership.approve(
         role, name, body.key, call.caller.name, keep_old=body.keep_old
@@ -55,8 +55,8 @@ async def revoke_member(call: RequestContext) -> web.StreamResponse:
             done.was_known,
             list(done.released),
             list(done.drained),
-            list(done.left_behind.tokens),
-            list(done.left_behind.members),
+            list(done.admin_actions.tokens),
+            list(done.admin_actions.members),
         )
     )
 
@@ -68,8 +68,8 @@ async def remove_member(call: RequestContext) -> web.StreamResponse:
         admin_bodies.Removal(
             done.member is not None,
             None if done.member is None else done.member.forget_at,
-            list(done.left_behind.tokens),
-            list(done.left_behind.members),
+            list(done.admin_actions.tokens),
+            list(done.admin_actions.members),
         )
     )
 
@@ -104,12 +104,12 @@ def _other_member_in_path(call: RequestContext) -> tuple[Role, str]:
 
 
 def _query_status(call: RequestContext) -> MembershipStatus | None:
-    text = call.request.query.get("standing")
+    text = call.request.query.get("status")
     if text is None:
         return None
     if text not in list(MembershipStatus):
         known = ", ".join(MembershipStatus)
-        raise InvalidInput(f"standing: {text[:24]!r} is unknown", hint=f"use one of {known}")
+        raise InvalidInput(f"status: {text[:24]!r} is unknown", hint=f"use one of {known}")
     return MembershipStatus(text)
 
 

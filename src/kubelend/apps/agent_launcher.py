@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from kubelend.agent.health import ComponentHealth
 from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
-from kubelend.core.errors import InvalidSettings, KubelendError, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, KubelendError, UnexpectedResponse
 from kubelend.core.lifecycle import Role
 from kubelend.kits import files, subprocesses
 from kubelend.kits.backoff import Backoff
@@ -90,7 +90,7 @@ class AgentCertificateRenewer:
         try:
             return msgspec.json.decode(shown, type=_CertificateStatus).renew_at
         except msgspec.MsgspecError as error:
-            raise UnexpectedAnswer(f"`kubelend certificate show`: {error}") from error
+            raise UnexpectedResponse(f"`kubelend certificate show`: {error}") from error
 
     async def _run_command(self, verb: str, *flags: str) -> bytes:
         """Runs `kubelend certificate`; returns its output."""

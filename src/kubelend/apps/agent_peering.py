@@ -85,6 +85,7 @@ def make_peering(
             LiqoctlPeering(
                 Path(settings.kubeconfigs_dir),
                 cluster,
+                exchange=exchange,
                 liqoctl=settings.liqoctl,
                 kubectl=settings.kubectl,
                 timeout=settings.peering_timeout,

@@ -166,8 +166,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     cleanup_deployment: str = ""
     """Deployment of the agent in POD_NAMESPACE, which --cleanup scales to zero before anything else."""
 
-    cleanup_timeout: timedelta = timedelta(minutes=2)
-    """How long --cleanup waits for peerings to be removed. What is left then is logged."""
+    cleanup_timeout: timedelta = timedelta(minutes=3)
+    """How long --cleanup waits for peerings to be removed, longer than --drain-timeout. What is left then is
+    logged."""
 
     drain_timeout: timedelta = timedelta(minutes=2)
     """How long pods on a borrowed node may take to be evicted when its reservation has ended, which

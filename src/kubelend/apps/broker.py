@@ -312,7 +312,7 @@ def _app_context(
     certificates: CertificateManager,
     audit_log: AuditLog,
 ) -> AppContext:
-    policy = JoinPolicy(_patterns(settings.allow_join), _patterns(settings.auto_accept))
+    policy = JoinPolicy(_patterns(settings.allow_join), _patterns(settings.auto_approve))
     return AppContext(
         broker=broker,
         metrics=metrics,

@@ -22,7 +22,7 @@ from kubelend.core.errors import (
     KubelendError,
     LimitExceeded,
     Unavailable,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.core.lifecycle import Role
 from kubelend.kits import clock, files
@@ -128,7 +128,7 @@ async def verify_broker(invitation: JoinParameters) -> str:
     try:
         shown = x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
-        raise UnexpectedAnswer(
+        raise UnexpectedResponse(
             f"{invitation.url} presents no CA certificate", hint="check address and port"
         ) from error
     pinned = tokens.pinned_certificates(shown, invitation.pin)

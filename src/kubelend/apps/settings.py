@@ -164,7 +164,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     enrol_port: int = 8444
     """Port of the enrolment interface, where clusters join with a token. Requires --ca-path."""
 
-    auto_accept: str = ""
+    auto_approve: str = ""
     """Clusters that join without approval, as comma-separated patterns: edge-*,lab-?. Others wait for an
     administrator, unless their token is bound to their name."""
 

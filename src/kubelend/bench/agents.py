@@ -33,7 +33,7 @@ from kubelend.bench.fixtures import FleetCertificates
 from kubelend.bench.measure import BenchRun, Figures, UsageWindow
 from kubelend.communicators import http
 from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.core.errors import KubelendError, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import KubelendError, Unavailable, UnexpectedResponse
 from kubelend.core.lifecycle import Phase
 from kubelend.core.pod_requests import Pod
 from kubelend.envtest import processes, waiting
@@ -244,7 +244,7 @@ async def _reserve_and_release(
     request = bodies.ReservationRequest(_AMOUNTS, target_cluster_id=provider)
     answer = await client.reserve(request)
     if answer.status.phase != Phase.RESERVED:
-        raise UnexpectedAnswer(f"reservation from {provider} failed: {answer.status.message}")
+        raise UnexpectedResponse(f"reservation from {provider} failed: {answer.status.message}")
     deliveries.on_reserved(answer)
     await asyncio.sleep(_HOLD_SECONDS)
     await client.release(answer.id)
@@ -366,7 +366,7 @@ def allocated_memory(agent: AgentProcess) -> int:
         for sample in family.samples:
             if sample.name == _ALLOCATED_METRIC and sample.labels == {"resource": "memory"}:
                 return int(sample.value)
-    raise UnexpectedAnswer(f"the agent's metrics do not contain {_ALLOCATED_METRIC} for memory")
+    raise UnexpectedResponse(f"the agent's metrics do not contain {_ALLOCATED_METRIC} for memory")
 
 
 class SimulationReplay:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from kubelend.core.errors import BrokerUnreachable, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import BrokerUnreachable, Unavailable, UnexpectedResponse
 from kubelend.envtest import waiting
 from kubelend.transports import tls
 
@@ -43,7 +43,7 @@ def parse_response(received: bytes) -> RawResponse | None:
         return None
     length = _CONTENT_LENGTH.search(received, 0, end + 2)
     if length is None or not received.startswith(b"HTTP/1.1 "):
-        raise UnexpectedAnswer(f"response not supported by this client: {received[:80]!r}")
+        raise UnexpectedResponse(f"response not supported by this client: {received[:80]!r}")
     start = end + len(_HEAD_END)
     whole = start + int(length[1])
     if len(received) < whole:
@@ -181,7 +181,7 @@ async def send_advertisement(pool: LoadConnections, number: int, message: bytes)
     """Sends one advertisement; raises unless it is accepted."""
     answer = await pool.send(number, message)
     if answer.status != _OK:
-        raise UnexpectedAnswer(f"advertisement failed with {answer.status}: {answer.body!r}")
+        raise UnexpectedResponse(f"advertisement failed with {answer.status}: {answer.body!r}")
 
 
 class LoadResult:
@@ -263,7 +263,7 @@ class _ClosedLoop:
         def answered(answer: RawResponse) -> None:
             now = time.perf_counter()
             if answer.status != result.expected:
-                self._fail(UnexpectedAnswer(f"{answer.status}: {answer.body.decode()}"))
+                self._fail(UnexpectedResponse(f"{answer.status}: {answer.body.decode()}"))
                 return
             result.responses.append(answer.body)
             if now >= self._end:

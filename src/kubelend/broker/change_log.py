@@ -227,7 +227,7 @@ def _of_member(text: str) -> Callable[[AuditEntry], LogLine]:
     return lambda entry: (text, _about_member(entry))
 
 
-def _accepted(entry: AuditEntry) -> LogLine:
+def _approved(entry: AuditEntry) -> LogLine:
     """Joined with a token (new, or approved before), or approved by an administrator."""
     before, after = cast("Member | None", entry.before), cast("Member", entry.after)
     by_token = before is None or before.decided_at == after.decided_at
@@ -237,7 +237,7 @@ def _accepted(entry: AuditEntry) -> LogLine:
 def _certified(entry: AuditEntry) -> LogLine:
     certificate, fields = cast("Member", entry.after).certificate, _about_member(entry)
     if certificate is not None:
-        fields |= {"serial": certificate.serial, "expires_at": _time(certificate.ends_at)}
+        fields |= {"serial": certificate.serial, "expires_at": _time(certificate.expires_at)}
     return "Certificate issued", fields
 
 
@@ -250,7 +250,7 @@ def _revoked(entry: AuditEntry) -> LogLine:
 
 
 def _removed(entry: AuditEntry) -> LogLine:
-    is_denied = cast("Member", entry.before).standing is MembershipStatus.PENDING
+    is_denied = cast("Member", entry.before).status is MembershipStatus.PENDING
     return ("Member denied" if is_denied else "Member removed"), _about_member(entry)
 
 
@@ -295,8 +295,8 @@ LINES: Final[dict[str, Callable[[AuditEntry], LogLine]]] = {
     events.PolicySet.__name__: _of_limits("policy"),
     events.QuotaSet.__name__: _of_limits("quota"),
     events.JoinRequested.__name__: _of_member("Member join requested"),
-    events.JoinRejected.__name__: _of_member("Member denied"),
-    events.MemberAccepted.__name__: _accepted,
+    events.JoinDenied.__name__: _of_member("Member denied"),
+    events.MemberApproved.__name__: _approved,
     events.CertificateIssued.__name__: _certified,
     events.MemberRevoked.__name__: _revoked,
     events.MemberRemoved.__name__: _removed,

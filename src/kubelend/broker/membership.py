@@ -84,7 +84,7 @@ class Membership:
             decision = enrolment.decide_join(
                 ledger, _join_applicant(applicant), shown, self._join_policy, now
             )
-            if not decision.is_accepted:
+            if not decision.is_approved:
                 return (yield from enrolment.join_member(ledger, decision, None, now))
             issued = authority.issue(applicant, now, decision.member.revoked_at)
             yield from enrolment.join_member(ledger, decision, issued.certificate, now)
@@ -128,15 +128,13 @@ class Membership:
         self, role: Role, name: str, key: str, by: str, *, keep_old: bool = False
     ) -> Member:
         return await self._writer.execute(
-            lambda ledger, now: enrolment.accept_member(
+            lambda ledger, now: enrolment.approve_member(
                 ledger, role, name, key, by, now, keep_old=keep_old
             )
         )
 
     async def deny(self, role: Role, name: str) -> None:
-        await self._writer.execute(
-            lambda ledger, now: enrolment.reject_join(ledger, role, name, now)
-        )
+        await self._writer.execute(lambda ledger, now: enrolment.deny_join(ledger, role, name, now))
 
     async def revoke(
         self, role: Role, name: str, *, reason: str, by: str, release: bool
@@ -159,7 +157,7 @@ class Membership:
 
         def page(ledger: Ledger) -> list[Member]:
             later = (one for one in ledger.member_index.members.values() if one.id > after)
-            wanted = (one for one in later if status in {None, one.standing})
+            wanted = (one for one in later if status in {None, one.status})
             return list(islice(sorted(wanted, key=lambda one: one.id), limit))
 
         return await self._writer.read(page)

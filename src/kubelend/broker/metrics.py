@@ -343,15 +343,6 @@ ALL_METRICS: Final = (
 )
 
 
-def metrics_table() -> str:
-    """Returns all metrics as a Markdown table for docs/metrics.md."""
-    rows = ["| metric | kind | labels | description |", "| --- | --- | --- | --- |"]
-    for family in ALL_METRICS:
-        labels = ", ".join(f"`{label}`" for label in family.labels)
-        rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
-    return "\n".join(rows) + "\n"
-
-
 LabelValues = tuple[str | int, ...]
 
 

@@ -348,6 +348,15 @@ class LimitService:
     async def policy(self, cluster: ClusterId) -> PolicyView:
         return await self._writer.read(lambda ledger: _known_policy_view(ledger, cluster))
 
+    async def policies(self, after: str, limit: int) -> list[PolicyView]:
+        """Returns a page, ordered by cluster ID."""
+
+        def page(ledger: Ledger) -> list[PolicyView]:
+            later = (n for n in sorted(ledger.limit_index.clusters_with_policy()) if n > after)
+            return [_policy_view(ledger, name) for name in islice(later, limit)]
+
+        return await self._writer.read(page)
+
     async def set_policy(self, cluster: ClusterId, policy: LendingPolicy) -> PolicyView:
         return await self._writer.change(
             lambda ledger, now: commands.set_policy(ledger, cluster, policy, now),

@@ -110,7 +110,7 @@ class StreamHub:
                 for cluster in clusters_of(change):
                     for feed in self._by_cluster.get(cluster, ()):
                         feed.publish(change)
-            elif isinstance(change, Member) and change.standing is MembershipStatus.REVOKED:
+            elif isinstance(change, Member) and change.status is MembershipStatus.REVOKED:
                 self._close_revoked(change)
 
     def notify_handshake(self, cluster: ClusterId, reservation: ReservationId) -> None:

@@ -109,12 +109,12 @@ def _report_text(report: StoreReport) -> str:
 def audit_log(
     *,
     actor: Annotated[str, flag("Only actions of this caller.", "NAME")] = "",
-    action: Annotated[str, flag("Only this event or operation.")] = "",
+    action: Annotated[str, flag("Only this event or operation.", "NAME")] = "",
     subject: Annotated[str, flag("Only changes of this cluster or object.", "NAME")] = "",
     refused: Annotated[bool, flag("Only rejected calls.", None, "--refused")] = False,
     since: Annotated[str, flag("Not before this time.", "TIME")] = "",
     until: Annotated[str, flag("Before this time.", "TIME")] = "",
-    tail: Annotated[int, flag("Number of lines, the newest.", min=1)] = 50,
+    tail: Annotated[int, flag("Number of lines, the newest.", "N", min=1)] = 50,
     format: options.Output = OutputFormat.TABLE,
     settings: ClientSettings,
 ) -> None:
@@ -265,7 +265,7 @@ def _value_text(name: str, value: Any) -> str:
             return "none"
         case str():
             return value
-        case {"serial": serial, "ends_at": end}:
+        case {"serial": serial, "expires_at": end}:
             return f"{serial} until {end}"
         case dict() if name == "resources":
             named = {name: amount for name, amount in value.items() if name != "extended"}

@@ -8,10 +8,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+import msgspec
+
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli.options import Target
-from kubelend.core.errors import InvalidInput
-from kubelend.wire import bodies
+from kubelend.core.errors import InvalidInput, NoCapacity
+from kubelend.wire import bodies, validation
 
 if TYPE_CHECKING:
     from kubelend.transports.client import BrokerClient
@@ -109,6 +111,9 @@ def naming_flags(fields: Fields) -> Iterator[None]:
     """Make errors name the flag that was typed, instead of the field of the body."""
     try:
         yield
+    except NoCapacity as error:
+        error.hint = suggest_flags(error.hint)
+        raise
     except InvalidInput as error:
         message = _with_flag(error.message, fields)
         if message == error.message:
@@ -116,8 +121,28 @@ def naming_flags(fields: Fields) -> Iterator[None]:
         raise type(error)(message, hint=error.hint) from error
 
 
+def suggest_flags(text: str) -> str:
+    """A suggestion of the broker, with the flags to change."""
+    for change, flag in _SUGGESTED_CHANGES:
+        text = change.sub(flag, text)
+    return text
+
+
+_SUGGESTED_CHANGES: Final = (
+    (re.compile("remove the pin to another cluster"), "leave out --cluster"),
+    (re.compile("remove its exclusion"), "leave out its --exclude"),
+    (re.compile(r"drop the label topology\.kubernetes\.io/(region=\S+)"), r"leave out --\1"),
+    (re.compile(r"drop the label (\S+)"), r"leave out --label \1"),
+    (re.compile(r"allow (\S+) (\S+) per hour"), r"set --max-price \1 --currency \2"),
+)
+
+
 def _with_flag(message: str, fields: Fields) -> str:
-    match = _DECODING.fullmatch(message) or _FIELD.match(message)
+    if message.startswith(_UNDECODABLE):
+        error = msgspec.ValidationError(message.removeprefix(_UNDECODABLE))
+        match = _FIELD.match(validation.readable_validation_error(error))
+    else:
+        match = _FIELD.match(message)
     if match is None:
         return message
     path, problem = match["path"].removeprefix("spec."), match["problem"]
@@ -129,4 +154,4 @@ def _with_flag(message: str, fields: Fields) -> str:
 
 
 _FIELD: Final = re.compile(r"(?P<path>[A-Za-z][\w./\[\]-]*): (?P<problem>.*)", re.DOTALL)
-_DECODING: Final = re.compile(r"body: (?P<problem>.*) - at `\$\.(?P<path>[^`]*)`", re.DOTALL)
+_UNDECODABLE: Final = "body: "

@@ -169,7 +169,7 @@ class KubeBackend:
         is_broker = adapter is kube_objects.RESERVATIONS
         found: list[bodies.Reservation]
         if is_broker and role and not cluster:
-            raise InvalidInput(f"--role {role}: of which cluster?", hint="add --cluster")
+            raise InvalidInput(f"--role {role} requires a cluster", hint="add --cluster")
         if not is_broker and role == "provider":
             lent = (await self._client.list(_INSTRUCTIONS, namespace)).objects
             found = [kube_objects.body_from_instruction(one) for one in lent]

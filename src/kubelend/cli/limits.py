@@ -79,18 +79,13 @@ def get_policies(
 ) -> None:
     """List the lending policies in effect, or show one.
 
-    The list is for viewers and admins, and has the clusters that have advertised.
+    The list is for viewers and admins; a cluster sees its own policy by its name.
     """
     if name:
         _show_policy(calls.call_broker(settings, lambda client: client.policies.get(name)), format)
-        return
-    clusters = calls.call_broker(settings, lambda client: client.all_clusters())
-    found = [
-        PolicyStatus(one.advertisement.cluster_id, effective=one.status.policy)
-        for one in clusters
-        if one.status.policy is not None
-    ]
-    POLICIES.show_list(found, format)
+    else:
+        found = calls.call_broker(settings, lambda client: client.policies.all())
+        POLICIES.show_list(found, format)
 
 
 @options.takes(settings=options.client)
@@ -241,7 +236,7 @@ def _parse_budget(text: str) -> tuple[str, str]:
 
 # -- as text
 
-POLICY_HEADERS = ("LIMIT", "BY ADMIN", "BY CLUSTER", "IN EFFECT")
+POLICY_HEADERS = ("LIMIT", "ADMIN", "ADVERTISED", "EFFECTIVE")
 
 
 _LIMITS: Final = {
@@ -341,7 +336,7 @@ QUOTAS: Final[Printer[QuotaStatus]] = Printer(
     [
         Column("CLUSTER", lambda one, _: one.cluster_id),
         Column("RESERVATIONS", lambda one, _: _count(one)),
-        Column("SPENT TODAY", lambda one, _: _money(one)),
+        Column("SPENT-TODAY", lambda one, _: _money(one)),
         Column("AMOUNTS", lambda one, _: _amounts_used(one)),
     ],
 )

@@ -68,8 +68,8 @@ def member(name: MemberName, role: MemberRole = None) -> MemberReference:
 @options.takes(settings=options.client)
 def get_members(
     name: Annotated[str, options.argument("[[ROLE/]NAME]", help="Only this one.")] = "",
-    status: Annotated[str, flag("Only these.", "Pending|Accepted|Revoked")] = "",
-    standing: Annotated[str, typer.Option(hidden=True)] = "",
+    status: Annotated[str, flag("Only these.", "Pending|Approved|Revoked")] = "",
+    old_status: Annotated[str, typer.Option("--standing", hidden=True)] = "",
     format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
@@ -80,8 +80,8 @@ def get_members(
         return
     found = calls.call_broker(
         settings,
-        lambda client: client.members.all(standing=status or standing),
-        {"standing": "--status"},
+        lambda client: client.members.all(status=status or old_status),
+        {"status": "--status"},
     )
     MEMBERS.show_list(found, format)
 
@@ -161,7 +161,7 @@ def revoke(
     )
     if not done.known:
         output.note(f"{who} never joined through this broker: check the name")
-    _note_approved(done.let_in)
+    _note_approved(done.approved)
 
 
 @options.takes(settings=options.client)
@@ -179,7 +179,7 @@ def delete_member(who: MemberReference, *, settings: ClientSettings) -> None:
 def _delete(settings: ClientSettings, who: MemberReference) -> None:
     left = calls.call_broker(settings, lambda client: client.members.remove(who.role, who.name))
     output.print_text(deletion_summary(str(who), left, output.now()))
-    _note_approved(left.let_in)
+    _note_approved(left.approved)
 
 
 def _find_member(settings: ClientSettings, who: MemberReference) -> admin_bodies.Member:
@@ -367,16 +367,16 @@ def member_details(found: admin_bodies.Member, now: datetime) -> str:
         [
             ("Name", found.name),
             ("Role", found.role),
-            ("Status", found.standing),
-            ("Requested", found.asked_at),
-            ("Pending key", found.asks),
+            ("Status", found.status),
+            ("Requested", found.requested_at),
+            ("Pending key", found.pending_key),
             ("Token", found.token),
             ("Decided", found.decided_at),
             ("Decided by", found.decided_by),
             ("Revoked", found.revoked_at),
             ("Reason", found.reason),
             ("Certificate", getattr(known, "serial", None)),
-            ("Valid until", getattr(known, "ends_at", None)),
+            ("Valid until", getattr(known, "expires_at", None)),
             ("Authority", getattr(known, "authority", None)),
         ],
         now,
@@ -417,8 +417,8 @@ def revocation_summary(done: admin_bodies.Revocation, *, release: bool) -> str:
 
 def deletion_summary(who: str, left: admin_bodies.Removal, now: datetime) -> str:
     text = tables.sanitize_line(f"{who} deleted")
-    if left.refused:
-        until = tables.format_time(left.refused_until, now)
+    if left.rejected:
+        until = tables.format_time(left.rejected_until, now)
         rest = f"until the last one ends, {until}" if until else "until it is approved again"
         text = f"{text}; its certificates stay revoked {rest}"
     return text + _deleted_tokens(left.tokens)
@@ -453,8 +453,8 @@ TOKENS: Final[Printer[admin_bodies.Token]] = Printer(
 
 
 def _since(found: admin_bodies.Member) -> datetime:
-    moment = found.revoked_at if found.standing == "Revoked" else found.decided_at
-    return moment or found.asked_at
+    moment = found.revoked_at if found.status == "Revoked" else found.decided_at
+    return moment or found.requested_at
 
 
 MEMBERS: Final[Printer[admin_bodies.Member]] = Printer(
@@ -464,14 +464,14 @@ MEMBERS: Final[Printer[admin_bodies.Member]] = Printer(
     [
         Column("ROLE", lambda one, _: one.role),
         Column("NAME", lambda one, _: one.name),
-        Column("STATUS", lambda one, _: one.standing),
+        Column("STATUS", lambda one, _: one.status),
         Column("SINCE", lambda one, now: tables.format_age(_since(one), now)),
         Column(
             "CERTIFICATE",
-            lambda one, now: output.time_left(getattr(one.certificate, "ends_at", None), now),
+            lambda one, now: output.time_left(getattr(one.certificate, "expires_at", None), now),
         ),
         # Whole hashes only where they are compared: for pending requests.
-        Column("PENDING-KEY", lambda one, _: one.asks),
+        Column("PENDING-KEY", lambda one, _: one.pending_key),
         Column("DECIDED-BY", lambda one, _: one.decided_by, is_wide=True),
         Column("TOKEN", lambda one, _: one.token, is_wide=True),
         Column("SERIAL", lambda one, _: getattr(one.certificate, "serial", ""), is_wide=True),

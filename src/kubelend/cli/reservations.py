@@ -254,8 +254,8 @@ async def _find_all(
         # Phase and role are checked already: the caller is no cluster, and has no side.
         if wanted.role and not wanted.cluster:
             raise InvalidInput(
-                "of which cluster? Viewers and admins have no reservations of their own",
-                hint="add --cluster",
+                "viewers and admins have no reservations of their own",
+                hint="select a cluster with --cluster",
             ) from error
         raise
     return found, calls.search_scope(backend)
@@ -457,8 +457,8 @@ def explanation_text(found: bodies.Explanation, width: int | None) -> str:
     if found.total > shown > 0:
         more = "; --limit shows more" if shown < _MAX_CANDIDATES else ""
         parts.append(f"Shown {shown} of {found.total}{more}.")
-    if found.remedy is not None:
-        parts.append(_filled(f"Nearest: {found.remedy.text}.", width))
+    if found.suggestion is not None:
+        parts.append(_filled(f"Nearest: {calls.suggest_flags(found.suggestion.text)}.", width))
     return "\n\n".join(parts)
 
 
@@ -472,11 +472,12 @@ def _filled(text: str, width: int | None) -> str:
 
 
 def _candidate_cells(one: bodies.Candidate) -> tuple[str, ...]:
-    reasons = ", ".join(one.refusals)
-    if one.remedy is not None:
+    reasons = ", ".join(one.rejections)
+    if one.suggestion is not None:
         # The row names the cluster already.
-        _, _, step = one.remedy.text.partition(" fits if you ")
-        reasons = f"{reasons}: {step or one.remedy.text}"
+        text = calls.suggest_flags(one.suggestion.text)
+        _, _, step = text.partition(" fits if you ")
+        reasons = f"{reasons}: {step or text}"
     price = one.price_per_hour
     return (
         one.cluster_id,

@@ -178,6 +178,8 @@ class KubernetesCommunicator:
     ) -> AsyncGenerator[bodies.Instruction, None]:
         async with self._call():
             status = (await self._call_session("listen")).status
+        if self._is_closed:  # during the call: nobody would end the watch
+            raise factory.closed_error()
         is_new = not status.compacted_revision <= self._revisions.complete_to <= status.revision
         if is_new:
             self._revisions.reset()

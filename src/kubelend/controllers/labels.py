@@ -110,7 +110,7 @@ def has_record(stored: StoredRecord | None, record: models.Cluster | models.Rese
 def check_not_revoked(members: MemberIndex, cluster: ClusterId) -> None:
     """`Revoked` if an administrator has revoked the cluster."""
     member = members.members.get(member_id(Role.CLUSTER, cluster))
-    if member is not None and member.standing is MembershipStatus.REVOKED:
+    if member is not None and member.status is MembershipStatus.REVOKED:
         raise Revoked(
             f"cluster {cluster} was revoked: {member.reason or 'no reason given'}",
             hint="ask an administrator",

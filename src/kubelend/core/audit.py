@@ -222,7 +222,7 @@ class AuditLogReplay:
         if number > self._complete_until:
             self._changed_during_load.add(subject)
         after, is_removed = header.after, header.action in _REMOVED_ACTIONS
-        state = _ReplayedState(after.phase or after.standing, after.target, is_removed)
+        state = _ReplayedState(after.phase or after.status, after.target, is_removed)
         if header.action != _CREATED_ACTION and subject in self._states:
             state = state.merged_onto(self._states[subject])
         if state.is_final and self._stored_state(subject) is None:
@@ -269,7 +269,7 @@ class AuditLogReplay:
             return None if reservation is None else _reservation_state(reservation)
         if kind == "member":
             member = self._ledger.member_index.members.get(MemberId(name))
-            return None if member is None else _ReplayedState(member.standing)
+            return None if member is None else _ReplayedState(member.status)
         return _ReplayedState() if TokenId(name) in self._ledger.member_index.tokens else None
 
 
@@ -312,7 +312,7 @@ class _ReplayedState(NamedTuple):
 
 class _LineFields(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""
-    standing: str = ""
+    status: str = ""
     target: str = ""
 
 

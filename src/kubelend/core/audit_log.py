@@ -190,7 +190,7 @@ _AUDITED_ATTRIBUTES: dict[type[AuditedRecord], str] = {
     Reservation: "phase reason requester request.resources target expires_at acknowledged_at",
     Cluster: "cordon advertisement.labels advertisement.prices advertisement.endpoint"
     " advertisement.policy",
-    Member: "standing key asks reason certificate revoked_at forget_at token",
+    Member: "status key pending_key reason certificate revoked_at forget_at token",
     Token: "role name uses_left expires_at",
     Limits: "policy quota",
 }

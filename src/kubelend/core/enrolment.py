@@ -20,9 +20,9 @@ from kubelend.core.errors import Conflict, Forbidden, NotFound, Revoked, TokenRe
 from kubelend.core.events import (
     CertificateIssued,
     Cordoned,
-    JoinRejected,
+    JoinDenied,
     JoinRequested,
-    MemberAccepted,
+    MemberApproved,
     MemberRemoved,
     MemberRevoked,
     Released,
@@ -63,7 +63,7 @@ class JoinPolicy(Record, frozen=True):
 
     allow: tuple[str, ...] = ("*",)
     """Names that may join."""
-    auto_accept: tuple[str, ...] = ()
+    auto_approve: tuple[str, ...] = ()
     """Names accepted without approval, even if the token is not bound to them."""
 
 
@@ -82,7 +82,7 @@ class JoinDecision(NamedTuple):
     member: Member
     token: Token | None
     """The token after this use; None if no use is consumed."""
-    is_accepted: bool
+    is_approved: bool
     """Whether a certificate is issued now; otherwise the applicant waits."""
 
 
@@ -140,20 +140,20 @@ def decide_join(
     _check_token_scope(token, applicant)
     check_join_allowed(applicant.role, applicant.name, join_policy)
     known = ledger.member_index.members.get(member_id(applicant.role, applicant.name))
-    is_accepted = known is not None and known.is_accepted_with_key(applicant.key)
+    is_approved = known is not None and known.is_approved_with_key(applicant.key)
     if (
         known is not None
         and known.token == token.id
-        and (is_accepted or known.asks == applicant.key)
+        and (is_approved or known.pending_key == applicant.key)
     ):
-        return JoinDecision(known, None, is_accepted)
+        return JoinDecision(known, None, is_approved)
     _check_token_usable(token, now)
     used = replace(token, uses_left=token.uses_left - 1)
     if known is not None:
         return _decide_known_member(known, applicant, used, now)
     is_cluster = applicant.role is Role.CLUSTER
     is_new = not is_cluster or not _is_known_cluster(ledger, applicant.name)
-    is_expected = is_cluster and lending.matches_any(applicant.name, join_policy.auto_accept)
+    is_expected = is_cluster and lending.matches_any(applicant.name, join_policy.auto_approve)
     at_once = is_new and (bool(token.name) or is_expected)
     return JoinDecision(_new_member(applicant, token, now, at_once=at_once), used, at_once)
 
@@ -166,7 +166,7 @@ def join_member(
     if decision.token is not None:
         yield TokenUsed(now, decision.token)
     if ledger.member_index.members.get(member.id) != member:
-        yield MemberAccepted(now, member) if decision.is_accepted else JoinRequested(now, member)
+        yield MemberApproved(now, member) if decision.is_approved else JoinRequested(now, member)
     if certificate is not None:
         known = ledger.member_index.members[member.id]
         yield CertificateIssued(
@@ -175,7 +175,7 @@ def join_member(
     return ledger.member_index.members[member.id]
 
 
-def accept_member(
+def approve_member(
     ledger: Ledger,
     role: Role,
     name: str,
@@ -191,40 +191,40 @@ def accept_member(
     `keep_old`. Idempotent.
     """
     found = ledger.member_index.member(role, name)
-    if key and key != (found.asks or found.key):
+    if key and key != (found.pending_key or found.key):
         raise Conflict(
             f"another key has requested to join as {role} {name}",
             hint="compare the keys with `kubelend get members`",
         )
-    is_in = found.standing is MembershipStatus.ACCEPTED
-    if is_in and found.asks not in {"", found.key} and not keep_old:
+    is_in = found.status is MembershipStatus.APPROVED
+    if is_in and found.pending_key not in {"", found.key} and not keep_old:
         gone = found.as_revoked("another key was accepted", by, now)
         yield MemberRevoked(now, gone)
-        found = replace(gone, asks=found.asks)
-    if found.asks or not found.was_admitted:
-        yield MemberAccepted(now, _accepted_member(found, by, now))
+        found = replace(gone, pending_key=found.pending_key)
+    if found.pending_key or not found.was_admitted:
+        yield MemberApproved(now, _approved_member(found, by, now))
         yield from _uncordon_revoked(ledger, role, name, now)
     return ledger.member_index.member(role, name)
 
 
-def reject_join(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
+def deny_join(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
     """Rejects a join request. An existing membership is unchanged."""
     found = ledger.member_index.member(role, name)
-    if not found.asks:
-        raise Conflict(
+    if not found.pending_key:
+        raise NotFound(
             f"{role} {name} has no pending join request",
             hint="to deny access, use `kubelend revoke`",
         )
-    if found.standing is MembershipStatus.PENDING:
+    if found.status is MembershipStatus.PENDING:
         yield MemberRemoved(now, found.id)
     else:
-        yield JoinRejected(now, replace(found, asks=""))
+        yield JoinDenied(now, replace(found, pending_key=""))
 
 
 def check_certificate_renewal(ledger: Ledger, role: Role, name: str) -> Member | None:
     """The member that renews its certificate, if it has a record; raises `Revoked`."""
     found = ledger.member_index.members.get(member_id(role, name))
-    if found is not None and found.standing is MembershipStatus.REVOKED:
+    if found is not None and found.status is MembershipStatus.REVOKED:
         raise Revoked(f"{role} {name} is revoked", hint="join again with a token")
     return found
 
@@ -238,14 +238,14 @@ def issue_certificate(
 ) -> Command[Member]:
     """Records a renewed certificate for the holder of a valid one, which expires at `shown_until`."""
     found = check_certificate_renewal(ledger, holder.role, holder.name)
-    if found is None or found.standing is MembershipStatus.PENDING:
-        waiting = "" if found is None else found.asks
+    if found is None or found.status is MembershipStatus.PENDING:
+        waiting = "" if found is None else found.pending_key
         found = Member(
             holder.role,
             holder.name,
-            MembershipStatus.ACCEPTED,
+            MembershipStatus.APPROVED,
             now,
-            asks=waiting,
+            pending_key=waiting,
             token=None if found is None else found.token,
             decided_at=now,
             decided_by=BY_CERTIFICATE,
@@ -284,14 +284,14 @@ def _check_token_usable(token: Token, now: datetime) -> None:
 def _decide_known_member(
     known: Member, applicant: Applicant, used: Token, now: datetime
 ) -> JoinDecision:
-    if known.is_accepted_with_key(applicant.key):
+    if known.is_approved_with_key(applicant.key):
         return JoinDecision(replace(known, token=used.id), used, True)
-    if known.asks not in {"", applicant.key}:
+    if known.pending_key not in {"", applicant.key}:
         raise Conflict(
             f"another key has already requested to join as {known.role} {known.name}",
             hint="an administrator has to decide first: `kubelend approve` or `reject`",
         )
-    asking = replace(known, asks=applicant.key, asked_at=now, token=used.id)
+    asking = replace(known, pending_key=applicant.key, requested_at=now, token=used.id)
     return JoinDecision(asking, used, False)
 
 
@@ -303,8 +303,8 @@ def _is_known_cluster(ledger: Ledger, name: str) -> bool:
 
 def _new_member(applicant: Applicant, token: Token, now: datetime, *, at_once: bool) -> Member:
     role, name, key = applicant.role, applicant.name, applicant.key
-    member = Member(role, name, MembershipStatus.PENDING, now, asks=key, token=token.id)
-    return _accepted_member(member, token.created_by, now) if at_once else member
+    member = Member(role, name, MembershipStatus.PENDING, now, pending_key=key, token=token.id)
+    return _approved_member(member, token.created_by, now) if at_once else member
 
 
 def _advertised_until(ledger: Ledger, member: Member) -> datetime | None:
@@ -313,14 +313,14 @@ def _advertised_until(ledger: Ledger, member: Member) -> datetime | None:
     return None if found is None else found.certificate_until
 
 
-def _accepted_member(found: Member, by: str, now: datetime) -> Member:
+def _approved_member(found: Member, by: str, now: datetime) -> Member:
     # The previous key of a revoked member is not accepted again.
-    is_in = found.standing is MembershipStatus.ACCEPTED
+    is_in = found.status is MembershipStatus.APPROVED
     return replace(
         found,
-        standing=MembershipStatus.ACCEPTED,
-        key=found.asks or (found.key if is_in else ""),
-        asks="",
+        status=MembershipStatus.APPROVED,
+        key=found.pending_key or (found.key if is_in else ""),
+        pending_key="",
         decided_at=now,
         decided_by=by,
         reason="",
@@ -349,7 +349,7 @@ class Revocation(NamedTuple):
     """Released reservations of the member as a requester."""
     drained: list[ReservationId]
     """Reservations on the member as a provider: moved or released."""
-    left_behind: LeftBehind
+    admin_actions: AdminActions
 
 
 class Removal(NamedTuple):
@@ -357,10 +357,10 @@ class Removal(NamedTuple):
 
     member: Member | None
     """The remaining record, which keeps its certificates rejected; None if none is needed."""
-    left_behind: LeftBehind
+    admin_actions: AdminActions
 
 
-class LeftBehind(NamedTuple):
+class AdminActions(NamedTuple):
     """Tokens and members that a revoked or removed administrator created: possible ways back in."""
 
     tokens: tuple[TokenId, ...] = ()
@@ -387,11 +387,11 @@ def revoke_member(
     known = ledger.member_index.members.get(member_id(role, name))
     was_known = known is not None or (role is Role.CLUSTER and _is_known_cluster(ledger, name))
     # A removed member is revoked only until `forget_at`.
-    is_revoked = known is not None and known.standing is MembershipStatus.REVOKED
-    if known is None or not is_revoked or known.forget_at is not None or known.asks:
+    is_revoked = known is not None and known.status is MembershipStatus.REVOKED
+    if known is None or not is_revoked or known.forget_at is not None or known.pending_key:
         before = known or Member(role, name, MembershipStatus.REVOKED, now)
         yield MemberRevoked(now, before.as_revoked(reason, by, now))
-    left_behind = yield from _delete_tokens_of(ledger, role, name, now)
+    admin_actions = yield from _delete_tokens_of(ledger, role, name, now)
     released: list[ReservationId] = []
     drained: list[ReservationId] = []
     if role is Role.CLUSTER:
@@ -400,7 +400,7 @@ def revoke_member(
         )
         drained = yield from _cordon_revoked(ledger, ClusterId(name), reason, now, drain=release)
     return Revocation(
-        ledger.member_index.member(role, name), was_known, released, drained, left_behind
+        ledger.member_index.member(role, name), was_known, released, drained, admin_actions
     )
 
 
@@ -422,36 +422,40 @@ def remove_member(
     end = max((end for end in ends if end is not None), default=None)
     if cluster is not None:
         yield from commands.remove_cluster(ledger, cluster.id, now)
-    left_behind = yield from _delete_tokens_of(ledger, role, name, now)
+    admin_actions = yield from _delete_tokens_of(ledger, role, name, now)
     if member is None:
-        return Removal(None, left_behind)
+        return Removal(None, admin_actions)
     was_revoked = member.revoked_at is not None and member.forget_at is None
     if not was_revoked and (end is None or end <= now):
         yield MemberRemoved(now, member.id)
-        return Removal(None, left_behind)
+        return Removal(None, admin_actions)
     revoked = member
-    if member.standing is not MembershipStatus.REVOKED:
+    if member.status is not MembershipStatus.REVOKED:
         revoked = member.as_revoked("removed", by, now)
     forget_at = None if was_revoked else end
-    yield MemberRevoked(now, replace(revoked, asks="", forget_at=forget_at))
-    return Removal(ledger.member_index.member(role, name), left_behind)
+    yield MemberRevoked(now, replace(revoked, pending_key="", forget_at=forget_at))
+    return Removal(ledger.member_index.member(role, name), admin_actions)
 
 
 def collect_expired(ledger: Ledger, now: datetime) -> Command[None]:
     """Deletes expired tokens after their retention, and removed members without valid certificates."""
-    awaited = {member.token for member in ledger.member_index.members.values() if member.asks}
+    awaited = {
+        member.token for member in ledger.member_index.members.values() if member.pending_key
+    }
     for token in list(ledger.member_index.tokens.values()):
         if token.expires_at + EXPIRED_TOKEN_RETENTION <= now and token.id not in awaited:
             yield TokenRemoved(now, TokenId(token.id))
     for member in list(ledger.member_index.members.values()):
-        if member.forget_at is not None and member.forget_at <= now and not member.asks:
+        if member.forget_at is not None and member.forget_at <= now and not member.pending_key:
             yield MemberRemoved(now, member.id)
 
 
-def _delete_tokens_of(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[LeftBehind]:
+def _delete_tokens_of(
+    ledger: Ledger, role: Role, name: str, now: datetime
+) -> Command[AdminActions]:
     """Deletes the tokens of an administrator, who could otherwise join again with them."""
     if role is not Role.ADMIN:
-        return LeftBehind()
+        return AdminActions()
     members = ledger.member_index
     tokens = tuple(one.id for one in members.tokens.values() if one.created_by == name)
     for token in tokens:
@@ -459,7 +463,7 @@ def _delete_tokens_of(ledger: Ledger, role: Role, name: str, now: datetime) -> C
     admitted = sorted(
         one.id for one in members.members.values() if one.was_admitted and one.decided_by == name
     )
-    return LeftBehind(tokens, tuple(admitted))
+    return AdminActions(tokens, tuple(admitted))
 
 
 def _release_borrowed(

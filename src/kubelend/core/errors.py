@@ -32,7 +32,7 @@
     │   ├── NotLeader            another replica is the leader; this one serves reads only
     │   └── BrokerUnreachable    no connection, or no response in time
     │       └── CertificateRefused   the broker rejected the caller's certificate
-    ├── UnexpectedAnswer         the response does not match the API contract
+    ├── UnexpectedResponse         the response does not match the API contract
     └── InvalidSettings          flags, environment or files are not a valid configuration
 
 Each class has a `code`, its name, which crosses the wire, and a flag `retryable`. `wire.problems` maps
@@ -224,7 +224,7 @@ class CertificateRefused(BrokerUnreachable):
     """The broker rejected the caller's certificate. Retry with another one."""
 
 
-class UnexpectedAnswer(KubelendError):
+class UnexpectedResponse(KubelendError):
     """The response does not match the API contract."""
 
 

@@ -152,11 +152,11 @@ class JoinRequested(MemberChanged, frozen=True):
     """The member waits for approval."""
 
 
-class JoinRejected(MemberChanged, frozen=True):
+class JoinDenied(MemberChanged, frozen=True):
     """An administrator rejected the join request; an existing membership is unchanged."""
 
 
-class MemberAccepted(MemberChanged, frozen=True):
+class MemberApproved(MemberChanged, frozen=True):
     """The member may obtain certificates."""
 
 

@@ -31,7 +31,7 @@ FilterMasks = Sequence[tuple[Rejection, Mask]]
 
 _UNFIXABLE = {
     Rejection.IS_REQUESTER,
-    Rejection.LEFT_BEFORE,
+    Rejection.PREVIOUS_PROVIDER,
     Rejection.REQUESTER_NOT_ALLOWED,
     Rejection.REQUESTER_DENIED,
     Rejection.STALE,
@@ -41,7 +41,7 @@ _UNFIXABLE = {
 _STEP_TEXTS = {
     Rejection.NOT_PINNED: "remove the pin to another cluster",
     Rejection.EXCLUDED: "remove its exclusion",
-    Rejection.HELD_FOR_WAITER: "wait, or use a higher priority",
+    Rejection.NOMINATED_FOR_OTHER: "wait, or use a higher priority",
 }
 _WAIT_STEP = "wait until reservations there end"
 _MAX_SUGGESTION_ATTEMPTS = 8

@@ -122,7 +122,7 @@ def _mark_recovered(
         return
     monitor.blocked_clusters.discard(cluster)
     for found in ledger.lent_by(cluster):
-        if found.reason is Reason.PROVIDER_SILENT:
+        if found.reason is Reason.PROVIDER_UNREACHABLE:
             yield ProviderRecovered(now, found.id)
 
 
@@ -136,7 +136,7 @@ def _fail_over_one(
     if chosen is not None:
         move = commands.move_event(ledger, found, chosen.cluster, now)
         yield replace(move, detail=f"Moved from {newly_unreachable}")
-    elif found.reason is not Reason.PROVIDER_SILENT:
+    elif found.reason is not Reason.PROVIDER_UNREACHABLE:
         monitor.blocked_clusters.add(provider.id)
         yield FailoverBlocked(
             now, found.id, f"Stays in cluster {newly_unreachable}; no other cluster fits yet"
@@ -146,12 +146,12 @@ def _fail_over_one(
 def _is_revoked(ledger: Ledger, cluster: ClusterId) -> bool:
     """A revoked cluster cannot advertise, and the revocation has decided about its reservations."""
     member = ledger.member_index.members.get(member_id(Role.CLUSTER, cluster))
-    return member is not None and member.standing is MembershipStatus.REVOKED
+    return member is not None and member.status is MembershipStatus.REVOKED
 
 
 def _find_blocked_clusters(ledger: Ledger) -> set[ClusterId]:
     """Restores the set after a restart: the reason is part of the record."""
-    if not any(ledger.phase_counts[phase, Reason.PROVIDER_SILENT] for phase in Phase):
+    if not any(ledger.phase_counts[phase, Reason.PROVIDER_UNREACHABLE] for phase in Phase):
         return set()
     found = ledger.reservations.values()
-    return {one.target for one in found if one.target and one.reason is Reason.PROVIDER_SILENT}
+    return {one.target for one in found if one.target and one.reason is Reason.PROVIDER_UNREACHABLE}

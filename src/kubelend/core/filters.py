@@ -209,7 +209,7 @@ FILTERS: tuple[tuple[Rejection, Filter], ...] = (
     (Rejection.IS_REQUESTER, not_the_requester),
     (Rejection.NOT_PINNED, matches_pin),
     (Rejection.EXCLUDED, not_excluded),
-    (Rejection.LEFT_BEFORE, not_tried_before),
+    (Rejection.PREVIOUS_PROVIDER, not_tried_before),
     (Rejection.REQUESTER_NOT_ALLOWED, requester_allowed),
     (Rejection.REQUESTER_DENIED, requester_not_denied),
     (Rejection.STALE, not_stale),
@@ -227,7 +227,7 @@ FILTERS: tuple[tuple[Rejection, Filter], ...] = (
     (Rejection.KEPT_BACK, not_kept_back),
     (Rejection.LENDING_CAP_REACHED, within_lending_cap),
     (Rejection.REQUESTER_CAP_REACHED, within_requester_cap),
-    (Rejection.HELD_FOR_WAITER, not_nominated_for_other),
+    (Rejection.NOMINATED_FOR_OTHER, not_nominated_for_other),
 )
 
 _FILTERS_OF_PLAIN_REQUESTS = (not_tried_before, not_nominated_for_other)

@@ -245,6 +245,13 @@ class LimitIndex:
         """The effective policy of a provider; None if nothing is limited."""
         return self._effective_policies.get(provider)
 
+    def clusters_with_policy(self) -> set[ClusterId]:
+        """Clusters that advertise a policy, or for which one is set, also before they advertise."""
+        return {
+            *self._effective_policies,
+            *(one.cluster for one in self._limits.values() if one.policy),
+        }
+
     def put(self, limits: Limits) -> Change:
         if limits.policy is None and limits.quota is None:
             self._limits.pop(limits.cluster, None)
@@ -294,7 +301,7 @@ class MemberIndex:
         found = self._members.get(member_id(role, name))
         if found is None or found.revoked_at is None:
             return
-        if found.standing is MembershipStatus.REVOKED or not_before < found.revoked_at:
+        if found.status is MembershipStatus.REVOKED or not_before < found.revoked_at:
             raise Revoked(
                 f"the certificate of {role} {name} was revoked at {found.revoked_at:%Y-%m-%dT%H:%M:%SZ}",
                 hint="join again with a token from an administrator",

@@ -170,7 +170,10 @@ class Ledger:
     def cluster(self, cluster: ClusterId) -> Cluster:
         found = self._clusters.get(cluster)
         if found is None:
-            raise NotFound(f"no cluster {cluster!r}", hint="the cluster has not advertised yet")
+            raise NotFound(
+                f"no cluster {cluster!r}",
+                hint="it has not advertised yet; see `kubelend get clusters`",
+            )
         return found
 
     def reservation(self, reservation: ReservationId) -> Reservation:

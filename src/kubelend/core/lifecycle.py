@@ -30,7 +30,9 @@ class Reason(_FastStrEnum):
     LOCKED = "Locked"  # Reserved: placed on its first provider
     MOVED = "Moved"  # Reserved: moved; the previous provider refused, was drained or unreachable
     IN_USE = "InUse"  # Active: activated by the requester
-    PROVIDER_SILENT = "ProviderSilent"  # Reserved, Active: unreachable, no other cluster fits
+    PROVIDER_UNREACHABLE = (
+        "ProviderUnreachable"  # Reserved, Active: unreachable, no other cluster fits
+    )
     BY_REQUESTER = "ReleasedByRequester"  # Released: released by the requester
     BY_ADMIN = "ReleasedByAdmin"  # Released: released by an administrator
     DELETED = "Deleted"  # Released: its Kubernetes object was deleted
@@ -68,7 +70,9 @@ class Rejection(StrEnum):
     IS_REQUESTER = "IsRequester"  # a cluster does not borrow from itself
     NOT_PINNED = "NotPinned"  # the request is pinned to another cluster
     EXCLUDED = "Excluded"  # the request excludes it
-    LEFT_BEFORE = "LeftBefore"  # a previous provider: it refused, was drained or unreachable
+    PREVIOUS_PROVIDER = (
+        "PreviousProvider"  # a previous provider: it refused, was drained or unreachable
+    )
     REQUESTER_NOT_ALLOWED = "RequesterNotAllowed"  # the requester is not on its allow list
     REQUESTER_DENIED = "RequesterDenied"  # the requester is on its deny list
     STALE = "Stale"  # its advertisement has expired
@@ -86,7 +90,7 @@ class Rejection(StrEnum):
     KEPT_BACK = "KeptBack"  # fits only into what the policy keeps back for the cluster itself
     LENDING_CAP_REACHED = "LendingCapReached"  # would exceed the policy's total cap
     REQUESTER_CAP_REACHED = "RequesterCapReached"  # would exceed the policy's cap per requester
-    HELD_FOR_WAITER = "HeldForWaiter"  # nominated for a waiting request of higher rank
+    NOMINATED_FOR_OTHER = "NominatedForOther"  # nominated for a waiting request of higher rank
 
 
 INSUFFICIENT_BY_RESOURCE = {

@@ -26,7 +26,7 @@ class MembershipStatus(StrEnum):
     """Status of a membership. The values are API."""
 
     PENDING = "Pending"  # waiting for approval by an administrator
-    ACCEPTED = "Accepted"  # may obtain certificates
+    APPROVED = "Approved"  # may obtain certificates
     REVOKED = "Revoked"  # all its certificates are rejected
 
 
@@ -35,7 +35,7 @@ class Certificate(Record, frozen=True):
 
     serial: str
     issued_at: datetime
-    ends_at: datetime
+    expires_at: datetime
     authority: str
     """The pin of the issuing CA; shows which members have moved to a new CA."""
 
@@ -45,11 +45,11 @@ class Member(Record, frozen=True):
 
     role: Role
     name: str
-    standing: MembershipStatus
-    asked_at: datetime
+    status: MembershipStatus
+    requested_at: datetime
     key: str = ""
     """The pin of its public key: a repeated request with the same key is a retry."""
-    asks: str = ""
+    pending_key: str = ""
     """The pin of another key with a pending join request under this name; empty if none."""
     token: TokenId | None = None
     """The token of its last join request."""
@@ -73,13 +73,13 @@ class Member(Record, frozen=True):
     @property
     def was_admitted(self) -> bool:
         """Whether an administrator approved it, by a token or by name."""
-        return self.standing is MembershipStatus.ACCEPTED and self.decided_by != BY_CERTIFICATE
+        return self.status is MembershipStatus.APPROVED and self.decided_by != BY_CERTIFICATE
 
     def with_certificate(
         self, certificate: Certificate, shown_until: datetime | None = None
     ) -> Self:
         """Returns the record with a new certificate; the one presented for it may expire later."""
-        ends = (self.certified_until, certificate.ends_at, shown_until)
+        ends = (self.certified_until, certificate.expires_at, shown_until)
         until = max(end for end in ends if end is not None)
         return replace(self, certificate=certificate, certified_until=until)
 
@@ -91,8 +91,8 @@ class Member(Record, frozen=True):
             revoked_at = max(now, self.certificate.issued_at + timedelta(seconds=1))
         return replace(
             self,
-            standing=MembershipStatus.REVOKED,
-            asks="",
+            status=MembershipStatus.REVOKED,
+            pending_key="",
             revoked_at=revoked_at,
             decided_at=now,
             decided_by=by,
@@ -100,9 +100,9 @@ class Member(Record, frozen=True):
             forget_at=None,
         )
 
-    def is_accepted_with_key(self, key: str) -> bool:
+    def is_approved_with_key(self, key: str) -> bool:
         """Whether the holder of this key may obtain certificates under its name."""
-        return self.standing is MembershipStatus.ACCEPTED and self.key == key
+        return self.status is MembershipStatus.APPROVED and self.key == key
 
 
 class Token(Record, frozen=True):

@@ -30,9 +30,14 @@ class OffloadedFrom(NamedTuple):
     """The origin of a pod that another cluster offloaded here."""
 
     origin: str
-    """The consumer's cluster ID: `offloading.liqo.io/origin`."""
+    """Liqo's ID of the consumer's cluster (`offloading.liqo.io/origin`), which may differ from that at the
+    broker. `BY_RESERVATION` if Liqo has authenticated that the pod belongs to the reservation.
+    """
     virtual_node: str
     """The reservation, after which the consumer's virtual node is named: `offloading.liqo.io/nodename`."""
+
+
+BY_RESERVATION: Final = "*"
 
 
 class PodScheduling(NamedTuple):
@@ -185,7 +190,7 @@ def project_pod(found: KubernetesPod) -> Pod:
 
 
 HOLD_GATE: Final = "kubelend.io/held"
-"""Scheduling gate of borrowers' pods until room is handed over to them."""
+"""Scheduling gate of requesters' pods until held resources are handed over to them."""
 RESERVATION_LABEL: Final = "kubelend.io/reservation"
 HOLD_CLASS_PREFIX: Final = "kubelend-hold"
 """Priority classes of placeholders. Only the agent may use them, so a label alone hides no pod."""
@@ -248,6 +253,9 @@ Nanos = dict[str, int]
 _RESOURCE_NAMES: Final = {"ephemeral-storage": "storage"}
 _MANAGED_BY, _SHADOW_POD = "liqo.io/managed-by", "shadowpod"
 _ORIGIN: Final = "offloading.liqo.io/origin"
+_CREATOR: Final = "liqo.io/creator-user"
+"""Set by Liqo's webhook: the identity of the ResourceSlice, which is its name and a hash."""
+_RESERVATION_PREFIX: Final = "rsv-"
 VIRTUAL_NODE_LABEL: Final = "offloading.liqo.io/nodename"
 
 
@@ -366,8 +374,11 @@ def _offloaded_from(labels: QuantityTexts) -> OffloadedFrom | None:
     if labels.get(_MANAGED_BY) != _SHADOW_POD or not labels.get(_ORIGIN):
         return None
     # After a move between providers, a node has a number after the name: `rsv-rome-1.2`.
-    reservation = labels.get(VIRTUAL_NODE_LABEL, "").partition(".")[0]
-    return _cached_offloaded_from(labels[_ORIGIN], reservation)
+    node = labels.get(VIRTUAL_NODE_LABEL, "")
+    is_authenticated = labels.get(_CREATOR, "").rpartition("-")[0] == node
+    is_reservation = node.startswith(_RESERVATION_PREFIX)
+    origin = BY_RESERVATION if is_authenticated and is_reservation else labels[_ORIGIN]
+    return _cached_offloaded_from(origin, node.partition(".")[0])
 
 
 _cached_offloaded_from = functools.lru_cache(maxsize=PARSE_CACHE_SIZE)(OffloadedFrom)

@@ -154,7 +154,7 @@ def _(event: Activated, reservation: Reservation) -> ChangedFields:
 
 @_changed_fields.register
 def _(event: FailoverBlocked, _: Reservation) -> ChangedFields:
-    return {"reason": Reason.PROVIDER_SILENT, "message": event.message}
+    return {"reason": Reason.PROVIDER_UNREACHABLE, "message": event.message}
 
 
 @_changed_fields.register

@@ -366,7 +366,7 @@ def _candidate_row(one: bodies.Candidate) -> tuple[str, ...]:
         "yes" if one.fits else "no",
         "" if one.score is None else f"{one.score:.3f}",
         f"{float(one.price_per_hour):.3f} {one.currency}" if one.price_per_hour else "",
-        ", ".join(one.refusals),
+        ", ".join(one.rejections),
     )
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from kubelend.core.errors import InvalidSettings, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, UnexpectedResponse
 from kubelend.envtest import assets as envtest_assets
 from kubelend.envtest import credentials, processes, waiting
 from kubelend.envtest.assets import Assets, KubernetesVersion, LiqoAssets
@@ -116,7 +116,7 @@ class LocalCluster(_TlsServer):
         if 200 <= answer.status < 300:
             return answer.body
         text = answer.body.decode(errors="replace")
-        raise UnexpectedAnswer(f"{method} {path} on {self.name}: {answer.status} {text}")
+        raise UnexpectedResponse(f"{method} {path} on {self.name}: {answer.status} {text}")
 
     def kubectl(self, *arguments: str, kubeconfig: Path | None = None) -> str:
         """Runs kubectl, by default as administrator, and returns its output; raises if it fails."""
@@ -133,7 +133,7 @@ class LocalCluster(_TlsServer):
             timeout=_KUBECTL_TIMEOUT * waiting.FACTOR,
         )
         if done.returncode:
-            raise UnexpectedAnswer(
+            raise UnexpectedResponse(
                 f"kubectl {' '.join(arguments)} on {self.name}: {done.stderr.strip()}"
             )
         return done.stdout

@@ -59,7 +59,7 @@ class Decoder(Generic[Kind]):
         try:
             return self._one.decode(content)
         except msgspec.MsgspecError as error:
-            raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
+            raise errors.UnexpectedResponse(f"{self._resource}: {error}") from error
 
     def decode_page(self, content: bytes) -> Listing[Kind]:
         try:
@@ -67,7 +67,7 @@ class Decoder(Generic[Kind]):
         except msgspec.ValidationError:
             return self._decode_page_by_item(content)
         except msgspec.MsgspecError as error:
-            raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
+            raise errors.UnexpectedResponse(f"{self._resource}: {error}") from error
         meta = found.metadata
         return Listing(found.items or [], [], meta.resource_version, meta.continue_)
 
@@ -79,7 +79,7 @@ class Decoder(Generic[Kind]):
                 raise error_from_status(_STATUS_DECODER.decode(event.object))
             meta = _METADATA_DECODER.decode(event.object).metadata
         except msgspec.MsgspecError as error:
-            raise errors.UnexpectedAnswer(f"a watch of {self._resource}: {error}") from error
+            raise errors.UnexpectedResponse(f"a watch of {self._resource}: {error}") from error
         if event.type == "BOOKMARK":
             return WatchEvent("BOOKMARK", None, meta.resource_version)
         found = self._decode_item(event.object, is_deleted=event.type == "DELETED")
@@ -91,7 +91,7 @@ class Decoder(Generic[Kind]):
         try:
             found = _RAW_PAGE_DECODER.decode(content)
         except msgspec.MsgspecError as error:
-            raise errors.UnexpectedAnswer(f"{self._resource}: {error}") from error
+            raise errors.UnexpectedResponse(f"{self._resource}: {error}") from error
         read = [self._decode_item(item) for item in found.items or []]
         objects = [one for one in read if not isinstance(one, UndecodableObject)]
         undecodable = [one for one in read if isinstance(one, UndecodableObject)]
@@ -228,4 +228,4 @@ def error_from_status(status: Status) -> errors.KubelendError:
         return errors.AlreadyExists(message)
     if status.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return errors.Unavailable(f"API server responded with {status.code}: {message}")
-    return _ERRORS_BY_STATUS.get(status.code, errors.UnexpectedAnswer)(message)
+    return _ERRORS_BY_STATUS.get(status.code, errors.UnexpectedResponse)(message)

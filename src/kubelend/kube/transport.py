@@ -29,7 +29,7 @@ from kubelend.core.errors import (
     LimitExceeded,
     Unauthenticated,
     Unavailable,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import codec
@@ -226,7 +226,7 @@ def _split_lines(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
         begin = end + 1
     del rest[:begin]
     if len(rest) > MAX_EVENT_BYTES:
-        raise UnexpectedAnswer(f"watch event exceeds {MAX_EVENT_BYTES} bytes")
+        raise UnexpectedResponse(f"watch event exceeds {MAX_EVENT_BYTES} bytes")
 
 
 @contextlib.contextmanager

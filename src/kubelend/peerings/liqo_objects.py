@@ -16,14 +16,14 @@ import msgspec
 
 from kubelend.agent.ports import Peer, Readiness
 from kubelend.core import resources
-from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput, UnexpectedResponse
 from kubelend.core.resources import Resources
 from kubelend.kube.resources import Resource
 from kubelend.wire import bodies
 from kubelend.wire.objects import Metadata, ObjectStruct
 
 SLICE_RESOURCE = "resourceslices.authentication.liqo.io"
-FOREIGN_CLUSTER_RESOURCE = "foreignclusters.core.liqo.io"
+IDENTITY_RESOURCE = "identities.authentication.liqo.io"
 
 LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 """Kubernetes' names of the resources that Kubelend names differently."""
@@ -71,7 +71,7 @@ def parse_objects(output: bytes) -> Sequence[LiqoObject]:
     try:
         found = msgspec.json.decode(output, type=LiqoObject)
     except msgspec.MsgspecError as error:
-        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {error}") from None
+        raise UnexpectedResponse(f"cannot decode the output of kubectl: {error}") from None
     return found.items if found.kind.endswith("List") else (found,)
 
 
@@ -172,22 +172,10 @@ CREATOR_LABEL: Final = "liqo.io/creator-user"
 Manifest = dict[str, Any]
 
 
-class OwnerReference(ObjectStruct, frozen=True):
-    """The controller of an object."""
-
-    kind: str = ""
-
-
-class OwnedMetadata(Metadata, frozen=True):
-    """With the owners, which only matter for pods here."""
-
-    owner_references: tuple[OwnerReference, ...] = ()
-
-
 class LiqoResource(msgspec.Struct, frozen=True):
     """An object of Liqo or of Kubernetes, with the parts that are read here."""
 
-    metadata: OwnedMetadata
+    metadata: Metadata
     spec: dict[str, Any] = {}
     status: dict[str, Any] = {}
     data: dict[str, str] = {}
@@ -203,7 +191,29 @@ class LiqoResource(msgspec.Struct, frozen=True):
 
     @property
     def is_of_daemon_set(self) -> bool:
-        """Whether an evicted pod would be created again on the same node."""
+        return False
+
+
+class OwnerReference(ObjectStruct, frozen=True):
+    """The controller of an object."""
+
+    kind: str = ""
+
+
+class OwnedMetadata(Metadata, frozen=True):
+    """Metadata with the owners."""
+
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class BoundPod(LiqoResource, frozen=True):
+    """A pod on a node."""
+
+    metadata: OwnedMetadata
+
+    @property
+    def is_of_daemon_set(self) -> bool:
+        """Whether it would be created again on the same node after an eviction."""
         return any(one.kind == "DaemonSet" for one in self.metadata.owner_references)
 
 
@@ -235,7 +245,7 @@ FOREIGN_CLUSTERS: Final = liqo_resource(
 SECRETS: Final = core_resource("Secret", "secrets")
 NAMESPACES: Final = core_resource("Namespace", "namespaces", is_namespaced=False)
 NODES: Final = core_resource("Node", "nodes", is_namespaced=False)
-PODS: Final = core_resource("Pod", "pods")
+PODS: Final[LiqoKind] = Resource("", "v1", "pods", "Pod", BoundPod)
 LEASES: Final = liqo_resource("coordination.k8s.io", "Lease", "leases")
 OFFLOADINGS: Final = liqo_resource(
     "offloading.liqo.io", "NamespaceOffloading", "namespaceoffloadings"

@@ -485,10 +485,15 @@ class LiqoProvider:
         log.info(f"ResourceSlice {decision.status.lower()}", **keys)
 
     async def _requester_of(self, found: LiqoResource) -> str:
-        """The ID at the broker of the cluster that has sent a slice; empty if we have not admitted it."""
+        """The ID at the broker of the cluster that has sent a slice; empty if it is not admitted.
+
+        A Tenant that liqoctl has created says nothing about the broker. There both IDs have to be the same.
+        """
         remote = found.metadata.labels.get("liqo.io/originID", "")
         tenant = await self._api.find(TENANTS, remote, found.metadata.namespace) if remote else None
-        return "" if tenant is None else liqo_objects.kubelend_cluster(tenant)
+        if tenant is None:
+            return ""
+        return liqo_objects.kubelend_cluster(tenant) or ("" if tenant.is_managed else remote)
 
     async def _withdraw(self, found: LiqoResource) -> None:
         """Its reservation has ended: no new pods, and after a time none at all. Denying it undoes nothing."""

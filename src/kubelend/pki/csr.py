@@ -18,7 +18,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from kubelend.core.errors import InvalidIdentity, InvalidInput, UnexpectedAnswer
+from kubelend.core.errors import InvalidIdentity, InvalidInput, UnexpectedResponse
 from kubelend.core.lifecycle import Role
 from kubelend.kits import files
 from kubelend.pki import files as pki_files
@@ -159,7 +159,7 @@ def begin_renewal(old: Credentials) -> tuple[PrivateKey, str]:
 def verify_issued(
     key: PrivateKey, requested: Caller, certificate: str, authorities: str, now: datetime
 ) -> Credentials:
-    """Verify a certificate issued for `key`; `UnexpectedAnswer` if it is not what was requested.
+    """Verify a certificate issued for `key`; `UnexpectedResponse` if it is not what was requested.
 
     The authorities are trusted as they are: by a renewal because the old ones verified the connection, by
     `kubelend.apps.join` because it has checked their pin.
@@ -167,17 +167,17 @@ def verify_issued(
     own, *chain = _parse_certificates(certificate)
     trusted = tuple(_parse_certificates(authorities))
     if not pki_files.is_certificate_of(own, key):
-        raise UnexpectedAnswer("issued certificate is for another key")
+        raise UnexpectedResponse("issued certificate is for another key")
     issued = identity.caller_from_certificate(own)
     if requested != issued:
-        raise UnexpectedAnswer(
+        raise UnexpectedResponse(
             f"issued certificate is for {issued.role} {issued.name},"
             f" not for {requested.role} {requested.name}"
         )
     if own.not_valid_after_utc <= now:
-        raise UnexpectedAnswer("issued certificate has already expired")
+        raise UnexpectedResponse("issued certificate has already expired")
     if not _is_trusted_chain(own, chain, trusted):
-        raise UnexpectedAnswer(
+        raise UnexpectedResponse(
             "issued certificate is not signed by any of the broker's authorities"
         )
     return Credentials(own, key, trusted, tuple(chain))
@@ -196,7 +196,7 @@ def _parse_certificates(text: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
-        raise UnexpectedAnswer(
+        raise UnexpectedResponse(
             "response of the broker contains no certificate in PEM form"
         ) from error
 

@@ -19,7 +19,7 @@ from msgspec.structs import force_setattr
 
 from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
 from kubelend.core import pod_requests
-from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput, UnexpectedResponse
 from kubelend.core.pod_requests import (
     KubernetesNode,
     KubernetesPod,
@@ -58,7 +58,7 @@ class KubernetesSource:
     async def identity(self) -> str:
         found = await self._client.find(NAMESPACES, "kube-system")
         if found is None:
-            raise UnexpectedAnswer("namespace kube-system not found", hint="set --cluster-id")
+            raise UnexpectedResponse("namespace kube-system not found", hint="set --cluster-id")
         return found.metadata.uid
 
     async def changes(self) -> AsyncGenerator[Change, None]:

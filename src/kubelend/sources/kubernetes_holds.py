@@ -1,7 +1,7 @@
-"""Placeholders and borrowers' pods in a real cluster: the calls of a hand-over, Events, and the lease.
+"""Placeholders and requesters' pods in a real cluster: the calls of a hand-over, Events, and the lease.
 
 The rights for them are those of the chart: pods of the namespace of ProviderInstructions are created and
-deleted, pods of borrowers get a nominated node and lose our gate, and nothing else.
+deleted, pods of requesters get a nominated node and lose our gate, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEASE_DURATION: Final = timedelta(minutes=2)
 """After which new pods of held reservations are refused, because nobody would remove their gate. Longer than
 the clocks of agent and API server may differ."""
 HELD_CONDITION: Final = "kubelend.io/Held"
-"""Condition of a borrower's pod that gets no held room."""
+"""Condition of a requester's pod that gets no held room."""
 MAX_MESSAGE_LENGTH: Final = 1024
 
 _KUBERNETES_NAMES: Final = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}

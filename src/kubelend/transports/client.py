@@ -76,6 +76,14 @@ class PolicyClient(_NounClient):
     async def get(self, cluster: str) -> admin_bodies.PolicyStatus:
         return await self._client.call(admin_bodies.PolicyStatus, "get_policy", cluster)
 
+    async def page(self, *, limit: int = 0, after: str = "") -> admin_bodies.PolicyList:
+        """Returns one page; `after` is the `next` of the previous page."""
+        query = session.page_query(limit, after)
+        return await self._client.call(admin_bodies.PolicyList, "list_policies", query=query)
+
+    async def all(self) -> list[admin_bodies.PolicyStatus]:
+        return await all_pages(self.page, lambda page: page.policies)
+
     async def set(
         self, cluster: str, policy: admin_bodies.PolicyRequest
     ) -> admin_bodies.PolicyStatus:
@@ -128,23 +136,23 @@ class MemberClient(_NounClient):
     """`client.members`: members by role and name."""
 
     async def page(
-        self, *, standing: str = "", limit: int = 0, after: str = ""
+        self, *, status: str = "", limit: int = 0, after: str = ""
     ) -> admin_bodies.MemberList:
         """Returns one page; `after` is the `next` of the previous page."""
-        query = {"standing": standing, **session.page_query(limit, after)}
+        query = {"status": status, **session.page_query(limit, after)}
         return await self._client.call(admin_bodies.MemberList, "list_members", query=query)
 
-    async def all(self, *, standing: str = "") -> list[admin_bodies.Member]:
-        return await all_pages(partial(self.page, standing=standing), lambda page: page.members)
+    async def all(self, *, status: str = "") -> list[admin_bodies.Member]:
+        return await all_pages(partial(self.page, status=status), lambda page: page.members)
 
     async def approve(
         self, role: str, name: str, key: str = "", *, keep_old: bool = False
     ) -> admin_bodies.Member:
-        body = admin_bodies.AcceptRequest(key, keep_old)
-        return await self._client.call(admin_bodies.Member, "accept_member", role, name, body=body)
+        body = admin_bodies.ApproveRequest(key, keep_old)
+        return await self._client.call(admin_bodies.Member, "approve_member", role, name, body=body)
 
     async def deny(self, role: str, name: str) -> None:
-        await self._client.send("reject_member", role, name)
+        await self._client.send("deny_member", role, name)
 
     async def revoke(
         self, role: str, name: str, *, release: bool, reason: str = ""

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import yarl
 
-from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
+from kubelend.core.errors import BrokerUnreachable, UnexpectedResponse
 from kubelend.transports import errors, tls
 from kubelend.transports import session as transports_session
 from kubelend.transports.session import Response
@@ -35,7 +35,7 @@ async def fetch_authorities(
     try:
         return answer.body.decode("ascii")
     except UnicodeDecodeError as error:
-        raise UnexpectedAnswer(
+        raise UnexpectedResponse(
             f"{url}: not a response of a broker", hint="check address and port"
         ) from error
 

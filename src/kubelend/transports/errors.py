@@ -21,7 +21,7 @@ from kubelend.core.errors import (
     BrokerUnreachable,
     CertificateRefused,
     InvalidSettings,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.kits import files
 from kubelend.transports import tls
@@ -58,7 +58,7 @@ class BrokerEndpoint:
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise self._disconnect_error(error) from error
         except aiohttp.ClientError as error:
-            raise UnexpectedAnswer(
+            raise UnexpectedResponse(
                 f"{self.url}: not a response of a broker: {error}",
                 hint="check address and port",
             ) from error

@@ -28,7 +28,7 @@ from kubelend.core.errors import (
     InvalidInput,
     KubelendError,
     LimitExceeded,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.kits.backoff import Backoff
 from kubelend.transports import errors, tls
@@ -226,7 +226,7 @@ class EventStreamParser:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         found = [event for line in lines if (event := self._parse_line(line)) is not None]
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
-            raise UnexpectedAnswer("the stream of the broker contains an oversized event")
+            raise UnexpectedResponse("the stream of the broker contains an oversized event")
         return found
 
     def _parse_line(self, line: bytes) -> ServerSentEvent | None:
@@ -269,7 +269,9 @@ class Response(NamedTuple):
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.MsgspecError as error:
-            raise UnexpectedAnswer(f"cannot decode the response of the broker: {error}") from error
+            raise UnexpectedResponse(
+                f"cannot decode the response of the broker: {error}"
+            ) from error
 
 
 def make_request(

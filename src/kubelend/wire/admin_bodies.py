@@ -143,7 +143,7 @@ class MemberCertificate(Body, frozen=True):
 
     serial: str
     issued_at: Timestamp
-    ends_at: Timestamp
+    expires_at: Timestamp
     authority: Pin
 
 
@@ -152,9 +152,9 @@ class Member(Body, frozen=True):
 
     role: str
     name: str
-    standing: Annotated[str, Meta(description="Pending, Accepted or Revoked")]
-    asked_at: Timestamp
-    asks: Pin = ""
+    status: Annotated[str, Meta(description="Pending, Approved or Revoked")]
+    requested_at: Timestamp
+    pending_key: Pin = ""
     """Pin of a key that waits for approval to join under this name."""
     token: str = ""
     decided_at: Timestamp | None = None
@@ -171,7 +171,7 @@ class MemberList(Body, frozen=True):
     next: str = ""
 
 
-class AcceptRequest(Body, frozen=True):
+class ApproveRequest(Body, frozen=True):
     """Key to approve. Defaults to the key that waits."""
 
     key: Pin = ""
@@ -199,21 +199,21 @@ class Revocation(Body, frozen=True):
     """Reservations at the member's cluster: moved to other clusters, or released."""
     tokens: list[str] = msgspec.field(default_factory=list)
     """Join tokens created by this administrator, now deleted."""
-    let_in: list[str] = msgspec.field(default_factory=list)
+    approved: list[str] = msgspec.field(default_factory=list)
     """Members (role/name) that this administrator approved. They remain and should be reviewed."""
 
 
 class Removal(Body, frozen=True):
     """Result of the removal of a member."""
 
-    refused: bool
+    rejected: bool
     """Whether the member still has valid certificates, which are rejected."""
-    refused_until: Timestamp | None = None
+    rejected_until: Timestamp | None = None
     """Time at which the last of these certificates expires. If empty, they are rejected until the member is
     approved again.
     """
     tokens: list[str] = msgspec.field(default_factory=list)
-    let_in: list[str] = msgspec.field(default_factory=list)
+    approved: list[str] = msgspec.field(default_factory=list)
     """Tokens and approvals of a removed administrator, as in a revocation."""
 
 
@@ -238,7 +238,7 @@ class JoinResult(Body, frozen=True):
 class JoinPending(Body, frozen=True):
     """Response to a join request that waits for approval. Repeat the request until it is decided."""
 
-    standing: str
+    status: str
     key: Pin
     """Pin of the requesting key, as shown to the administrator."""
 
@@ -260,6 +260,13 @@ class PolicyStatus(Body, frozen=True):
     """Policy advertised by the cluster."""
     effective: EffectivePolicy | None = None
     """Policy in effect: the stricter of both. Absent if nothing is limited."""
+
+
+class PolicyList(Body, frozen=True):
+    """One page of lending policies. `next` is the continue token of the following page."""
+
+    policies: list[PolicyStatus]
+    next: str = ""
 
 
 class QuotaRequest(Body, frozen=True, forbid_unknown_fields=True):

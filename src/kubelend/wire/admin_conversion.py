@@ -140,16 +140,16 @@ def from_member(member: members.Member) -> admin_bodies.Member:
     return admin_bodies.Member(
         role=member.role.value,
         name=member.name,
-        standing=member.standing.value,
-        asked_at=member.asked_at,
-        asks=member.asks,
+        status=member.status.value,
+        requested_at=member.requested_at,
+        pending_key=member.pending_key,
         token=member.token or "",
         decided_at=member.decided_at,
         decided_by=member.decided_by,
         certificate=None
         if known is None
         else admin_bodies.MemberCertificate(
-            known.serial, known.issued_at, known.ends_at, known.authority
+            known.serial, known.issued_at, known.expires_at, known.authority
         ),
         revoked_at=member.revoked_at,
         reason=member.reason,

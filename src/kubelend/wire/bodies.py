@@ -392,7 +392,7 @@ Base64 = Annotated[str, Meta(max_length=16 * 1024, pattern="^[A-Za-z0-9+/]*={0,2
 
 
 class Handshake(Body, frozen=True):
-    """What one side of a reservation tells the other one to establish a peering with Liqo.
+    """What one side of a reservation sends to the other to establish a peering with Liqo.
 
     It contains no private key and no kubeconfig. The broker passes it on while the reservation is live, and
     neither stores nor logs it.
@@ -445,11 +445,11 @@ class Candidate(Body, frozen=True):
 
     cluster_id: str
     fits: bool
-    refusals: list[str] = []
+    rejections: list[str] = []
     score: float | None = None
     price_per_hour: str = ""
     currency: str = ""
-    remedy: Suggestion | None = None
+    suggestion: Suggestion | None = None
 
 
 class Explanation(Body, frozen=True):
@@ -458,9 +458,9 @@ class Explanation(Body, frozen=True):
     summary: str
     total: int
     fitting: int
-    refusals: dict[str, int]
+    rejections: dict[str, int]
     candidates: list[Candidate] = []
-    remedy: Suggestion | None = None
+    suggestion: Suggestion | None = None
     quota: list[str] = []
     """Limits of the requester's own quota that the request would exceed, independent of the clusters."""
 

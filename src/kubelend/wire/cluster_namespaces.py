@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
-from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedResponse
 from kubelend.wire import bodies, broker_objects, objects, problems
 from kubelend.wire.broker_objects import ClusterSession
 from kubelend.wire.objects import AgentRequest, BrokerResponse, Metadata, Object
@@ -156,7 +156,7 @@ def _decode_body(text: str, decoder: msgspec.json.Decoder[DecodedBody]) -> Decod
     try:
         return decoder.decode(text)
     except msgspec.MsgspecError as error:
-        raise UnexpectedAnswer(f"the broker's response cannot be decoded: {error}") from error
+        raise UnexpectedResponse(f"the broker's response cannot be decoded: {error}") from error
 
 
 Manifest = dict[str, Any]

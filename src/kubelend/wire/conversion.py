@@ -299,9 +299,9 @@ def from_explanation(explanation: explanations.Explanation) -> bodies.Explanatio
         summary=str(explanation),
         total=explanation.total,
         fitting=explanation.fitting,
-        refusals={refusal.value: count for refusal, count in explanation.rejections.items()},
+        rejections={refusal.value: count for refusal, count in explanation.rejections.items()},
         candidates=[_from_candidate(candidate) for candidate in explanation.candidates],
-        remedy=_from_suggestion(explanation.suggestion),
+        suggestion=_from_suggestion(explanation.suggestion),
         quota=[str(excess) for excess in explanation.quota],
     )
 
@@ -310,13 +310,13 @@ def _from_candidate(candidate: explanations.Candidate) -> bodies.Candidate:
     return bodies.Candidate(
         cluster_id=candidate.cluster,
         fits=not candidate.rejections,
-        refusals=[refusal.value for refusal in candidate.rejections],
+        rejections=[refusal.value for refusal in candidate.rejections],
         score=None if candidate.score is None else round(candidate.score, 4),
         price_per_hour=""
         if candidate.price is None
         else prices.format_price(round(candidate.price * prices.BILLIONTHS)),
         currency=candidate.currency,
-        remedy=_from_suggestion(candidate.suggestion),
+        suggestion=_from_suggestion(candidate.suggestion),
     )
 
 

@@ -25,7 +25,7 @@ STATUS_BY_ERROR: dict[type[errors.KubelendError], HTTPStatus] = {
     errors.LimitExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     errors.BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.UnexpectedAnswer: HTTPStatus.BAD_GATEWAY,
+    errors.UnexpectedResponse: HTTPStatus.BAD_GATEWAY,
 }
 """HTTP status by class. Other classes have the status of their nearest base."""
 
@@ -67,7 +67,7 @@ def error_from_response(status: int, body: bytes) -> errors.KubelendError:
         text = body[:200].decode("utf-8", "replace").strip()
         # A proxy answers with its own page when the broker fails: retryable, as if it were unreachable.
         is_passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        unclear = errors.Unavailable if is_passing else errors.UnexpectedAnswer
+        unclear = errors.Unavailable if is_passing else errors.UnexpectedResponse
         return unclear(f"the broker answered {status}: {text or 'empty body'}")
     kind = json_types.ERRORS_BY_CODE.get(problem.code, errors.KubelendError)
     return kind(problem.detail, hint=problem.hint)

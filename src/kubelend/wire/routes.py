@@ -298,6 +298,15 @@ _LIMIT_ERRORS = (errors.InvalidInput, errors.InvalidQuantity, *_OBJECT_ERRORS)
 
 LIMIT_ROUTES: tuple[Route, ...] = (
     _get(
+        "list_policies",
+        "/policies",
+        "List the lending policies, also of clusters that have not advertised yet",
+        Access.READER,
+        admin_bodies.PolicyList,
+        parameters=PAGE_PARAMETERS,
+        errors=_LIST_ERRORS,
+    ),
+    _get(
         "get_policy",
         _POLICY_PATH,
         "Get the lending policies of a cluster: advertised, set by an administrator, and effective",
@@ -395,28 +404,28 @@ MEMBERSHIP_ROUTES: tuple[Route, ...] = (
         Access.READER,
         admin_bodies.MemberList,
         parameters=(
-            Parameter("standing", "Filter by membership status", schema=_MEMBERSHIP_STATUS_SCHEMA),
+            Parameter("status", "Filter by membership status", schema=_MEMBERSHIP_STATUS_SCHEMA),
             *PAGE_PARAMETERS,
         ),
         errors=_LIST_ERRORS,
     ),
     _post(
-        "accept_member",
-        _MEMBER_PATH + "/accept",
+        "approve_member",
+        _MEMBER_PATH + "/approve",
         "Approve a join request, or a revoked member",
         Access.ADMIN,
         admin_bodies.Member,
-        admin_bodies.AcceptRequest,
+        admin_bodies.ApproveRequest,
         errors=(errors.InvalidInput, *_OBJECT_ERRORS, errors.Conflict),
         idempotent=True,
     ),
     _post(
-        "reject_member",
-        _MEMBER_PATH + "/reject",
+        "deny_member",
+        _MEMBER_PATH + "/deny",
         "Deny a join request",
         Access.ADMIN,
         None,
-        errors=(*_OBJECT_ERRORS, errors.Conflict),
+        errors=_OBJECT_ERRORS,
     ),
     _post(
         "revoke_member",

@@ -291,7 +291,9 @@ def expire(runner, _):
     runner.expire()
 
 
-DRAINED = "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 LeftBefore"
+DRAINED = (
+    "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 NotPinned, 1 PreviousProvider"
+)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ async def test_permanent_error_fails_the_request(rig, error):
         errors.NotReady("starting"),
         errors.QueueFull("1000 wait"),
         errors.IdentityInUse("another agent"),
-        errors.UnexpectedAnswer("the broker answered 502: Bad Gateway"),
+        errors.UnexpectedResponse("the broker answered 502: Bad Gateway"),
         errors.KubelendError("internal error"),
         errors.Conflict("rsv-1 exists already"),
     ],
@@ -487,7 +487,7 @@ TRANSIENT = {
     errors.NotLeader,
     errors.BrokerUnreachable,
     errors.CertificateRefused,
-    errors.UnexpectedAnswer,
+    errors.UnexpectedResponse,
 }
 
 

@@ -21,7 +21,7 @@ from kubelend.core.errors import (
     NotFound,
     NotReady,
     Revoked,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
@@ -102,10 +102,10 @@ async def test_stream_is_reopened_with_backoff(rig):
         (LimitExceeded("16 streams open", retry_after=15), 0.0, 31, [0, 15, 30], None),
         (Forbidden("no"), 0.0, 91, [0, 30, 60, 90], [30, 60, 90]),
         (Revoked("no more"), 0.0, 91, [0, 30, 60, 90], [30, 60, 90]),
-        (UnexpectedAnswer("what?"), 0.0, 91, [0, 30, 60, 90], [30, 60, 90]),
+        (UnexpectedResponse("what?"), 0.0, 91, [0, 30, 60, 90], [30, 60, 90]),
         (IdentityInUse("twice"), 0.0, 8, [0, 0.2, 0.6, 1.4, 3, 5, 7], []),
     ],
-    ids=["jitter", "Retry-After", "Forbidden", "Revoked", "UnexpectedAnswer", "takeover"],
+    ids=["jitter", "Retry-After", "Forbidden", "Revoked", "UnexpectedResponse", "takeover"],
 )
 @in_virtual_time
 async def test_stream_that_cannot_be_opened_is_retried(error, chance, seconds, streams, polls):

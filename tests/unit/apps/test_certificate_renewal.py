@@ -16,7 +16,7 @@ from issuers import Issuer, due
 from kubelend.agent.health import ComponentHealth
 from kubelend.apps import renewal
 from kubelend.apps.agent_launcher import CERTIFICATE_COMPONENT, AgentCertificateRenewer
-from kubelend.core.errors import BrokerUnreachable, InvalidSettings, UnexpectedAnswer
+from kubelend.core.errors import BrokerUnreachable, InvalidSettings, UnexpectedResponse
 from kubelend.core.lifecycle import Role
 from kubelend.pki import files, identity
 from kubelend.pki.authority import Authority
@@ -204,7 +204,7 @@ def half_a_certificate(answer, _):
 async def test_unexpected_certificate_is_not_installed(directory, issuer, renew, spoil, problem):
     spoil(issuer)
     before = contents(directory)
-    with pytest.raises(UnexpectedAnswer, match=problem):
+    with pytest.raises(UnexpectedResponse, match=problem):
         await renew()
     assert contents(directory) == before
     assert issuer.verified == []

@@ -7,7 +7,7 @@ import pytest
 
 from kubelend.bench import load
 from kubelend.bench.load import LoadConnection, LoadResult, RawResponse
-from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
+from kubelend.core.errors import BrokerUnreachable, UnexpectedResponse
 
 WHOLE = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -36,7 +36,7 @@ def test_response_is_parsed_when_it_is_complete(received, expected):
     ],
 )
 def test_unsupported_response_is_an_error(received):
-    with pytest.raises(UnexpectedAnswer):
+    with pytest.raises(UnexpectedResponse):
         load.parse_response(received)
 
 
@@ -108,7 +108,7 @@ async def test_responses_after_the_end_of_a_slice_do_not_count_for_the_rate():
 
 async def test_unexpected_status_fails_the_loop():
     opened, _ = connections(1, 201, 500)
-    with pytest.raises(UnexpectedAnswer, match="500: x"):
+    with pytest.raises(UnexpectedResponse, match="500: x"):
         await load.send_all(opened, [b"a", b"b"], LoadResult(201))
 
 

@@ -262,13 +262,13 @@ async def test_tokens_and_members_are_logged(broker, alice, logs):
     await change(
         broker, lambda led, now: enrolment.create_token(led, token("t"), JoinPolicy(), now)
     )
-    await join(broker, "auto", "k1", JoinPolicy(auto_accept=("*",)), CERTIFICATE)
+    await join(broker, "auto", "k1", JoinPolicy(auto_approve=("*",)), CERTIFICATE)
     await join(broker, "asks", "k2", JoinPolicy(), None)
     await join(broker, "other", "k3", JoinPolicy(), None)
     role = Role.CLUSTER
     for command in (
-        lambda led, now: enrolment.accept_member(led, role, "asks", "", "alice", now),
-        lambda led, now: enrolment.reject_join(led, role, "other", now),
+        lambda led, now: enrolment.approve_member(led, role, "asks", "", "alice", now),
+        lambda led, now: enrolment.deny_join(led, role, "other", now),
         lambda led, now: enrolment.revoke_member(
             led, role, "asks", reason="lost", by="alice", release=False, now=now
         ),

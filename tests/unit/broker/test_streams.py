@@ -107,7 +107,7 @@ async def test_streams_of_a_revoked_cluster_end_and_no_others():
     feeds = StreamHub()
     first, second, other = feeds.open(A, 0), feeds.open(A, 0), feeds.open(B, 0)
     feeds.publish([Member(Role.VIEWER, "b", MembershipStatus.REVOKED, make.T0)])
-    feeds.publish([Member(Role.CLUSTER, "a", MembershipStatus.ACCEPTED, make.T0)])
+    feeds.publish([Member(Role.CLUSTER, "a", MembershipStatus.APPROVED, make.T0)])
     assert len(feeds) == 3
     feeds.publish([Member(Role.CLUSTER, "a", MembershipStatus.REVOKED, make.T0)])
     assert (first.closed, second.closed, other.closed) == (True, True, False)

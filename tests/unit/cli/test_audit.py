@@ -222,7 +222,7 @@ def line(actor, **fields):
 
 
 def test_lines_show_what_changed():
-    certificate = {"serial": "1f", "ends_at": "2027"}
+    certificate = {"serial": "1f", "expires_at": "2027"}
     before = {"phase": "Reserved", "certificate": None}
     after = {"phase": "Released", "certificate": certificate, "resources": {"cpu": 1000}, "uses": 3}
     subject = {"action": "Released", "subject": "reservation/rsv-1"}

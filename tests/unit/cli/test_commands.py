@@ -17,7 +17,7 @@ from kubelend.cli.app import LazyCommand
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import DEFAULT, FLAG, PLUGIN, VARIABLE, KubeTarget
 from kubelend.core import errors
-from kubelend.core.errors import InvalidInput, InvalidQuantity, InvalidSettings
+from kubelend.core.errors import InvalidInput, InvalidQuantity, InvalidSettings, NoCapacity
 from kubelend.core.lifecycle import Role
 
 # -- the tree
@@ -181,7 +181,7 @@ def all_errors(kind=errors.KubelendError):
 
 
 EXIT_CODES = {
-    1: "KubelendError UnexpectedAnswer MethodNotAllowed",
+    1: "KubelendError UnexpectedResponse MethodNotAllowed",
     2: "InvalidInput InvalidQuantity InvalidDuration KeyReused InvalidSettings InvalidGrant",
     3: "NotFound Hidden",
     4: "Forbidden Revoked Unauthenticated TokenRefused InvalidIdentity CertificateRefused",
@@ -262,7 +262,7 @@ def test_a_name_of_another_kind_or_role_is_rejected(parse, problem):
         (BORROW, "duration: 900h is more", "--for: 900h is more"),
         (BORROW, "weights.price: 2000 is not", "--weight price: 2000 is not"),
         (BORROW, "constraints.maxPricePerHour: 'x'", "--max-price: 'x'"),
-        (BORROW, "body: Expected `int` - at `$.priority`", "--priority: Expected `int`"),
+        (BORROW, "body: Expected `int` <= 9 - at `$.priority`", "--priority: must be at most 9"),
         (BORROW, "durations: unknown", "durations: unknown"),
         (BORROW, "no colon here", "no colon here"),
         (ADVERTISE, "resources.capacity.cpu: x", "--cpu: x"),
@@ -282,6 +282,26 @@ def test_an_error_of_the_broker_names_the_flag(fields, message, shown):
     with pytest.raises(InvalidQuantity) as caught, calls.naming_flags(fields):
         raise InvalidQuantity(message, hint="do this")
     assert (caught.value.message, caught.value.hint) == (shown, "do this")
+
+
+@pytest.mark.parametrize(
+    "suggestion, shown",
+    [
+        ("remove the pin to another cluster", "leave out --cluster"),
+        ("remove its exclusion", "leave out its --exclude"),
+        ("drop the label topology.kubernetes.io/region=x", "leave out --region=x"),
+        (
+            "drop the label a=b and drop the label c=d",
+            "leave out --label a=b and leave out --label c=d",
+        ),
+        ("allow 0.4 USD per hour", "set --max-price 0.4 --currency USD"),
+        ("request 1 cpu less", "request 1 cpu less"),
+    ],
+)
+def test_a_suggestion_of_the_broker_names_the_flag(suggestion, shown):
+    with pytest.raises(NoCapacity) as caught, calls.naming_flags(BORROW):
+        raise NoCapacity("no suitable cluster", hint=f"berlin fits if you {suggestion}")
+    assert caught.value.hint == f"berlin fits if you {shown}"
 
 
 # -- which target: the broker that is named, or the cluster that kubectl uses

@@ -14,7 +14,13 @@ from kubelend.cli import clusters, kube_backend, kube_objects
 from kubelend.cli.kube_backend import KubeBackend
 from kubelend.cli.options import KubeTarget
 from kubelend.cli.reservations import details, summary
-from kubelend.core.errors import Forbidden, NotFound, Unauthenticated, Unavailable, UnexpectedAnswer
+from kubelend.core.errors import (
+    Forbidden,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    UnexpectedResponse,
+)
 from kubelend.kits.backoff import Backoff
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, broker_objects, objects
@@ -222,7 +228,7 @@ def methods(server):
         (401, Unauthenticated),
         (429, Unavailable),
         (503, Unavailable),
-        (418, UnexpectedAnswer),
+        (418, UnexpectedResponse),
     ],
 )
 async def test_an_object_whose_decision_cannot_be_read_is_deleted(server, backend, code, kind):

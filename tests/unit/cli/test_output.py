@@ -94,7 +94,9 @@ def test_a_reservation_as_one_line_and_in_detail():
     assert "Priority:   0\n" in reservations.details(PENDING, NOW)
 
 
-REMEDY = "agent-cluster-3 fits if you request 50m cpu less, or wait until reservations there end"
+SUGGESTION = (
+    "agent-cluster-3 fits if you request 50m cpu less, or wait until reservations there end"
+)
 EXPLANATION = bodies.Explanation(
     "1/3 clusters fit: 2 InsufficientCPU",
     3,
@@ -104,7 +106,7 @@ EXPLANATION = bodies.Explanation(
         bodies.Candidate("agent-cluster-2", True, [], 0.8055, "0.028737418", "USD"),
         bodies.Candidate(
             *("agent-cluster-3", False, ["InsufficientCPU"]),
-            remedy=bodies.Suggestion("agent-cluster-3", REMEDY),
+            suggestion=bodies.Suggestion("agent-cluster-3", SUGGESTION),
         ),
     ],
 )
@@ -122,9 +124,9 @@ def test_an_explanation_ranks_the_clusters_and_suggests_what_would_help():
         "\n"
         "Shown 2 of 3; --limit shows more."
     )
-    remedy = bodies.Suggestion("b", "b fits if you " + "ask for less " * 10)
+    suggestion = bodies.Suggestion("b", "b fits if you " + "ask for less " * 10)
     nearest = bodies.Explanation(
-        "0/1 cluster fits", 1, 0, {}, [], remedy, quota=["r holds 30 of 32 cpu"]
+        "0/1 cluster fits", 1, 0, {}, [], suggestion, quota=["r holds 30 of 32 cpu"]
     )
     summary, _, quota, _, *wrapped = reservations.explanation_text(nearest, 80).splitlines()
     assert (summary, quota) == ("0/1 cluster fits", "Quota: r holds 30 of 32 cpu.")
@@ -253,7 +255,7 @@ QUOTA = QuotaStatus(
 
 def test_a_policy_shows_who_set_what_and_what_is_in_effect():
     assert limits.policy_text(POLICY, None) == (
-        "LIMIT          BY ADMIN           BY CLUSTER      IN EFFECT\n"
+        "LIMIT          ADMIN              ADVERTISED      EFFECTIVE\n"
         "Lends to       team-*             team-a, team-b  team-* and also team-a, team-b\n"
         "Not to         -                  team-x          team-x\n"
         "Keeps back     4 cpu, 2Gi memory  8Gi memory      4 cpu, 8Gi memory\n"
@@ -286,7 +288,7 @@ def test_a_quota_shows_its_use():
         "Cluster:       b\nReservations:  0"
     )
     assert QUOTAS.table([QUOTA, QuotaStatus("b", Quota(), QuotaUse(reservations=2))], NOW) == (
-        "CLUSTER  RESERVATIONS       SPENT TODAY        AMOUNTS\n"
+        "CLUSTER  RESERVATIONS       SPENT-TODAY        AMOUNTS\n"
         "team-a   4 of 5, 1 pending  12.3457 of 50 EUR  30 of 32 cpu, 0 of 0 gpu\n"
         "b        2                  -                  -"
     )
@@ -343,21 +345,21 @@ def test_tokens_as_a_table_and_in_detail():
 
 def test_members_as_a_table_and_in_detail():
     certificate = admin_bodies.MemberCertificate("1f", NOW, NOW + timedelta(days=365), PIN)
-    accepted = Member("cluster", "a", "Accepted", NOW, certificate=certificate)
-    pending = Member("cluster", "b", "Pending", NOW, asks=PIN)
+    accepted = Member("cluster", "a", "Approved", NOW, certificate=certificate)
+    pending = Member("cluster", "b", "Pending", NOW, pending_key=PIN)
     revoked = Member("viewer", "c", "Revoked", NOW, revoked_at=NOW - MINUTE, reason="left")
     header, a, b, c = MEMBERS.table([accepted, pending, revoked], NOW, wide=True).splitlines()
     assert " ".join(header.split()) == (
         "ROLE NAME STATUS SINCE CERTIFICATE PENDING-KEY DECIDED-BY TOKEN SERIAL AUTHORITY REASON"
     )
-    assert a.split() == ["cluster", "a", "Accepted", "0s", "365d", "-", "-", "-", "1f", PIN, "-"]
+    assert a.split() == ["cluster", "a", "Approved", "0s", "365d", "-", "-", "-", "1f", PIN, "-"]
     assert b.split()[2:6] == ["Pending", "0s", "-", PIN]
     assert c.split() == ["viewer", "c", "Revoked", "60s", *["-"] * 6, "left"]
     assert MEMBERS.table([pending], NOW).splitlines()[1].endswith(PIN)
     assert members.member_details(accepted, NOW) == (
         "Name:         a\n"
         "Role:         cluster\n"
-        "Status:       Accepted\n"
+        "Status:       Approved\n"
         "Requested:    2026-01-02T03:04:05Z (0s ago)\n"
         "Certificate:  1f\n"
         "Valid until:  2027-01-02T03:04:05Z (in 365d)\n"
@@ -404,7 +406,7 @@ def test_a_deletion_is_summarized(left, text):
 
 
 def test_an_approval_names_the_certificates_that_stay_revoked():
-    member = Member("cluster", "x", "Accepted", NOW)
+    member = Member("cluster", "x", "Approved", NOW)
     assert members.approval_summary(member, NOW) == "cluster/x approved"
     assert members.approval_summary(replace(member, revoked_at=NOW), NOW) == (
         "cluster/x approved; certificates from before 2026-01-02T03:04:05Z (0s ago) stay revoked"
@@ -595,10 +597,10 @@ HOSTILE_RESERVATION = bodies.Reservation(
 )
 HOSTILE_EXPLANATION = bodies.Explanation(
     *(HOSTILE, 1, 0, {}, [bodies.Candidate(HOSTILE, False, [HOSTILE])]),
-    remedy=bodies.Suggestion(HOSTILE, HOSTILE),
+    suggestion=bodies.Suggestion(HOSTILE, HOSTILE),
     quota=[HOSTILE],
 )
-HOSTILE_MEMBER = Member(role=HOSTILE, name=HOSTILE, standing=HOSTILE, asked_at=NOW)
+HOSTILE_MEMBER = Member(role=HOSTILE, name=HOSTILE, status=HOSTILE, requested_at=NOW)
 TEXTS = {
     "clusters": (CLUSTERS.table([HOSTILE_CLUSTER], NOW, wide=True), 2),
     "cluster": (clusters.cluster_details(HOSTILE_CLUSTER, NOW), 17),

@@ -370,7 +370,7 @@ def test_only_a_revoked_cluster_is_rejected_with_the_reason():
         labels.check_not_revoked(members(MembershipStatus.REVOKED), ClusterId("a"))
     for known in (
         MemberIndex(),
-        members(MembershipStatus.ACCEPTED),
+        members(MembershipStatus.APPROVED),
         members(MembershipStatus.REVOKED, Role.ADMIN),
     ):
         labels.check_not_revoked(known, ClusterId("a"))

@@ -311,7 +311,7 @@ PRICES = make.price_list(cpu="1")
             Cluster(replace(make.advertisement(), endpoint="https://a"), make.T0, make.T0),
             "endpoint",
         ),
-        (MEMBER, "standing key asks reason certificate revokedAt forgetAt token"),
+        (MEMBER, "status key pendingKey reason certificate revokedAt forgetAt token"),
         (
             Token(TokenId("abc"), "d1ge57", Role.CLUSTER, make.T0, "alice", make.T0, name="a"),
             "role name usesLeft expiresAt",
@@ -550,7 +550,7 @@ STEPS = {
     "withdraw": lambda r, n: r.withdraw("abc"[n % 3]),
     "admit": lambda r, n: admit(r, "abr"[n % 3]),
     "accept": lambda r, n: r.run(
-        enrolment.accept_member(r.ledger, Role.CLUSTER, "abr"[n % 3], "", "alice", r.now)
+        enrolment.approve_member(r.ledger, Role.CLUSTER, "abr"[n % 3], "", "alice", r.now)
     ),
     "revoke": lambda r, n: revoke(r, "abr"[n % 3]),
     "remove": lambda r, n: r.run(

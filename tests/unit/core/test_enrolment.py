@@ -10,7 +10,7 @@ from kubelend.core import commands, enrolment
 from kubelend.core.enrolment import Applicant, JoinPolicy
 from kubelend.core.errors import Conflict, Forbidden, NotFound, Revoked, TokenRefused
 from kubelend.core.events import (
-    MemberAccepted,
+    MemberApproved,
     MemberRemoved,
     RecordDeleted,
     TokenCreated,
@@ -22,7 +22,7 @@ from kubelend.core.members import Certificate, Member, MembershipStatus, Token, 
 from kubelend.core.models import ClusterId
 
 DIGEST = "d" * 64
-POLICY = JoinPolicy(auto_accept=("edge-*",))
+POLICY = JoinPolicy(auto_approve=("edge-*",))
 ID = TokenId("abc")
 
 
@@ -52,19 +52,19 @@ def join(runner, who, id="abc", policy=POLICY):
     """As the broker does it: checks, decides, issues and records."""
     shown = enrolment.check_token(runner.ledger, TokenId(id), DIGEST)
     decision = enrolment.decide_join(runner.ledger, who, shown, policy, runner.now)
-    issued = certificate(runner) if decision.is_accepted else None
+    issued = certificate(runner) if decision.is_approved else None
     member = runner.run(enrolment.join_member(runner.ledger, decision, issued, runner.now))
-    return decision.is_accepted, member
+    return decision.is_approved, member
 
 
 def accept(runner, name="berlin", key="", role=Role.CLUSTER, *, keep_old=False):
     who = (role, name, key, "alice")
-    accepting = enrolment.accept_member(runner.ledger, *who, runner.now, keep_old=keep_old)
+    accepting = enrolment.approve_member(runner.ledger, *who, runner.now, keep_old=keep_old)
     return runner.run(accepting)
 
 
 def reject(runner, name="berlin"):
-    runner.run(enrolment.reject_join(runner.ledger, Role.CLUSTER, name, runner.now))
+    runner.run(enrolment.deny_join(runner.ledger, Role.CLUSTER, name, runner.now))
 
 
 def certify(runner, name="a", key="k1", lifetime=make.HOUR, role=Role.CLUSTER, shown_until=None):
@@ -128,9 +128,9 @@ def test_unknown_token_and_wrong_secret_give_the_same_error(runner, id, digest):
 
 def test_bound_token_lets_its_cluster_in_at_once(runner):
     create(runner, token(name="berlin"))
-    is_accepted, member = join(runner, applicant())
-    assert is_accepted
-    assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k1", "")
+    is_approved, member = join(runner, applicant())
+    assert is_approved
+    assert (member.status, member.key, member.pending_key) == (MembershipStatus.APPROVED, "k1", "")
     assert (member.token, member.decided_by) == (ID, "alice")
     assert member.certificate == certificate(runner)
     assert uses_left(runner) == 0
@@ -139,9 +139,9 @@ def test_bound_token_lets_its_cluster_in_at_once(runner):
 def test_unbound_token_lets_in_at_once_only_who_is_expected(runner):
     create(runner, token(uses=2))
     assert join(runner, applicant("edge-1"))[0]
-    is_accepted, member = join(runner, applicant("berlin"))
-    assert not is_accepted
-    assert (member.standing, member.asks, member.key) == (MembershipStatus.PENDING, "k1", "")
+    is_approved, member = join(runner, applicant("berlin"))
+    assert not is_approved
+    assert (member.status, member.pending_key, member.key) == (MembershipStatus.PENDING, "k1", "")
     assert member.certificate is None
 
 
@@ -152,7 +152,7 @@ def test_person_is_expected_by_name_alone_whatever_the_pattern(runner):
 
 
 def test_name_with_brackets_matches_itself(runner):
-    policy = JoinPolicy(allow=("lab[1]", "edge-*"), auto_accept=("lab[1]",))
+    policy = JoinPolicy(allow=("lab[1]", "edge-*"), auto_approve=("lab[1]",))
     create(runner, token(uses=2), policy=policy)
     assert join(runner, applicant("lab[1]"), policy=policy)[0]
     with pytest.raises(Forbidden, match="cluster 'lab' is not allowed to join"):
@@ -199,8 +199,8 @@ def test_lost_answer_is_given_again_without_another_use(runner):
     create(runner, token(name="berlin", uses=2))
     join(runner, applicant())
     runner.pass_time(2 * make.HOUR)  # the token has expired by now
-    is_accepted, member = join(runner, applicant())
-    assert is_accepted
+    is_approved, member = join(runner, applicant())
+    assert is_approved
     assert uses_left(runner) == 1
     assert member.certificate == certificate(runner)
 
@@ -211,13 +211,13 @@ def test_waiting_one_asks_again_until_it_is_accepted(runner):
     revision = runner.ledger.revision
     assert not join(runner, applicant())[0]
     assert runner.ledger.revision == revision
-    assert accept(runner).standing is MembershipStatus.ACCEPTED
+    assert accept(runner).status is MembershipStatus.APPROVED
     revision = runner.ledger.revision
-    assert accept(runner).standing is MembershipStatus.ACCEPTED
+    assert accept(runner).status is MembershipStatus.APPROVED
     assert runner.ledger.revision == revision
     runner.pass_time(2 * make.HOUR)
-    is_accepted, member = join(runner, applicant())
-    assert is_accepted
+    is_approved, member = join(runner, applicant())
+    assert is_approved
     assert member.certificate is not None
     assert uses_left(runner) == 0
 
@@ -229,13 +229,17 @@ def test_name_that_is_taken_waits_for_an_administrator_who_may_keep_the_old_cert
     create(runner, token("a", name="berlin"), token("b", name="berlin"))
     join(runner, applicant(key="k1"), "a")
     runner.pass_time(make.MINUTE)
-    is_accepted, member = join(runner, applicant(key="k2"), "b")
-    assert not is_accepted
-    assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k1", "k2")
+    is_approved, member = join(runner, applicant(key="k2"), "b")
+    assert not is_approved
+    assert (member.status, member.key, member.pending_key) == (
+        MembershipStatus.APPROVED,
+        "k1",
+        "k2",
+    )
     with pytest.raises(Conflict, match="another key has requested"):
         accept(runner, key="k1")
     member = accept(runner, keep_old=keep_old)
-    assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k2", "")
+    assert (member.status, member.key, member.pending_key) == (MembershipStatus.APPROVED, "k2", "")
     assert (member.decided_by, member.reason) == ("alice", "")
     assert join(runner, applicant(key="k2"), "b")[0]
     check(runner, runner.now, "berlin")
@@ -290,8 +294,8 @@ def test_rejecting_another_key_leaves_the_member_in(runner):
     join(runner, applicant(key="k2"), "b")
     reject(runner)
     member = runner.ledger.member_index.member(Role.CLUSTER, "berlin")
-    assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k1", "")
-    with pytest.raises(Conflict, match="has no pending join request"):
+    assert (member.status, member.key, member.pending_key) == (MembershipStatus.APPROVED, "k1", "")
+    with pytest.raises(NotFound, match="has no pending join request"):
         reject(runner)
 
 
@@ -313,7 +317,7 @@ def test_last_end_is_not_forgotten_when_lifetimes_become_shorter(runner):
 
 def test_holder_of_a_certificate_from_elsewhere_becomes_a_member(runner):
     member = certify(runner, "berlin", "k2")
-    assert member.standing is MembershipStatus.ACCEPTED
+    assert member.status is MembershipStatus.APPROVED
     assert (member.decided_by, member.was_admitted) == ("its older certificate", False)
     member = accept(runner)
     assert (member.key, member.was_admitted, member.revoked_at) == ("k2", True, None)
@@ -333,7 +337,11 @@ def test_renewal_of_the_true_one_leaves_the_other_waiting(runner):
     create(runner)
     join(runner, applicant(key="k1"))
     member = certify(runner, "berlin", "k2")
-    assert (member.standing, member.key, member.asks) == (MembershipStatus.ACCEPTED, "k2", "k1")
+    assert (member.status, member.key, member.pending_key) == (
+        MembershipStatus.APPROVED,
+        "k2",
+        "k1",
+    )
 
 
 def test_revoked_one_renews_nothing(runner):
@@ -347,9 +355,9 @@ def test_revoked_one_is_not_let_in_by_its_old_token_nor_by_a_new_one_alone(runne
     create(runner, token("a", name="berlin", uses=2), token("b", name="berlin"))
     join(runner, applicant(), "a")
     revoke(runner, "berlin")
-    is_accepted, member = join(runner, applicant(), "a")
-    assert not is_accepted
-    assert (member.standing, member.asks) == (MembershipStatus.REVOKED, "k1")
+    is_approved, member = join(runner, applicant(), "a")
+    assert not is_approved
+    assert (member.status, member.pending_key) == (MembershipStatus.REVOKED, "k1")
     with pytest.raises(Conflict):
         join(runner, applicant(key="k2"), "b")
 
@@ -362,7 +370,7 @@ def test_accepted_return_keeps_the_moment_of_revocation_and_opens_the_cluster(ru
     assert runner.ledger.cluster(ClusterId("berlin")).cordon == "revoked: stolen"
     join(runner, applicant(key="k2"), "b")
     member = accept(runner)
-    assert (member.standing, member.revoked_at) == (MembershipStatus.ACCEPTED, runner.now)
+    assert (member.status, member.revoked_at) == (MembershipStatus.APPROVED, runner.now)
     assert runner.ledger.cluster(ClusterId("berlin")).cordon is None
 
 
@@ -380,13 +388,13 @@ def test_revoked_one_can_be_accepted_without_asking_and_not_with_its_old_key(run
     join(runner, applicant(), "a")
     revoke(runner, "berlin")
     member = accept(runner)
-    assert (member.standing, member.key) == (MembershipStatus.ACCEPTED, "")
+    assert (member.status, member.key) == (MembershipStatus.APPROVED, "")
     assert not join(runner, applicant(), "b")[0]
 
 
 def test_records_are_put_with_the_ledgers_revision_and_taken_out():
-    ledger, berlin = Ledger(), Member(Role.CLUSTER, "berlin", MembershipStatus.ACCEPTED, make.T0)
-    member = ledger.apply(MemberAccepted(make.T0, berlin))
+    ledger, berlin = Ledger(), Member(Role.CLUSTER, "berlin", MembershipStatus.APPROVED, make.T0)
+    member = ledger.apply(MemberApproved(make.T0, berlin))
     created = ledger.apply(TokenCreated(make.T0, token()))
     assert (member, created) == (replace(berlin, revision=1), replace(token(), revision=2))
     assert ledger.member_index.member(Role.CLUSTER, "berlin") == member
@@ -495,15 +503,15 @@ def test_person_of_a_clusters_name_leaves_the_cluster_alone(lenders):
 def test_revoking_one_who_asks_to_return_refuses_it(lenders):
     revoke(lenders)
     create(lenders, token(name="a"))
-    assert join(lenders, applicant("a", "k2"))[1].asks == "k2"
-    assert revoke(lenders).member.asks == ""
+    assert join(lenders, applicant("a", "k2"))[1].pending_key == "k2"
+    assert revoke(lenders).member.pending_key == ""
 
 
 def test_removed_member_stays_refused_until_its_last_certificate_has_ended(lenders):
     certify(lenders)
     left = remove(lenders).member
     assert left is not None
-    assert (left.standing, left.forget_at) == (MembershipStatus.REVOKED, lenders.now + make.HOUR)
+    assert (left.status, left.forget_at) == (MembershipStatus.REVOKED, lenders.now + make.HOUR)
     assert A not in lenders.ledger.clusters
     with pytest.raises(Revoked):
         check(lenders, lenders.now)
@@ -583,14 +591,14 @@ def test_administrator_leaves_no_token_behind_and_who_it_admitted_is_reported(le
         make_token(lenders, name, by)
     join(lenders, applicant("t1", role=Role.ADMIN), "t1")
     done = put_out(lenders, "mallory", Role.ADMIN)
-    assert done.left_behind == (("t1", "t2"), ("admin/t1",))
+    assert done.admin_actions == (("t1", "t2"), ("admin/t1",))
     assert set(lenders.ledger.member_index.tokens) == {"t3"}
 
 
 def test_tokens_of_an_administrator_outlive_the_cluster_of_its_name(lenders):
     make_token(lenders, "t1", "a")
-    assert revoke(lenders, "a").left_behind == ((), ())
-    assert revoke(lenders, "a", Role.VIEWER).left_behind == ((), ())
+    assert revoke(lenders, "a").admin_actions == ((), ())
+    assert revoke(lenders, "a", Role.VIEWER).admin_actions == ((), ())
     assert set(lenders.ledger.member_index.tokens) == {"t1"}
 
 

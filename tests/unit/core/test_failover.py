@@ -97,7 +97,11 @@ def test_same_capacity_is_not_promised_to_two(runner, monitor):
     runner.uncordon("c")
     fall_silent(runner, monitor)
     assert [runner.target(one) for one in held] == ["b", "b", "c", "a", "a"]
-    assert [runner[one].reason for one in held][2:] == ["Moved", "ProviderSilent", "ProviderSilent"]
+    assert [runner[one].reason for one in held][2:] == [
+        "Moved",
+        "ProviderUnreachable",
+        "ProviderUnreachable",
+    ]
 
 
 @pytest.fixture
@@ -110,7 +114,7 @@ def stuck(runner, monitor):
 
 def test_what_fits_nowhere_else_stays_and_says_so(runner, stuck):
     kept = runner[stuck]
-    assert (kept.phase, kept.reason, kept.target) == ("Reserved", "ProviderSilent", "a")
+    assert (kept.phase, kept.reason, kept.target) == ("Reserved", "ProviderUnreachable", "a")
     assert kept.message == (
         "Stays in cluster a, unreachable since 12:00:00 UTC; no other cluster fits yet"
     )
@@ -144,7 +148,7 @@ def test_provider_that_comes_back_has_what_was_kept_there(
         runner.activate(stuck)
     before = runner[stuck]
     fall_silent(runner, monitor)
-    assert (runner[stuck].phase, runner[stuck].reason) == (before.phase, "ProviderSilent")
+    assert (runner[stuck].phase, runner[stuck].reason) == (before.phase, "ProviderUnreachable")
     runner.advertise("a", "cpu=8,memory=8Gi")
     runner.run_failover(monitor, make.SECOND)
     after = runner[stuck]
@@ -157,7 +161,7 @@ def test_one_that_moved_there_before_says_so_again(runner, monitor):
     runner.refuse(held, "a")
     runner.advertise("b", "cpu=4,memory=4Gi", **SHORT)
     fall_silent(runner, monitor)
-    assert (runner.target(held), runner[held].reason) == ("b", "ProviderSilent")
+    assert (runner.target(held), runner[held].reason) == ("b", "ProviderUnreachable")
     keep_speaking(runner, "b")
     runner.run_failover(monitor, make.SECOND)
     assert (runner.target(held), runner[held].reason) == ("b", "Moved")
@@ -167,7 +171,7 @@ def test_restart_remembers_what_is_stranded(runner, stuck):
     runner.ledger = type(runner.ledger).restore(runner.kept())
     monitor = runner.monitor(LOST_AFTER)
     runner.run_failover(monitor, make.SECOND)
-    assert runner[stuck].reason == "ProviderSilent", "it has not come back yet"
+    assert runner[stuck].reason == "ProviderUnreachable", "it has not come back yet"
     runner.advertise("a", "cpu=8,memory=8Gi")
     runner.run_failover(monitor, make.SECOND)
     assert runner[stuck].reason == "Locked"
@@ -197,7 +201,7 @@ def test_those_that_fit_nowhere_do_not_keep_the_others_waiting(runner, monitor):
     fall_silent(runner, monitor)
     runner.run_failover(monitor, 5 * make.SECOND)
     assert runner.target(free) == "b"
-    assert {runner[one].reason for one in stuck} == {"ProviderSilent"}
+    assert {runner[one].reason for one in stuck} == {"ProviderUnreachable"}
 
 
 @pytest.mark.parametrize("end", ["release", "drain"])

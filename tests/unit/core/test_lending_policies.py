@@ -312,7 +312,7 @@ def test_nothing_is_moved_to_a_cluster_that_is_closed():
     assert runner.target(held) == "b"
     runner.drain("b")
     assert runner[held].message.endswith(
-        "then 0/2 clusters fit: 1 LeftBefore, 1 OutsideOpeningHours"
+        "then 0/2 clusters fit: 1 OutsideOpeningHours, 1 PreviousProvider"
     )
 
 

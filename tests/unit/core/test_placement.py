@@ -37,10 +37,10 @@ def asked(**fields):
 
 def test_rejections_keep_their_names():
     assert " ".join(Rejection) == (
-        "IsRequester NotPinned Excluded LeftBefore RequesterNotAllowed RequesterDenied Stale Cordoned"
+        "IsRequester NotPinned Excluded PreviousProvider RequesterNotAllowed RequesterDenied Stale Cordoned"
         " OutsideOpeningHours LabelMismatch CurrencyMismatch TooExpensive OverBudget InsufficientCPU"
         " InsufficientMemory InsufficientGPU InsufficientStorage InsufficientExtendedResource KeptBack"
-        " LendingCapReached RequesterCapReached HeldForWaiter"
+        " LendingCapReached RequesterCapReached NominatedForOther"
     )
 
 
@@ -121,7 +121,7 @@ def test_capacity_kept_for_a_waiter_is_refused_to_those_behind():
     runner = make.runner(a="cpu=4,memory=8Gi")
     runner.reserve("cpu=3,memory=1Gi")
     runner.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
-    assert rejections(asked(priority=5), runner.ledger) == ["HeldForWaiter"]
+    assert rejections(asked(priority=5), runner.ledger) == ["NominatedForOther"]
     assert rejections(asked(priority=6), runner.ledger) == []
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kubelend.core import errors, pod_requests, resources
 from kubelend.core.pod_requests import (
+    BY_RESERVATION,
     KubernetesNode,
     KubernetesPod,
     Node,
@@ -109,6 +110,10 @@ LIQO = {
 }
 
 
+NODE, CREATOR = "offloading.liqo.io/nodename", "liqo.io/creator-user"
+RESERVED = LIQO | {NODE: "rsv-1"}
+
+
 def projected(cpu="1", node="n1", labels=None, phase="Running"):
     """The projection of a Pod that comes as JSON, as an API server sends it."""
     found = {
@@ -153,6 +158,10 @@ def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
         ({name: LIQO[name] for name in LIQO if "origin" not in name}, None),
         ({name: LIQO[name] for name in LIQO if "nodename" not in name}, OffloadedFrom("rome", "")),
         ({"liqo.io/shadowPod": "true"}, None),
+        ({**RESERVED, CREATOR: "rsv-1-0a1b"}, OffloadedFrom(BY_RESERVATION, "rsv-1")),
+        ({**RESERVED, NODE: "rsv-1.2", CREATOR: "rsv-1.2-0a"}, OffloadedFrom("*", "rsv-1")),
+        ({**RESERVED, CREATOR: "rsv-2-0a1b"}, OffloadedFrom("rome", "rsv-1")),
+        ({**LIQO, CREATOR: "res-1-0a1b"}, OffloadedFrom("rome", "res-1")),
     ],
     ids=[
         "offloaded",
@@ -161,6 +170,10 @@ def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
         "no_origin",
         "no_virtual_node",
         "own_abroad",
+        "authenticated",
+        "authenticated_after_a_move",
+        "of_another_slice",
+        "of_another_peering",
     ],
 )
 def test_offloaded_pod_is_known_by_its_labels(labels, source):

@@ -240,7 +240,7 @@ def test_move_to_what_the_budget_does_not_pay_for_is_none(runner):
     priced(runner, "2.000000001", "b", offer="cpu=4,memory=8Gi")
     runner.pass_time(make.MINUTE)
     runner.drain("a")
-    assert runner[held].message.endswith("then 0/2 clusters fit: 1 LeftBefore, 1 OverBudget")
+    assert runner[held].message.endswith("then 0/2 clusters fit: 1 OverBudget, 1 PreviousProvider")
 
 
 @pytest.mark.parametrize("again", ["released", "raised"])

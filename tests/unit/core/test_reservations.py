@@ -45,7 +45,7 @@ def reservation(phase=Phase.RESERVED, **fields):
 def test_phases_and_reasons_keep_their_names():
     assert " ".join(Phase) == "Pending Reserved Active Released Failed"
     assert " ".join(Reason) == (
-        "Waiting Locked Moved InUse ProviderSilent ReleasedByRequester ReleasedByAdmin Deleted"
+        "Waiting Locked Moved InUse ProviderUnreachable ReleasedByRequester ReleasedByAdmin Deleted"
         " Expired Drained WaitTimedOut ProviderRefused"
     )
 
@@ -394,7 +394,9 @@ def test_refused_by_all_it_fails_and_says_why(trio):
     assert refused_everywhere(trio, held) == ["a", "b", "c"]
     failed = trio[held]
     assert (failed.phase, failed.reason) == ("Failed", "ProviderRefused")
-    assert failed.message == ("Refused by c: no GPU driver; then 0/3 clusters fit: 3 LeftBefore")
+    assert failed.message == (
+        "Refused by c: no GPU driver; then 0/3 clusters fit: 3 PreviousProvider"
+    )
     assert failed.left == ("a", "b")
     assert not any(trio.reserved(name) for name in "abc")
 
@@ -405,7 +407,7 @@ def test_pinned_reservation_that_is_refused_fails(trio):
     failed = trio[held]
     assert (failed.phase, failed.reason) == ("Failed", "ProviderRefused")
     assert failed.message == (
-        "Refused by a: no reason given; then 0/3 clusters fit: 2 NotPinned, 1 LeftBefore"
+        "Refused by a: no reason given; then 0/3 clusters fit: 2 NotPinned, 1 PreviousProvider"
     )
     trio.refuse(held, "a")
     assert trio[held] == failed, "a refusal can be sent again"
@@ -452,7 +454,7 @@ def test_drain_moves_what_fits_elsewhere_and_releases_the_rest(trio):
     assert moved.activated_at is None
     assert (lost.phase, lost.reason) == ("Released", "Drained")
     assert lost.message == (
-        "Cluster a was drained: old; then 0/3 clusters fit: 2 InsufficientCPU, 1 LeftBefore"
+        "Cluster a was drained: old; then 0/3 clusters fit: 2 InsufficientCPU, 1 PreviousProvider"
     )
     assert not trio.reserved("a")
     assert trio.ledger.clusters["a"].cordon == "old"

@@ -90,7 +90,7 @@ def test_big_waiter_is_not_starved_by_a_stream_of_small_requests():
     for held in small:
         runner.release(held)
         if runner[big].phase == "Pending":
-            assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
+            assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 NominatedForOther"
     assert runner.target(big) == "a"
 
 
@@ -185,7 +185,7 @@ def test_nomination_moves_on_when_its_cluster_cannot_serve_any_more(lose):
     lose(runner)
     assert runner.nominations() == {waiter: "b"}
     assert runner.refused("cpu=1,memory=1Gi", pinned="b") == (
-        "0/2 clusters fit: 1 HeldForWaiter, 1 NotPinned"
+        "0/2 clusters fit: 1 NominatedForOther, 1 NotPinned"
     )
 
 
@@ -196,7 +196,7 @@ def test_nomination_moves_on_when_its_cluster_withdraws_what_it_offers():
     runner.withdraw("a")
     assert runner.nominations() == {waiter: "b"}
     runner.advertise("b", "cpu=5,memory=9Gi")
-    assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
+    assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 NominatedForOther"
 
 
 @pytest.mark.parametrize("went", ["withdrawn", "while no broker ran"])
@@ -212,7 +212,7 @@ def test_cluster_that_comes_back_is_kept_for_who_waits_longest(went):
     assert audit.invariant_violations(runner.ledger) == []
     runner.advertise("a", "cpu=5,memory=9Gi")
     assert runner.nominations() == {waiter: "a"}
-    assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
+    assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 NominatedForOther"
 
 
 def test_nomination_moves_on_before_its_cluster_is_removed():
@@ -452,7 +452,7 @@ def test_big_waiter_is_not_starved_on_a_cluster_that_lends_less_than_it_has(poli
     for held in small:
         runner.release(held)
         if runner[big].phase == "Pending":
-            assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
+            assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 NominatedForOther"
     assert runner.target(big) == "a"
 
 

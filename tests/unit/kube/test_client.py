@@ -22,7 +22,7 @@ from kubelend.core.errors import (
     RateLimited,
     Unauthenticated,
     Unavailable,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import codec, resources, transport
@@ -273,7 +273,7 @@ async def test_size_of_an_event_is_limited(server, client, monkeypatch):
         watch(b"x" * 300_000),
     ]
     assert len(await events(client)) == 2
-    with pytest.raises(UnexpectedAnswer, match="exceeds 131072 bytes"):
+    with pytest.raises(UnexpectedResponse, match="exceeds 131072 bytes"):
         await events(client)
 
 
@@ -330,7 +330,7 @@ def delay(*answer):
         (410, {"reason": "Expired"}, errors.Gone),
         (413, {}, errors.BodyTooLarge),
         (415, {}, errors.InvalidInput),
-        (418, {}, errors.UnexpectedAnswer),
+        (418, {}, errors.UnexpectedResponse),
         (422, {}, errors.InvalidInput),
         (429, {}, errors.RateLimited),
         (500, {}, errors.Unavailable),
@@ -384,7 +384,7 @@ def test_list_without_items_is_empty():
 
 @pytest.mark.parametrize("read", [DECODER.decode_object, DECODER.decode_page, DECODER.decode_event])
 def test_response_that_is_no_json_is_an_unexpected_answer(read):
-    with pytest.raises(errors.UnexpectedAnswer, match="configmaps"):
+    with pytest.raises(errors.UnexpectedResponse, match="configmaps"):
         read(b"<html>")
 
 

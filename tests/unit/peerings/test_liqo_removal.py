@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubelend.peerings import liqo_objects, liqo_removal
-from kubelend.peerings.liqo_objects import LiqoResource, OwnedMetadata, OwnerReference
+from kubelend.peerings.liqo_objects import BoundPod, LiqoResource, OwnedMetadata, OwnerReference
 from kubelend.peerings.liqo_removal import (
     Delete,
     Evict,
@@ -32,7 +32,7 @@ def thing(name, *, labels=OURS, spec=None, status=None, deleted=False, owner="",
         deletion_timestamp=NOW if deleted else None,
         owner_references=(OwnerReference(owner),) if owner else (),
     )
-    return LiqoResource(metadata, spec or {}, status or {})
+    return BoundPod(metadata, spec or {}, status or {})
 
 
 def foreign(status="Established", minutes=0, **annotations):

@@ -33,7 +33,7 @@ CLUSTER = bodies.Cluster(
 )
 EXPLANATION = bodies.Explanation("1/1 cluster fits", 1, 1, {})
 TOKEN = admin.Token("id", "Valid", "cluster", 1, NOW, "alice", NOW)
-MEMBER = admin.Member("cluster", "a", "Accepted", NOW)
+MEMBER = admin.Member("cluster", "a", "Approved", NOW)
 POLICY = admin.PolicyStatus("a", admin=bodies.LendingPolicy(deny=["b"]))
 QUOTA = admin.QuotaStatus("a", admin.Quota(), admin.QuotaUse())
 LINE = admin.AuditLine(1, NOW, admin.Actor("a", "cluster"), "reserve", "x/y", "d")
@@ -45,7 +45,7 @@ NEW_TOKEN = admin.NewToken("kl1.id.x", "id", "cluster", NOW, 1, 8444, "sha256:0"
 REVOKED, REMOVED = admin.Revocation(MEMBER, True), admin.Removal(False)
 DENY = admin.PolicyRequest(deny=["b"])
 RESERVATION_EXPLAIN = "/reservations/r/explain"
-ACCEPT, REVOKE = "/members/cluster/a%2Fb/accept", "/members/cluster/a/revoke"
+ACCEPT, REVOKE = "/members/cluster/a%2Fb/approve", "/members/cluster/a/revoke"
 
 pytestmark = pytest.mark.broker("scripted")
 
@@ -101,10 +101,11 @@ async def test_a_dry_run_is_a_reservation_that_changes_nothing(broker, client):
             {"phase": "Reserved", "limit": "1000"},
         ),
         (lambda client: client.all_clusters(), bodies.ClusterList, CLUSTER, {}),
+        (lambda client: client.policies.all(), admin.PolicyList, POLICY, {}),
         (lambda client: client.quotas.all(), admin.QuotaList, QUOTA, {}),
         (lambda client: client.members.all(), admin.MemberList, MEMBER, {}),
     ],
-    ids=["reservations", "clusters", "quotas", "members"],
+    ids=["reservations", "clusters", "policies", "quotas", "members"],
 )
 async def test_pages_are_followed_to_the_end(broker, client, call, page, item, query):
     broker.responses += [body(page([item], "x")), body(page([item]))]
@@ -156,7 +157,7 @@ async def test_the_error_of_the_broker_is_raised_by_its_own_class(broker, client
 )
 async def test_an_answer_that_is_none_of_ours_is_unexpected(broker, client, answer):
     broker.responses.append(answer)
-    with pytest.raises(errors.UnexpectedAnswer):
+    with pytest.raises(errors.UnexpectedResponse):
         await client.version()
 
 
@@ -265,10 +266,11 @@ CALLS = {
     "create_token": (lambda c: c.tokens.create(admin.TokenRequest()), "/tokens", NEW_TOKEN),
     "delete_token": (lambda c: c.tokens.delete("id"), "/tokens/id", None),
     "list_members": (lambda c: c.members.page(), "/members", admin.MemberList([MEMBER])),
-    "accept_member": (lambda c: c.members.approve("cluster", "a/b"), ACCEPT, MEMBER),
-    "reject_member": (lambda c: c.members.deny("cluster", "a"), "/members/cluster/a/reject", None),
+    "approve_member": (lambda c: c.members.approve("cluster", "a/b"), ACCEPT, MEMBER),
+    "deny_member": (lambda c: c.members.deny("cluster", "a"), "/members/cluster/a/deny", None),
     "revoke_member": (lambda c: c.members.revoke("cluster", "a", release=True), REVOKE, REVOKED),
     "remove_member": (lambda c: c.members.remove("cluster", "a"), "/members/cluster/a", REMOVED),
+    "list_policies": (lambda c: c.policies.page(), "/policies", admin.PolicyList([POLICY])),
     "get_policy": (lambda c: c.policies.get("a/b"), "/clusters/a%2Fb/policy", POLICY),
     "set_policy": (lambda c: c.policies.set("a", DENY), "/clusters/a/policy", POLICY),
     "clear_policy": (lambda c: c.policies.clear("a"), "/clusters/a/policy", None),

@@ -16,7 +16,7 @@ from kubelend.core.errors import (
     BrokerUnreachable,
     CertificateRefused,
     InvalidSettings,
-    UnexpectedAnswer,
+    UnexpectedResponse,
 )
 from kubelend.kits import backoff
 from kubelend.kits.backoff import Backoff
@@ -204,7 +204,7 @@ async def test_an_answer_that_is_no_http_is_unexpected(certificates):
         listener(talk, ssl=context) as url,
         BrokerClient(url, certificates.cluster("a")) as client,
     ):
-        with pytest.raises(UnexpectedAnswer, match="not a response of a broker"):
+        with pytest.raises(UnexpectedResponse, match="not a response of a broker"):
             await client.version()
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import make
-from kubelend.core.errors import BrokerUnreachable, Forbidden, NotReady, UnexpectedAnswer
+from kubelend.core.errors import BrokerUnreachable, Forbidden, NotReady, UnexpectedResponse
 from kubelend.transports import session
 from kubelend.transports.session import EventStreamParser, ServerSentEvent
 from kubelend.wire import bodies
@@ -114,7 +114,7 @@ async def test_a_silent_stream_is_dead(broker, client):
 
 async def test_what_is_no_instruction_is_unexpected(broker, client):
     broker.responses.append(events(b"event: instruction\ndata: {}\n\n", stay=True))
-    with pytest.raises(UnexpectedAnswer):
+    with pytest.raises(UnexpectedResponse):
         await read(client.stream(), 1)
 
 
@@ -152,5 +152,5 @@ def test_events_are_parsed_however_the_stream_is_cut(cuts):
 def test_an_event_without_an_end_does_not_fill_the_memory(chunk):
     parser, count = EventStreamParser(), session.MAX_EVENT_BYTES // len(chunk)
     assert all(parser.feed(chunk) == [] for _ in range(count))
-    with pytest.raises(UnexpectedAnswer, match="oversized event"):
+    with pytest.raises(UnexpectedResponse, match="oversized event"):
         parser.feed(chunk * 8)

@@ -265,12 +265,12 @@ def test_explanation_has_a_summary_and_the_candidates():
     question = make.question("cpu=2,memory=1Gi")
     body = conversion.from_explanation(explanations.explain_placement(question, ledger.fleet, 5))
     assert body.summary == "1/2 clusters fit: 1 InsufficientCPU"
-    assert (body.total, body.fitting, body.refusals) == (2, 1, {"InsufficientCPU": 1})
+    assert (body.total, body.fitting, body.rejections) == (2, 1, {"InsufficientCPU": 1})
     fits, misses = body.candidates
-    assert (fits.cluster_id, fits.fits, fits.refusals) == ("a", True, [])
-    assert (misses.cluster_id, misses.fits, misses.refusals) == ("b", False, ["InsufficientCPU"])
-    assert misses.remedy is not None
-    assert misses.remedy.less == {"cpu": "1"}
+    assert (fits.cluster_id, fits.fits, fits.rejections) == ("a", True, [])
+    assert (misses.cluster_id, misses.fits, misses.rejections) == ("b", False, ["InsufficientCPU"])
+    assert misses.suggestion is not None
+    assert misses.suggestion.less == {"cpu": "1"}
 
 
 # -- policies and quotas

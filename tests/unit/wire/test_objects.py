@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import object_samples
-from kubelend.core.errors import InvalidInput, NoCapacity, QueueFull, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput, NoCapacity, QueueFull, UnexpectedResponse
 from kubelend.core.lifecycle import Phase
 from kubelend.stores.kubernetes.objects import record_object_name
 from kubelend.wire import cel_rules, cluster_namespaces, crds, docstrings, json_types, objects
@@ -352,7 +352,7 @@ def test_response_without_error_is_none():
 
 
 def test_undecodable_response_is_an_error():
-    with pytest.raises(UnexpectedAnswer, match="cannot be decoded"):
+    with pytest.raises(UnexpectedResponse, match="cannot be decoded"):
         cluster_namespaces.instruction_from_response(BrokerResponse(body="nonsense"))
 
 

@@ -48,7 +48,7 @@ STATUSES = {
     "NotLeader": 503,
     "BrokerUnreachable": 503,
     "CertificateRefused": 503,
-    "UnexpectedAnswer": 502,
+    "UnexpectedResponse": 502,
     "InvalidSettings": 500,
 }
 """API: programs decide by these."""
@@ -103,7 +103,7 @@ def test_explanation_is_part_of_the_problem():
 )
 def test_response_of_another_server_is_unexpected(body, text):
     error = problems.error_from_response(404, body)
-    assert type(error) is errors.UnexpectedAnswer
+    assert type(error) is errors.UnexpectedResponse
     assert not error.retryable
     assert error.message.startswith("the broker answered 404: ")
     assert text in error.message

@@ -97,7 +97,7 @@ def test_document_has_the_limits_of_fields():
     assert "targetClusterID" in schemas["Reservation"]["required"]
 
 
-NOT_REPEATABLE = {"drain", "create_token", "reject_member"}
+NOT_REPEATABLE = {"drain", "create_token", "deny_member"}
 
 
 """A repeated call could give another response."""
