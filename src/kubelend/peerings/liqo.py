@@ -89,6 +89,8 @@ class LiqoPeering:
         self._identity: _OwnIdentity | None = None
         self._clusters: dict[str, str] = {}
         """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
+        self._remotes: dict[str, str] = {}
+        """Liqo's ID of each provider that this cluster had an identity for when it was last connected."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
@@ -119,14 +121,12 @@ class LiqoPeering:
     # -- connecting
 
     async def connect(self, peer: Peer) -> Readiness:
-        if not await self._remote_id(peer):
-            return await self._handshake(peer)
-        return DONE
-
-    async def _remote_id(self, peer: Peer) -> str:
-        """Liqo's ID of a provider that this cluster has an identity for; empty if it has none."""
         found = await self._find_identity(peer.cluster)
-        return "" if found is None or found.is_being_deleted else found.spec["clusterID"]
+        if found is None or found.is_being_deleted:
+            self._remotes.pop(peer.cluster, None)
+            return await self._handshake(peer)
+        self._remotes[peer.cluster] = found.spec["clusterID"]
+        return DONE
 
     async def _find_identity(self, cluster: str) -> LiqoResource | None:
         found = await self._api.list(IDENTITIES)
@@ -152,6 +152,7 @@ class LiqoPeering:
         if provider is None or not provider.certificate:
             return _handshaking(f"{peer.cluster} to issue a certificate")
         await self._api.apply(IDENTITIES, liqo_objects.identity_manifest(peer.cluster, provider))
+        self._remotes[peer.cluster] = provider.cluster_id
         return DONE
 
     async def _send(self, peer: Peer, part: bodies.Handshake) -> bodies.Handshake | None:
@@ -184,9 +185,8 @@ class LiqoPeering:
     # -- sizing
 
     async def size(self, peer: Peer) -> Readiness:
-        remote, slices = await asyncio.gather(
-            self._remote_id(peer), self._api.list(SLICES, labels=OWN_SLICES)
-        )
+        remote = self._remotes.get(peer.cluster, "")
+        slices = await self._api.list(SLICES, labels=OWN_SLICES)
         if not remote:
             return _handshaking(f"the peering with {peer.cluster}, which was removed meanwhile")
         found = _slice_of(peer.reservation, remote, slices)
@@ -223,10 +223,8 @@ class LiqoPeering:
         return liqo_objects.slice_name(peer.reservation, taken)
 
     async def ready(self, peer: Peer) -> Readiness:
-        remote, slices = await asyncio.gather(
-            self._remote_id(peer),
-            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
-        )
+        remote = self._remotes.get(peer.cluster, "")
+        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         found = _slice_of(peer.reservation, remote, slices)
         name = peer.reservation if found is None else found.metadata.name
         node, foreign = await asyncio.gather(
