@@ -95,6 +95,8 @@ class LiqoPeering:
         """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
         self._unanswered: dict[str, float] = {}
         """Since when a slice has no answer of its provider, by reservation, in the event loop's time."""
+        self._remotes: dict[str, str] = {}
+        """Liqo's ID of each provider that this cluster had an identity for when it was last connected."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
@@ -129,19 +131,14 @@ class LiqoPeering:
 
         It removes its Tenant with the last reservation, of which it learns earlier than of the next one.
         """
+        found = await self._find_identity(peer.cluster)
+        if found is None or found.is_being_deleted:
+            self._remotes.pop(peer.cluster, None)
+            return await self._handshake(peer)
+        self._remotes[peer.cluster] = found.spec["clusterID"]
         now = asyncio.get_running_loop().time()
         is_overdue = now - self._unanswered.get(peer.reservation, now) > ANSWER_TIMEOUT
-        if await self._remote_id(peer) and not is_overdue:
-            return DONE
-        readiness = await self._handshake(peer)
-        if readiness.is_ready:
-            self._unanswered.pop(peer.reservation, None)
-        return readiness
-
-    async def _remote_id(self, peer: Peer) -> str:
-        """Liqo's ID of a provider that this cluster has an identity for; empty if it has none."""
-        found = await self._find_identity(peer.cluster)
-        return "" if found is None or found.is_being_deleted else found.spec["clusterID"]
+        return await self._handshake(peer) if is_overdue else DONE
 
     async def _find_identity(self, cluster: str) -> LiqoResource | None:
         found = await self._api.list(IDENTITIES)
@@ -167,6 +164,8 @@ class LiqoPeering:
         if provider is None or not provider.certificate:
             return _handshaking(f"{peer.cluster} to issue a certificate")
         await self._api.apply(IDENTITIES, liqo_objects.identity_manifest(peer.cluster, provider))
+        self._remotes[peer.cluster] = provider.cluster_id
+        self._unanswered.pop(peer.reservation, None)
         return DONE
 
     async def _send(self, peer: Peer, part: bodies.Handshake) -> bodies.Handshake | None:
@@ -199,10 +198,8 @@ class LiqoPeering:
     # -- sizing
 
     async def size(self, peer: Peer) -> Readiness:
-        remote, slices = await asyncio.gather(
-            self._remote_id(peer),
-            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
-        )
+        remote = self._remotes.get(peer.cluster, "")
+        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         if not remote:
             return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
@@ -249,10 +246,8 @@ class LiqoPeering:
         return liqo_objects.slice_name(peer.reservation, taken)
 
     async def ready(self, peer: Peer) -> Readiness:
-        remote, slices = await asyncio.gather(
-            self._remote_id(peer),
-            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
-        )
+        remote = self._remotes.get(peer.cluster, "")
+        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         if not remote:
             return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
