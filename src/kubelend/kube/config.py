@@ -304,7 +304,7 @@ def select_context(paths: Sequence[Path], context: str = "") -> SelectedContext:
     if not name:
         raise InvalidSettings(
             f"{where} has no current-context",
-            hint="use --context, or run `kubectl config use-context`",
+            hint="name a context, or run `kubectl config use-context`",
         )
     _, chosen = _find_entry("context", name, where, found)
     cluster_file, cluster = _find_entry("cluster", chosen.cluster, where, found)
@@ -388,7 +388,7 @@ def _check_cluster(cluster: KubeCluster, choice: SelectedContext, authorities: D
         )
     if urlsplit(cluster.proxy_url).scheme not in ("", "http", "https"):
         raise InvalidSettings(
-            f"{what}: proxy-url must have scheme http or https", hint="use such a proxy"
+            f"{what}: proxy-url must have scheme http or https", hint="correct proxy-url"
         )
     authorities.read(hint="correct certificate-authority")
 

@@ -233,8 +233,8 @@ def test_a_link_stays_a_link(file, kubelend, tmp_path):
 @pytest.mark.parametrize(
     "words, problem",
     [
-        ("set-context", "give the name of a context, or --current"),
-        ("set-context a --current", "give the name of a context, or --current"),
+        ("set-context", "exactly one of CONTEXT and --current is required"),
+        ("set-context a --current", "exactly one of CONTEXT and --current is required"),
         ("set-context --current", "there is no current context"),
         ("set-context a --broker-url http://x", "--broker-url: 'http://x' is not a broker URL"),
         ("set-context a --timeout soon", "--timeout: "),
