@@ -16,6 +16,9 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 
 export PYTHON
 
+# Tests start hundreds of processes: without bytecode, each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,12 +72,16 @@ helm: ## Find or build the helm that renders the charts
 rotation: $(DEV) ## Prove that certificates of a minute rotate for ten under load
 	PYTHONPATH=tests $(BIN)/python -m proofs.rotation $(ARGS)
 
+.PHONY: liqo-faults
+liqo-faults: $(DEV) kube-assets liqo-assets ## Kill every part of clusters with Liqo after every step of a reservation (an hour)
+	KUBELEND_KUBE_TESTS=required $(BIN)/pytest tests/kube/liqo_fault_matrix.py $(ARGS)
+
 .PHONY: properties
 properties: $(DEV) ## Try every property of the pure parts with fifty times as many examples, others each time
 	$(BIN)/pytest --numprocesses $(WORKERS) --timeout 3600 --hypothesis-profile long -m hypothesis tests/unit $(ARGS)
 
 .PHONY: mutants
-mutants: $(DEV) ## Break 47 things one at a time, and check that the tests notice (an hour)
+mutants: $(DEV) ## Break 47 things one at a time, and check that the tests notice (five minutes)
 	$(BIN)/python hack/mutants $(ARGS)
 
 .PHONY: check

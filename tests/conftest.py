@@ -7,11 +7,14 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 import waiting
+
+HERE = Path(__file__).parent
 
 pytest_plugins = ["broker_fixtures", "kube_fixtures"]
 
@@ -40,13 +43,23 @@ def pytest_configure(config):
             signal.signal(number, lambda *_: None)  # still ignored by this process
 
 
+SLOWEST_FIRST = ("contract", "kube", "faults", "e2e", "mtls", "unit")
+"""Directories in the order in which workers take their modules: none ends with a long one, alone."""
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=_rank)
     for item in items:
         if waiting.FACTOR != 1:
             _scale_time_limit(item)
         # First in line, so that it is torn down after all other fixtures.
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
             item.fixturenames.insert(0, "no_leftover_tasks")
+
+
+def _rank(item):
+    [directory, *_] = item.path.relative_to(HERE).parts
+    return SLOWEST_FIRST.index(directory) if directory in SLOWEST_FIRST else len(SLOWEST_FIRST)
 
 
 def _scale_time_limit(item):

@@ -162,9 +162,12 @@ class FakeBroker:
         await self._called("instructions")  # the response is as old as the call
         return answer
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation:
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
         await self._called("acknowledge", reservation)
-        self.runner.acknowledge(ReservationId(reservation), self.cluster)
+        report = None if held is None else conversion.to_hold_report(held)
+        self.runner.acknowledge(ReservationId(reservation), self.cluster, report)
         return await self._response(reservation)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:

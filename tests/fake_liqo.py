@@ -93,9 +93,9 @@ elif verb == "liqoctl create resourceslice":
 else:
     cluster = flags.get("namespace", [""])[0].removeprefix("liqo-tenant-")
     kind, _, wanted = words[1].partition("/")
-    if kind.startswith("foreignclusters"):
-        found = [{{"kind": "ForeignCluster", "metadata": {{"name": one.name}}}}
-                 for one in (state / "peered").iterdir() if one.name == wanted]
+    if kind.startswith("identities"):
+        found = [{{"kind": "Identity", "metadata": {{"name": wanted}}}}
+                 for one in (state / "peered").iterdir() if "controlplane-" + one.name == wanted]
         print(json.dumps(found[0]) if found else "")
     elif verb == "kubectl delete":
         (slices(cluster) / wanted).unlink(missing_ok=True)

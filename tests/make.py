@@ -33,6 +33,7 @@ from kubelend.core.models import (
     Cluster,
     ClusterId,
     Constraints,
+    HoldReport,
     Limits,
     Quota,
     Request,
@@ -269,8 +270,10 @@ class CommandRunner:
     def renew(self, found: ReservationId, duration: timedelta) -> None:
         self.run(commands.renew(self.ledger, found, duration, self.now))
 
-    def acknowledge(self, found: ReservationId, provider: str) -> None:
-        self.run(commands.acknowledge(self.ledger, found, ClusterId(provider), self.now))
+    def acknowledge(
+        self, found: ReservationId, provider: str, held: HoldReport | None = None
+    ) -> None:
+        self.run(commands.acknowledge(self.ledger, found, ClusterId(provider), held, self.now))
 
     def refuse(self, found: ReservationId, provider: str, why: str = "no") -> None:
         self.run(commands.refuse(self.ledger, found, ClusterId(provider), why, self.now))

@@ -72,6 +72,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
         target_cluster_id="b",
         constraints=CONSTRAINTS,
         renew=True,
+        namespaces=("default",),
     ),
     objects.ResourceRequestStatus(
         phase="Reserved",
@@ -93,7 +94,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
 )
 RESERVATION_INSTRUCTION = objects.ReservationInstruction(
     metadata("rsv-a-1"),
-    objects.ReservationInstructionSpec(**PROMISED, target_cluster_id="b"),
+    objects.ReservationInstructionSpec(**PROMISED, target_cluster_id="b", namespaces=("default",)),
     objects.ReservationInstructionStatus(
         "17", True, AT, "Ready", "joined", AT, ("b", "c"), ("b",), "rsv-a-1", (CONDITION,)
     ),
@@ -162,6 +163,7 @@ RESERVATION = broker_objects.Reservation(
         expires_at=AT,
         wait_until=AT,
         acknowledged_at=AT,
+        held=bodies.HoldReport(True, "Held", "all of it"),
         activated_at=AT,
         finished_at=AT,
         last_update_time=AT,

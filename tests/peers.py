@@ -25,6 +25,7 @@ from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import KubelendError
 from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies
+from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import ReservationInstruction, ReservationInstructionStatus, with_status
 from virtual_time import now, settled
 
@@ -43,7 +44,7 @@ class FakePeering:
         """By call, or by call and provider: `connect`, `disconnect one`."""
         self.seconds: dict[str, float] = {}
         self.unready: dict[str, str] = {}
-        """The reason, by reservation."""
+        """The reason, by reservation, or by reservation and provider: `rsv-1 two`."""
         self.incomplete: dict[str, Readiness] = {}
         """What `connect` and `disconnect` wait for."""
         self.notify: Callable[[str], None] = lambda _: None
@@ -65,7 +66,8 @@ class FakePeering:
 
     async def ready(self, peer: Peer) -> Readiness:
         await self._call("ready", peer)
-        reason = self.unready.get(peer.reservation, "")
+        names = (peer.reservation, f"{peer.reservation} {peer.cluster}")
+        reason = "".join(self.unready.get(name, "") for name in names)
         return Readiness(not reason, reason or "node ready")
 
     async def disconnect(self, peer: Peer) -> Readiness:
@@ -114,12 +116,19 @@ class Rig:
         self.health = ComponentHealth()
         self.peering = FakePeering()
         self.broker = ActivatingBroker(self.reservations)
+        self.events: list[EventRecord] = []
         self.restart()
 
     def restart(self) -> None:
         """As after a restart of the agent: only the objects stay."""
         self.reconciler = PeeringReconciler(
-            self.objects, self.broker, self.reservations, self.peering, self.health, now
+            self.objects,
+            self.broker,
+            self.reservations,
+            self.peering,
+            self.health,
+            now,
+            emit=self.events.append,
         )
 
     def known(self, name: str) -> bodies.Reservation:

@@ -6,10 +6,13 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 import make
 import virtual_time
 from failing_objects import FailingObjects
 from fake_broker import FakeBroker
+from kubelend.agent import holds as agent_holds
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
@@ -36,6 +39,8 @@ class Rig:
         policy: LendingPolicy | None = None,
         enforce: bool = True,
         offset: timedelta = make.NO_TIME,
+        has_placeholders: bool = False,
+        refuses_unheld: bool = False,
     ) -> None:
         """`offset`: how much its clock is ahead of the broker's."""
         large = "cpu=64,memory=64Gi"
@@ -44,6 +49,7 @@ class Rig:
         self.offset = offset
         self.policy = policy
         self.enforce = enforce
+        self.has_placeholders, self.refuses_unheld = has_placeholders, refuses_unheld
         self.emitted: list[EventRecord] = []
         self.restart()
         if nodes:
@@ -65,7 +71,9 @@ class Rig:
             on_change=lambda: self.hold_changes.append(self.holds()),
         )
         self.provider = ProviderReconciler(
-            ProviderConfig("me", "lending", FINISHED_FOR),
+            ProviderConfig(
+                "me", "lending", FINISHED_FOR, self.has_placeholders, self.refuses_unheld
+            ),
             self.objects,
             self.broker,
             self.reservations,
@@ -96,6 +104,14 @@ class Rig:
         found = self.reserve(wanted, **fields)
         await self.notify(found)
         return found
+
+    async def report_held(self, reservation: str, status: str, reason: str, message: str) -> None:
+        """As the reconciler of placeholders."""
+        found = await self.instruction(reservation)
+        condition = agent_holds.held_condition(status, reason, message)
+        written = agent_holds.with_held_condition(found, condition, self.now())
+        await self.objects.set_status(replace(found, status=written))
+        await virtual_time.settled()
 
     def release(self, reservation: str) -> None:
         self.broker.runner.release(ReservationId(reservation))

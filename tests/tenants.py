@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import make
 from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.broker.service import Broker
@@ -28,6 +30,7 @@ from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import config
 from kubelend.kube.client import Client
+from kubelend.pki.grants import JwkSet
 from kubelend.wire import cluster_namespaces
 from kubelend.wire.conversion import RequestLimits
 
@@ -109,11 +112,15 @@ class Tenants:
         sessions: AgentSessions | None = None,
         connect: Any = Client.open,
         granting: SignGrant | None = None,
+        keys: JwkSet | None = None,
     ) -> AsyncIterator[ClusterNamespaces]:
         found = config.config_from_kubeconfig(self.kube.kubeconfig_for(BROKER))
         async with connect(found) as client:
             sessions = sessions or AgentSessions(broker.clock, make.MINUTE)
             dependencies = Dependencies(client, broker, TERMS, sessions, granting)
+            if keys is not None:
+                text = msgspec.json.encode(keys).decode()
+                dependencies = dependencies._replace(grant_keys=text)
             self.controller = ClusterNamespaces(dependencies, self.own_namespace)
             task = asyncio.create_task(self.controller.run(), name="cluster namespaces")
             try:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 
@@ -23,6 +24,7 @@ from kubelend.core.errors import (
     WrongPhase,
 )
 from kubelend.core.models import ClusterId, ReservationId
+from kubelend.pki.grants import GrantKeys, GrantSigner, Jwk, verify_grant
 from kubelend.wire import bodies, conversion
 from waiting import PATIENCE, until
 
@@ -31,9 +33,10 @@ LIMITS = conversion.RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
 SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
 
 
-async def over_http(broker, cluster):
+async def over_http(broker, cluster, **more):
+    certificates = broker.certificates.cluster(cluster)
     options = CommunicatorOptions(
-        f"https://localhost:{broker.port}", broker.certificates.cluster(cluster), instance="one"
+        f"https://localhost:{broker.port}", certificates, instance="one", **more
     )
     return await factory.open_communicator("http", options)
 
@@ -59,12 +62,17 @@ async def in_cluster_namespaces(kube):
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(deployment.close)
 
-        async def in_a_cluster_namespace(broker, cluster):
+        async def in_a_cluster_namespace(broker, cluster, **more):
             if deployment.controller is None:
-                await stack.enter_async_context(deployment.served_by(broker.service))
+                signer = GrantSigner(GrantKeys.create())
+                stack.callback(signer.close)
+                serving = deployment.served_by(
+                    broker.service, granting=signer.grant, keys=signer.public
+                )
+                await stack.enter_async_context(serving)
             if cluster not in namespaces:
                 namespaces[cluster] = deployment.create(cluster)
-            return await deployment.open(namespaces[cluster])
+            return await deployment.open(namespaces[cluster], **more)
 
         yield in_a_cluster_namespace
 
@@ -74,8 +82,8 @@ async def talk(broker, kind):
     """Opens the conversation of a cluster; all are closed at the end."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def talk(cluster):
-            found = await kind(broker, cluster)
+        async def talk(cluster, **options):
+            found = await kind(broker, cluster, **options)
             stack.push_async_callback(found.close)
             return found
 
@@ -110,6 +118,10 @@ async def listening(communicator, resets=None):
             return found.role, found.action, found.reservation.id
 
         yield following
+
+
+def is_longer_than(found, length):
+    return len(found) > length
 
 
 # -- a provider's advertisement
@@ -389,6 +401,72 @@ async def test_a_stream_that_the_broker_ends_fails_and_can_be_asked_for_again(
     await borrower.release(found.id)
     async with listening(lender) as provider:
         assert await provider() == ("provider", "Withdraw", found.id)
+
+
+# -- the provider's hold
+
+
+async def test_report_of_the_provider_reaches_the_requester(borrower, lender):
+    found = await borrower.request(REQUEST, "k")
+    partly = bodies.HoldReport(held=False, reason="PartiallyHeld", message="1 CPU of 2 CPU held")
+    fully = bodies.HoldReport(held=True, reason="Held", message='2 CPU held; "all"')
+    acknowledged = await lender.acknowledge(found.id)
+    assert acknowledged.status.held is None
+    for report in (partly, fully):
+        told = await lender.acknowledge(found.id, report)
+        assert told.status.held == report
+        assert told.status.acknowledged_at == acknowledged.status.acknowledged_at
+        assert await borrower.find(found.id) == told
+        assert (await lender.acknowledge(found.id, report)) == told
+    assert (await lender.acknowledge(found.id)).status.held == fully
+
+
+async def test_report_is_an_instruction_for_the_requester(borrower, lender):
+    async with listening(borrower) as requester:
+        first = asyncio.ensure_future(requester())
+        found = await borrower.request(REQUEST, "k")
+        await first
+        await lender.acknowledge(found.id, bodies.HoldReport(held=True, reason="Held"))
+        assert await requester() == ("requester", "Use", found.id)
+        assert (await borrower.find(found.id)).status.held.held
+
+
+# -- the peering
+
+
+async def test_handshake_reaches_the_other_side_which_is_notified_of_it(talk, borrower):
+    notified: list[str] = []
+    lender = await talk("lender", on_handshake=notified.append)
+    await lender.publish(offer("lender"))
+    found = await borrower.request(REQUEST, "k")
+    start, nonce = bodies.Handshake("liqo-b"), bodies.Handshake("liqo-l", nonce="bm9uY2U=")
+    async with listening(lender) as provider:
+        await provider()
+        waiting = asyncio.ensure_future(provider())
+        for _ in range(2):  # until the other side has got it
+            known = len(notified)
+            assert (await borrower.exchange_handshake(found.id, start)).peer is None
+            await until(partial(is_longer_than, notified, known))
+        assert (await lender.exchange_handshake(found.id, nonce)).peer == start
+        assert (await borrower.exchange_handshake(found.id, start)).peer == nonce
+        assert set(notified) == {found.id}
+        assert len(notified) == 2
+        with pytest.raises(NotFound):
+            await (await talk("stranger")).exchange_handshake(found.id, start)
+        await borrower.release(found.id)
+        assert await waiting == ("provider", "Withdraw", found.id)
+    with pytest.raises(WrongPhase):
+        await borrower.exchange_handshake(found.id, start)
+
+
+async def test_grant_of_each_side_is_verified_by_the_keys_of_the_broker(borrower, lender):
+    found = await borrower.request(REQUEST, "k")
+    start = bodies.Handshake("liqo")
+    for side in (borrower, lender):
+        grant = (await side.exchange_handshake(found.id, start)).grant
+        keys = [Jwk(one.kid, one.x) for one in (await side.grant_keys()).keys]
+        claims = verify_grant(grant, keys)
+        assert (claims.jti, claims.sub, claims.aud) == (found.id, "borrower", "lender")
 
 
 # -- the provider's refusal

@@ -312,7 +312,6 @@ ORDERS = st.one_of(
 
 @pytest.mark.parametrize("kind", LOCAL_KINDS)
 @given(orders=st.lists(ORDERS, min_size=5, max_size=60))
-@settings(max_examples=150)
 def test_ledger_restored_from_a_store_equals_the_live_one(kind, orders):
     with tempfile.TemporaryDirectory() as directory:
         check_restored(StoreUnderTest(LOCAL_KINDS[kind](Path(directory))), orders)

@@ -1,11 +1,15 @@
 """The commands of the Dockerfile, run in directories of the test's own: they make what the image holds."""
 
+import base64
 import re
 import shutil
 import subprocess
 import sys
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import kubelend
 from charts import ROOT
@@ -56,6 +60,27 @@ def test_program_runs_with_all_commands_that_the_charts_start(image):
     assert output(image, "version").strip() == f"Client: {kubelend.__version__}"
     for program in ("broker", "agent", "join"):
         assert "Usage: kubelend" in output(image, program, "--help")
+
+
+def test_it_signs_the_request_of_a_peering(image):
+    """In a child process of the agent, the only one that loads a key of Liqo."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    parts = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    done = subprocess.run(
+        [image / "bin" / "python", "-P", "-m", "kubelend.pki.liqo_csr", "berlin"],
+        input=base64.b64encode(key.private_bytes(*parts)),
+        check=True,
+        capture_output=True,
+        env={},
+    )
+    request = x509.load_pem_x509_csr(base64.b64decode(done.stdout))
+    assert request.is_signature_valid
+    assert request.subject.rfc4514_string() == "CN=berlin,O=liqo.io"
+    assert request.public_key() == key.public_key()
+
+
+def test_it_cleans_up_after_an_agent(image):
+    assert "--cleanup-deployment" in output(image, "agent", "--help")
 
 
 def test_it_is_small_and_contains_nothing_that_only_builds(image):

@@ -21,11 +21,7 @@ import processes
 from kubelend.cli import main
 from waiting import PATIENCE
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    # A command leaves the socket of a refused handshake to the end of its process, which here goes on.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(120)
 
 FORBIDDEN, USAGE, UNAVAILABLE = 4, 2, 7
 

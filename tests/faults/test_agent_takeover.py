@@ -20,7 +20,7 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
-from waiting import until_resolved
+from waiting import FACTOR, until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
 
@@ -132,13 +132,13 @@ async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone_until_t
 
 
 async def test_agent_that_was_cut_off_for_too_long_is_replaced(certificates, tmp_path):
-    limit = timedelta(seconds=2)
+    limit = timedelta(seconds=2 * FACTOR)
     async with (
         agents.scene(certificates, tmp_path, agent_timeout=limit) as (broker, start, _),
         tcp_cuts.network(broker.port) as line,
     ):
         other = await start("other", broker.port)
-        one = await start("one", line.port, broker_timeout=timedelta(seconds=0.5))
+        one = await start("one", line.port, broker_timeout=limit / 4)
         await lent_and_borrowed(one, other)
         direct = agents.made_for("one", broker.port, certificates, tmp_path, agents.SOME)
         async with second(one, settings=direct, objects=one.objects) as two:
@@ -154,7 +154,7 @@ async def test_agent_that_was_cut_off_for_too_long_is_replaced(certificates, tmp
             await agents.until_over(broker, two, other)
 
 
-QUICKLY = 9.0
+QUICKLY = 9.0 * FACTOR
 """Seconds until the second process has taken over."""
 
 

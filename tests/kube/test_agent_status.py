@@ -152,7 +152,7 @@ def test_request_without_a_peering_is_reserved_and_ready_once_activated(
 def test_each_step_is_an_event(rome, bonn, reserved):
     has_events(rome, "resourcerequest", "training", "team", "Requested", "Reserved", "NoPeering")
     has_events(rome, "reservationinstruction", reserved, "rome", "Delivered", "NoPeering")
-    has_events(bonn, "providerinstruction", f"{reserved}-provider", "bonn", "Held")
+    has_events(bonn, "providerinstruction", f"{reserved}-provider", "bonn", "Accepted")
     text = described(rome, "resourcerequest", "training", "team")
     assert "kubelend-agent" in text
     assert "Requested 1 CPU / 268435456 Memory from the broker" in text
@@ -200,19 +200,22 @@ async def test_borrowed_and_lent_show_cluster_use_end_price_and_node(
         "FROM",
         "CPU",
         "MEMORY",
+        "HELD",
         "USED",
         "UNTIL",
         "PRICE",
         "NODE",
     ]
-    [name, phase, provider, cpu, memory, *used, until, price, unit, node] = borrowed[1]
+    [name, phase, provider, cpu, memory, held, *used, until, price, unit, node] = borrowed[1]
     assert (name, phase, provider, cpu, memory) == (
         *("training", "Reserved", "bonn", "1", "268435456"),
     )
+    assert held == "NotConfigured"
     assert (used, price, unit, node) == (["250m", "64Mi"], "0.5", "EUR/h", "virtual")
     [header, row] = lend(bonn, kube_assets, tmp_path, "get", "lent", "-n", "bonn")
-    assert header == ["NAME", "PHASE", "TO", "CPU", "MEMORY", "USED", "UNTIL", "PRICE"]
-    assert row == [reserved, "Reserved", "rome", "1", "256Mi", "200m", "32Mi", until, price, unit]
+    assert header == ["NAME", "PHASE", "TO", "CPU", "MEMORY", "HELD", "USED", "UNTIL", "PRICE"]
+    assert row[:6] == [reserved, "Reserved", "rome", "1", "256Mi", "NotConfigured"]
+    assert row[6:] == ["200m", "32Mi", until, price, unit]
 
 
 def test_user_who_sees_requests_only_gets_what_is_in_them(rome, reserved, kube_assets, tmp_path):
@@ -222,4 +225,6 @@ def test_user_who_sees_requests_only_gets_what_is_in_them(rome, reserved, kube_a
     )
     _, row = lend(rome, kube_assets, tmp_path, "get", "borrowed", kubeconfig=account)
     assert row[:5] == ["training", "Reserved", "bonn", "1", "268435456"]
-    assert (row[5], row[7:]) == ("-", ["-", "-"]), "neither use, price nor node"
+    assert (row[5:7], row[8:]) == (["NotConfigured", "-"], ["-", "-"]), (
+        "neither use, price nor node"
+    )

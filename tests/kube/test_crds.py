@@ -21,13 +21,6 @@ REQUEST = "resource-request.yaml"
 
 
 @pytest.fixture
-def rules(kube):
-    """For tests of rules that older servers do not know."""
-    if kube.assets.version < servers.CEL_SINCE:
-        pytest.skip(f"a server of version {kube.assets.version} has no rules")
-
-
-@pytest.fixture
 def apply(kube, namespace, tmp_path):
     """Applies an example with something else at a place of it."""
 

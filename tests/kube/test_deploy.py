@@ -75,6 +75,8 @@ namespaces: {{requests: default}}
 flags: {{enforce: false, finished-for: 5m}}
 """
 
+POLICIES = "--api-versions=admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
+
 CASES = {
     "broker-default": ("broker", "{}"),
     "broker-in-memory": ("broker", "store: {kind: memory}"),
@@ -91,6 +93,8 @@ CASES = {
     "agent-that-measures": ("agent", "broker: {transport: none}"),
     "agent-by-kubeconfig": ("agent", BY_KUBECONFIG),
     "agent-that-joins": ("agent", JOINS),
+    "agent-with-liqo": ("agent", f"{{{URL}, peering: {{mode: liqo}}}}"),
+    "agent-with-liqoctl": ("agent", f"{{{URL}, peering: {{kubeconfigsSecret: providers}}}}"),
     "agent-everything": ("agent", AGENT_EVERYTHING),
 }
 """Charts and values, as an operator writes them."""
@@ -117,6 +121,7 @@ patches:
 @pytest.fixture(scope="module")
 def cluster(lab):
     with foreign_kinds.cluster(lab, "deploy") as cluster:
+        cluster.kubectl("create", "namespace", "liqo")
         yield cluster
 
 
@@ -146,7 +151,7 @@ def case(request, helm, cluster):
     """A rendering in a namespace of its own, as (which chart, its objects, namespace)."""
     name, values = request.param[0], yaml.safe_load(request.param[1])
     namespace = f"case-{secrets.token_hex(4)}"
-    return name, charts.render(helm, name, values, f"--namespace={namespace}"), namespace
+    return name, charts.render(helm, name, values, f"--namespace={namespace}", POLICIES), namespace
 
 
 def test_every_object_is_accepted(case, cluster):
@@ -170,10 +175,14 @@ def test_pod_is_allowed_where_only_restricted_ones_are(case, cluster):
 
 def test_program_knows_every_flag(case):
     name, found, _ = case
-    program, *arguments = charts.container(found)["args"]
-    assert program == name
     command = app.build_app().commands[name]
-    command.make_context(name, options.normalize_arguments(arguments))
+    jobs = [
+        one["spec"]["template"]["spec"]["containers"][0] for one in charts.of_kind(found, "Job")
+    ]
+    for container in (charts.container(found), *jobs):
+        program, *arguments = container["args"]
+        assert program == name
+        command.make_context(name, options.normalize_arguments(arguments))
 
 
 def test_every_mounted_thing_is_a_volume_and_every_probe_a_port(case):
@@ -225,6 +234,7 @@ def test_selectors_find_the_pods(case):
         "broker/overlays/cert-manager",
         "agent/base",
         "agent/overlays/cluster-namespace",
+        "agent/overlays/liqo",
         "agent/overlays/monitoring",
         "agent/overlays/cert-manager",
     ],

@@ -220,7 +220,7 @@ def test_up_that_is_interrupted_leaves_nothing_running(kube_assets, fresh, numbe
     up = site.start("up", "--no-liqo")
     assert up.stdout is not None
     for line in up.stdout:
-        if "Start three clusters" in line:
+        if "Start the clusters" in line:
             break
     assert len(site.runs()) >= 5
     up.send_signal(number)

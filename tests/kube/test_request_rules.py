@@ -8,17 +8,10 @@ import yaml
 
 import object_samples
 from kubelend.core.errors import UnexpectedResponse
-from kubelend.envtest import servers
 from kubelend.kube import resources
 from kubelend.wire.objects import ResourceRequestSpec
 
 KIND = "resourcerequest/sample"
-
-
-@pytest.fixture
-def rules(kube):
-    if kube.assets.version < servers.CEL_SINCE:
-        pytest.skip(f"a server of version {kube.assets.version} has no rules")
 
 
 @pytest.fixture

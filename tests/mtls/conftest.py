@@ -50,3 +50,11 @@ def r(broker):
 @pytest.fixture
 def admin(broker):
     return broker.admin()
+
+
+@pytest.fixture
+async def a(broker):
+    """A provider."""
+    found = broker.cluster("a")
+    await found.advertise("8", "16Gi")
+    return found

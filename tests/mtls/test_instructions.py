@@ -168,13 +168,6 @@ async def test_streams_end_when_the_broker_stops_and_hold_nothing_up(certificate
 
 
 @pytest.fixture
-async def a(broker):
-    found = broker.cluster("a")
-    await found.advertise("8", "16Gi")
-    return found
-
-
-@pytest.fixture
 async def b(broker):
     found = broker.cluster("b")
     await found.advertise("4", "8Gi")

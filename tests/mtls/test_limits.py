@@ -114,13 +114,6 @@ POLICY = {
 
 
 @pytest.fixture
-async def a(broker):
-    found = broker.cluster("a")
-    await found.advertise("8", "16Gi")
-    return found
-
-
-@pytest.fixture
 def team(broker):
     return broker.cluster("team-a")
 

@@ -1,7 +1,9 @@
 """Conditions of ReservationInstructions and ResourceRequests. Pure.
 
-    ReservationInstruction   Peered, Ready             from what the peering reports
-    ResourceRequest          Reserved, Peered, Ready   the last two follow those of its ReservationInstruction
+    ReservationInstruction   Peered, Ready   from what the peering reports
+                             Held            from what the provider reports to the broker
+    ResourceRequest          Reserved        from its reservation
+                             Peered, Ready, Held   follow those of its ReservationInstruction
 
 Each has the generation of the spec that it was derived from, so that `kubectl wait` is exact.
 """
@@ -17,7 +19,7 @@ from msgspec.structs import replace
 from kubelend.agent.ports import Readiness
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import Phase
-from kubelend.wire import objects
+from kubelend.wire import bodies, objects
 from kubelend.wire.objects import (
     Condition,
     ReservationInstruction,
@@ -26,7 +28,7 @@ from kubelend.wire.objects import (
     ResourceRequestStatus,
 )
 
-PEERED, READY, RESERVED = "Peered", "Ready", "Reserved"
+PEERED, READY, RESERVED, HELD = "Peered", "Ready", "Reserved", "Held"
 """Types of conditions. `Ready` is also a phase of a ReservationInstruction, with the same meaning."""
 NOT_PEERED, CONNECTING, FINISHED = "NotPeered", "Connecting", "Finished"
 """The other phases of a ReservationInstruction."""
@@ -108,6 +110,31 @@ def _peered_reason(is_peered: bool, cluster: str, report: PeeringReport) -> tupl
     return report.reason, report.message
 
 
+def apply_disconnecting(
+    found: ReservationInstruction, cluster: str, readiness: Readiness, now: datetime
+) -> ReservationInstructionStatus:
+    """The status while the node is drained and removed. The message of an ended reservation stays."""
+    status = found.status
+    is_peered = cluster in status.peered_cluster_ids
+    known = _condition(PEERED, is_peered, readiness.step, readiness.reason, found)
+    return replace(status, conditions=objects.merge_conditions(status.conditions, [known], now))
+
+
+def apply_hold_report(
+    found: ReservationInstruction, held: bodies.HoldReport | None, now: datetime
+) -> tuple[Condition, ...]:
+    """The conditions with what the provider reports; without a report after a failover it is unknown."""
+    known = find(found.status.conditions, HELD)
+    if held is not None:
+        reported = _condition(HELD, held.held, held.reason, held.message, found)
+    elif known is not None:
+        message = f"{found.spec.target_cluster_id} has not reported it yet"
+        reported = replace(_condition(HELD, False, "NotReported", message, found), status="Unknown")
+    else:
+        return found.status.conditions
+    return objects.merge_conditions(found.status.conditions, [reported], now)
+
+
 def apply_disconnected(
     found: ReservationInstruction, cluster: str, now: datetime
 ) -> ReservationInstructionStatus:
@@ -128,8 +155,9 @@ def apply_finished(
     found: ReservationInstruction, message: str, now: datetime
 ) -> ReservationInstructionStatus:
     """The status when the reservation has ended; the peering is removed afterwards."""
-    over = _condition(READY, False, FINISHED, message, found)
-    merged = objects.merge_conditions(found.status.conditions, [over], now)
+    names = [READY] if find(found.status.conditions, HELD) is None else [READY, HELD]
+    over = [_condition(name, False, FINISHED, message, found) for name in names]
+    merged = objects.merge_conditions(found.status.conditions, over, now)
     return replace(
         found.status, phase=FINISHED, message=message, finished_at=now, conditions=merged
     )
@@ -168,6 +196,9 @@ def _request_conditions(
     is_live = status.phase in (Phase.RESERVED, Phase.ACTIVE)
     reason = status.phase if is_live else status.reason or status.phase
     yield _condition(RESERVED, is_live, reason, status.message, found)
+    held = _held_condition(found, instruction, status)
+    if held is not None:
+        yield held
     for name in (PEERED, READY):
         known = _current_condition(instruction, name, status)
         if not is_live:
@@ -177,6 +208,25 @@ def _request_conditions(
             yield _condition(name, False, "Connecting", message, found)
         else:
             yield _condition(name, known.status == "True", known.reason, known.message, found)
+
+
+def _held_condition(
+    found: ResourceRequest,
+    instruction: ReservationInstruction | None,
+    status: ResourceRequestStatus,
+) -> Condition | None:
+    """None if its provider has never reported whether it holds the resources."""
+    is_current = (
+        instruction is not None
+        and instruction.spec.target_cluster_id == status.target_cluster_id
+        and status.phase in (Phase.RESERVED, Phase.ACTIVE)
+    )
+    known = find(instruction.status.conditions, HELD) if instruction and is_current else None
+    if known is not None:
+        return replace(known, observed_generation=found.metadata.generation)
+    if find(found.status.conditions, HELD) is None:
+        return None
+    return _condition(HELD, False, NOT_RESERVED, "no resources are reserved", found)
 
 
 def _current_condition(

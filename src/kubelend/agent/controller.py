@@ -30,11 +30,17 @@ CONFLICT_ATTEMPTS: Final = 5
 Result = TypeVar("Result")
 
 
-async def retry_on_conflict(attempt: Callable[[], Awaitable[Result]]) -> Result:
-    """Call `attempt`, which reads and writes an object, until no other client writes in between."""
-    for _ in range(CONFLICT_ATTEMPTS - 1):
+async def retry_on_conflict(
+    attempt: Callable[[], Awaitable[Result]], first: Callable[[], Awaitable[Result]] | None = None
+) -> Result:
+    """Call `attempt`, which reads and writes an object, until no other client writes in between.
+
+    `first` is the first attempt: a write of a version that was read before, which is rejected if it is not
+    the current one.
+    """
+    for each in (first or attempt, *[attempt] * (CONFLICT_ATTEMPTS - 2)):
         with contextlib.suppress(Conflict):
-            return await attempt()
+            return await each()
     return await attempt()
 
 
@@ -62,20 +68,29 @@ async def update_status(
     with the object before and after a write.
     """
 
+    async def write(known: Kind, status: msgspec.Struct) -> Kind | None:
+        written = await objects.set_status(with_status(known, status, clock()))
+        if written is not None and on_written is not None:
+            on_written(known, written)
+        return written
+
     async def attempt() -> Kind | None:
         newest = await _current_object(objects, found)
         if newest is None:
             return None
-        known: Any = newest
         status = change(newest)
-        if replace(status, last_update_time=known.status.last_update_time) == known.status:
-            return newest
-        written = await objects.set_status(with_status(newest, status, clock()))
-        if written is not None and on_written is not None:
-            on_written(newest, written)
-        return written
+        return await write(newest, status) if _is_changed(newest, status) else newest
 
-    return await retry_on_conflict(attempt)
+    async def first() -> Kind | None:
+        status = change(found)
+        return await write(found, status) if _is_changed(found, status) else await attempt()
+
+    return await retry_on_conflict(attempt, first if found.metadata.resource_version else None)
+
+
+def _is_changed(found: Any, status: msgspec.Struct) -> bool:
+    known: msgspec.Struct = found.status
+    return replace(status, last_update_time=found.status.last_update_time) != known
 
 
 def emit_all(
@@ -107,14 +122,21 @@ async def remove_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -
 async def _update_finalizers(
     objects: LocalObjects, found: Kind, change: Callable[[tuple[str, ...]], tuple[str, ...]]
 ) -> Kind | None:
+    async def write(known: Kind) -> Kind:
+        metadata = replace(known.metadata, finalizers=change(known.metadata.finalizers))
+        return await objects.apply(replace(known, metadata=metadata))
+
     async def attempt() -> Kind | None:
         newest = await _current_object(objects, found)
-        if newest is None:
-            return None
-        metadata = replace(newest.metadata, finalizers=change(newest.metadata.finalizers))
-        return await objects.apply(replace(newest, metadata=metadata))
+        return newest if newest is None or not is_changed(newest) else await write(newest)
 
-    return await retry_on_conflict(attempt)
+    def is_changed(known: Kind) -> bool:
+        return change(known.metadata.finalizers) != known.metadata.finalizers
+
+    async def first() -> Kind | None:
+        return await write(found) if is_changed(found) else await attempt()
+
+    return await retry_on_conflict(attempt, first if found.metadata.resource_version else None)
 
 
 async def _current_object(objects: LocalObjects, found: Kind) -> Kind | None:

@@ -17,13 +17,16 @@ from kubelend.agent.conditions import (
     PEERING_FAILED,
     READY,
 )
+from kubelend.agent.ports import Readiness
 from kubelend.agent.resource_requests import REQUESTING_REASON
 from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
 
 _NORMAL_PHASES: Final = frozenset({"Reserved", "Active", "Released", "Expired"})
+ACCEPTED: Final = "Accepted"
+"""The cluster has accepted a reservation: its amount is counted."""
 _ENDED: Final = frozenset({FINISHED, NOT_RESERVED})
-"""Reasons of a Ready that is False because the reservation has ended, which has an Event of its own."""
+"""Reasons of a condition that is False because the reservation has ended, which has an Event of its own."""
 
 
 def request_events(before: ResourceRequest, after: ResourceRequest) -> Iterator[EventRecord]:
@@ -35,6 +38,7 @@ def request_events(before: ResourceRequest, after: ResourceRequest) -> Iterator[
         yield from _phase_events(before, after)
     elif now.phase == "Pending" and now.reason not in (was.reason, REQUESTING_REASON):
         yield EventRecord("Warning", now.reason, now.message, after)
+    yield from _held_events(before, after)
     yield from _peering_events(before, after)
 
 
@@ -59,6 +63,7 @@ def instruction_events(
         yield _normal("Delivered", after.spec.message, after)
     for cluster in sorted({*now.started_cluster_ids} - {*was.started_cluster_ids}):
         yield _normal("PeeringStarted", f"Connecting to cluster {cluster}", after)
+    yield from _held_events(before, after)
     yield from _peering_events(before, after)
     if now.phase == FINISHED != was.phase:
         yield _normal(FINISHED, now.message, after)
@@ -66,11 +71,48 @@ def instruction_events(
         yield _normal("Disconnected", f"Disconnected from cluster {cluster}", after)
 
 
+_DISCONNECT_EVENTS: Final[dict[str, Literal["Normal", "Warning"]]] = {
+    "Draining": "Normal",
+    "ProviderUnreachable": "Warning",
+    "ForceUnpeering": "Warning",
+}
+"""Types of the Events about steps of a disconnection. Other steps have none."""
+
+
+def disconnect_event(
+    readiness: Readiness, cluster: str, about: ReservationInstruction
+) -> EventRecord | None:
+    kind = _DISCONNECT_EVENTS.get(readiness.step)
+    message = f"Disconnecting from cluster {cluster}: {readiness.reason}"
+    return None if kind is None else EventRecord(kind, readiness.step, message, about)
+
+
 def hold_events(before: ProviderInstruction, after: ProviderInstruction) -> Iterator[EventRecord]:
+    """Held is the Event of placeholders, once they really hold it."""
     phase = after.status.phase
     if phase != before.status.phase:
         kind: Literal["Normal", "Warning"] = "Warning" if phase == holds.REFUSED else "Normal"
-        yield EventRecord(kind, phase, after.status.message or after.spec.message, after)
+        reason = ACCEPTED if phase == holds.HELD else phase
+        yield EventRecord(kind, reason, after.status.message or after.spec.message, after)
+    was, now = holds.find_held_condition(before), holds.find_held_condition(after)
+    is_new = now is not None and (was is None or was.reason != now.reason)
+    if now is not None and is_new and now.reason == holds.OVERCOMMITTED:
+        yield EventRecord("Warning", now.reason, now.message, after)
+
+
+def _held_events(
+    before: ResourceRequest | ReservationInstruction,
+    after: ResourceRequest | ReservationInstruction,
+) -> Iterator[EventRecord]:
+    """Of the condition Held, which is the provider's."""
+    was = conditions.find(before.status.conditions, conditions.HELD)
+    now = conditions.find(after.status.conditions, conditions.HELD)
+    if now is None or now.reason in _ENDED or (was is not None and was.reason == now.reason):
+        return
+    kind: Literal["Normal", "Warning"] = (
+        "Normal" if now.status == "True" or now.reason == holds.NOT_CONFIGURED else "Warning"
+    )
+    yield EventRecord(kind, now.reason, f"Provider: {now.message}", after)
 
 
 def _peering_events(

@@ -113,6 +113,12 @@ class HoldTable:
         """Whether capacity can be checked: with enforcement only after the first measurement."""
         return self._inventory.is_synced or not self.is_enforced
 
+    @property
+    def excess(self) -> Resources:
+        """What is used and held beyond the capacity of the cluster."""
+        free = self._inventory.free() if self._inventory.is_synced else NOTHING
+        return (NOTHING - free).clamped()
+
     def try_hold(self, reservation: bodies.Reservation, now: datetime) -> str:
         """Record a hold if it is admissible. Returns the refusal reason, empty if held."""
         hold = hold_from_reservation(reservation)
@@ -195,6 +201,7 @@ def held_status(*, is_enforced: bool) -> ProviderInstructionStatus:
 
 HELD_CONDITION: Final = "Held"
 NOT_CONFIGURED: Final = "NotConfigured"
+OVERCOMMITTED: Final = "Overcommitted"
 
 
 def held_condition(status: str, reason: str, message: str) -> Condition:
@@ -202,14 +209,34 @@ def held_condition(status: str, reason: str, message: str) -> Condition:
     return Condition(HELD_CONDITION, status, reason, message)
 
 
-def not_configured_condition() -> Condition:
+def counted_condition(excess: Resources) -> Condition:
+    """The condition without placeholders; `excess` is what is used and lent beyond the capacity."""
+    if excess:
+        message = f"Pods of this cluster use {excess.describe()} of the resources that it has lent"
+        return held_condition("False", OVERCOMMITTED, message)
     message = "The agent runs with --hold=none: pods of this cluster can use the resources"
     return held_condition("False", NOT_CONFIGURED, message)
 
 
+MAX_MESSAGE_LENGTH: Final = 512
+"""In characters; limited by the REST API."""
+
+
+def hold_report(known: Condition | None) -> bodies.HoldReport | None:
+    """What the broker is told of the condition Held; None as long as that is undecided."""
+    if known is None or known.status == "Unknown" or known.reason in (WITHDRAWN, REFUSED):
+        return None
+    message = known.message[:MAX_MESSAGE_LENGTH]
+    return bodies.HoldReport(known.status == "True", known.reason, message)
+
+
+def find_held_condition(found: ProviderInstruction) -> Condition | None:
+    return next((one for one in found.status.conditions if one.type == HELD_CONDITION), None)
+
+
 def has_held_reason(found: ProviderInstruction, reason: str) -> bool:
-    known = (one.reason for one in found.status.conditions if one.type == HELD_CONDITION)
-    return reason in known
+    known = find_held_condition(found)
+    return known is not None and known.reason == reason
 
 
 def with_held_condition(
@@ -227,17 +254,16 @@ def conditions_of(
     found: ProviderInstruction,
     status: ProviderInstructionStatus,
     now: datetime,
-    *,
-    has_placeholders: bool,
+    counted: Condition | None,
 ) -> tuple[Condition, ...]:
-    """The conditions with a new status; as long as it is held, placeholders report theirs."""
+    """The conditions with a new status; as long as it is held, `counted` or what placeholders report."""
     if status.phase != HELD:
         ended = held_condition("False", status.phase, status.message)
-        known = any(one.type == HELD_CONDITION for one in found.status.conditions)
+        known = find_held_condition(found)
         return merge_conditions(found.status.conditions, [ended] if known else [], now)
-    if has_placeholders:
+    if counted is None:
         return found.status.conditions
-    return merge_conditions(found.status.conditions, [not_configured_condition()], now)
+    return merge_conditions(found.status.conditions, [counted], now)
 
 
 def finished_status(phase: str, message: str, now: datetime) -> ProviderInstructionStatus:

@@ -44,6 +44,10 @@ NamespaceLookup = Callable[[str], str | None]
 that is not known yet."""
 
 
+OffloadLookup = Callable[[str], tuple[str, ...] | None]
+"""The namespaces that a reservation's request names; None if its request is not known."""
+
+
 class InstructionReconciler:
     """Enqueue reservations that change, pass watch events to `handle_event`, and run `queue` as a task."""
 
@@ -57,6 +61,7 @@ class InstructionReconciler:
         namespace_lookup: NamespaceLookup,
         on_change: Callable[[str], None],
         *,
+        offload_lookup: OffloadLookup,
         cluster_id: str,
         finished_ttl: timedelta,
         chance: Callable[[], float],
@@ -70,6 +75,7 @@ class InstructionReconciler:
         self._clock = clock
         self._expiry = expiry
         self._namespace_lookup = namespace_lookup
+        self._offload_lookup = offload_lookup
         self._on_change = on_change
         self._emit = emit
         self._on_written = controller.emit_all(emit, events.instruction_events)
@@ -135,9 +141,11 @@ class InstructionReconciler:
         if namespace is None:
             self.queue.add_after(body.id, NAMESPACE_RETRY_INTERVAL)
             return
-        wanted = reservation_instruction(body, namespace)
+        wanted = reservation_instruction(body, namespace, self._namespaces(body.id))
         found = await controller.apply_object(self._objects, wanted)
-        await self._update_status(found, lambda newest: delivered_status(newest.status, body))
+        await self._update_status(
+            found, lambda newest: delivered_status(newest, body, self._clock())
+        )
         known = self._targets.get(body.id)
         self._targets[body.id] = body.target_cluster_id
         if not found.status.delivered:
@@ -148,6 +156,14 @@ class InstructionReconciler:
             self._emit(EventRecord("Normal", "Moved", found.spec.message, found))
         for misplaced in self._object_keys[body.id] - {found.key}:
             await self._objects.delete(ReservationInstruction, misplaced)
+
+    def _namespaces(self, reservation: str) -> tuple[str, ...]:
+        """Those of its request. While that is not known, as after a restart, those of the object stay."""
+        found = self._offload_lookup(reservation)
+        known = self._watched.get(reservation)
+        if found is None and known is not None:
+            return known.spec.namespaces
+        return found or ()
 
     def _namespace(self, reservation: str) -> str | None:
         """That of its request; else that of the existing object; else the default, if it has no request."""
@@ -246,7 +262,9 @@ def time_text(moment: datetime | None) -> str:
     return "" if moment is None else moment.isoformat()
 
 
-def reservation_instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruction:
+def reservation_instruction(
+    body: bodies.Reservation, namespace: str, namespaces: tuple[str, ...] = ()
+) -> ReservationInstruction:
     """The object for a live reservation, without a status."""
     amounts = quantities.parse_requested(body.requested_resources, "requestedResources")
     spec = ReservationInstructionSpec(
@@ -256,15 +274,21 @@ def reservation_instruction(body: bodies.Reservation, namespace: str) -> Reserva
         message=f"Use {body.target_cluster_id} for {amounts.describe()}",
         expires_at=body.status.expires_at,
         cost=body.cost,
+        namespaces=namespaces,
     )
     return ReservationInstruction(Metadata(body.id, namespace), spec)
 
 
 def delivered_status(
-    known: ReservationInstructionStatus, body: bodies.Reservation
+    known: ReservationInstruction, body: bodies.Reservation, now: datetime
 ) -> ReservationInstructionStatus:
     """The spec is up to date with the broker. The peering's part of the status stays."""
-    return replace(known, delivered=True, observed_reservation_resource_version=str(body.revision))
+    return replace(
+        known.status,
+        delivered=True,
+        observed_reservation_resource_version=str(body.revision),
+        conditions=conditions.apply_hold_report(known, body.status.held, now),
+    )
 
 
 def finished_instruction_status(

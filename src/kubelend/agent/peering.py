@@ -4,9 +4,9 @@ afterwards.
 A root task of the agent, level-triggered over ReservationInstructions: connect, size, wait until ready,
 activate. The provider is recorded in the object's status before anything is created, and a finalizer
 keeps the object until everything is removed: an agent that is killed at any moment finishes after its
-restart. An unreachable provider, from which a reservation was failed over, does not block the
-connection to the next. Without a peering it only reports that: the reservation stays Reserved until another
-client activates it.
+restart. A reservation that moves is connected to the new provider before it is disconnected from the
+previous one, as long as that can be used; one that is unreachable does not block the next. Without a
+peering it only reports that: the reservation stays Reserved until another client activates it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def peering_target(found: ReservationInstruction, known: bodies.Reservation | No
 def peer_for(found: ReservationInstruction, cluster: str) -> Peer:
     """The provider with the reserved resources; `InvalidInput` if the spec is invalid."""
     spec = found.spec
-    return Peer(spec.reservation_name, cluster, quantities.parse_requested(spec.amounts, "spec"))
+    amounts = quantities.parse_requested(spec.amounts, "spec")
+    return Peer(spec.reservation_name, cluster, amounts, spec.namespaces)
 
 
 class InstructionCache(ObjectCache[ReservationInstruction]):
@@ -119,6 +120,9 @@ MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = timedelta(milliseconds=500), timedelta(se
 DISCONNECT_POLL_INTERVAL: Final = timedelta(seconds=1)
 READY_CHECK_INTERVAL: Final = timedelta(minutes=1)
 """How often a ready peering is checked again."""
+HANDOVER_TIMEOUT: Final = timedelta(minutes=2)
+"""How long the previous provider of a moved reservation is used while the new one is not ready. It has taken
+back what it lent, and may lend it to others."""
 
 
 class PeeringReconciler:
@@ -135,6 +139,7 @@ class PeeringReconciler:
         *,
         check_interval: timedelta = READY_CHECK_INTERVAL,
         acknowledge_timeout: timedelta = ACKNOWLEDGE_TIMEOUT,
+        handover_timeout: timedelta = HANDOVER_TIMEOUT,
         emit: EmitEvent = discard_event,
     ) -> None:
         """`peering` is None if none is configured."""
@@ -143,8 +148,12 @@ class PeeringReconciler:
         self._reservations = reservations
         self._peering = peering
         self._clock = clock
+        self._emit = emit
         self._on_written = controller.emit_all(emit, events.instruction_events)
         self._check_interval = check_interval
+        self._handover_timeout = handover_timeout.total_seconds()
+        self._moving_since: dict[str, float] = {}
+        """When a moved reservation was found to have a previous provider, in the event loop's time."""
         self._connect_queue = ReconcileQueue(
             COMPONENT, self._reconcile, log, on_failure=self._on_connect_failed
         )
@@ -155,6 +164,8 @@ class PeeringReconciler:
         self._connected: defaultdict[str, set[str]] = defaultdict(set)
         """Providers connected by this process, by the object's UID: a status write may have been lost."""
         self._disconnecting: dict[PeeringKey, ReservationInstruction] = {}
+        self._steps: dict[PeeringKey, str] = {}
+        """The last reported step of each disconnection."""
         self._poll_counts: dict[str, int] = {}
         self._acknowledge_timeout = acknowledge_timeout.total_seconds()
         self._ready_since: dict[str, tuple[str, float]] = {}
@@ -207,14 +218,31 @@ class PeeringReconciler:
         if not wanted:
             self._poll_counts.pop(key, None)
             self._ready_since.pop(key, None)
+            self._moving_since.pop(key, None)
             self._health.clear(key, _not_activated_key(key))
         if found is None:
             return
-        parting = self._disconnect_all(found, except_cluster=wanted)
-        if wanted and not self._is_disconnecting(key, wanted):
+        if not wanted:
+            if not self._disconnect_all(found):
+                await self._remove_finalizer(found)
+            return
+        if not await self._is_handing_over(found, wanted):
+            self._disconnect_all(found, except_cluster=wanted)
+        if not self._is_disconnecting(key, wanted):
             await self._connect(found, wanted)
-        elif not wanted and not parting:
-            await self._remove_finalizer(found)
+
+    async def _is_handing_over(self, found: ReservationInstruction, wanted: str) -> bool:
+        """Whether pods still run with the previous provider, because the new one is not ready."""
+        previous = [one for one in found.status.peered_cluster_ids if one != wanted]
+        is_ready = found.status.phase == READY and wanted in found.status.peered_cluster_ids
+        if self._peering is None or is_ready or not previous:
+            self._moving_since.pop(found.key, None)
+            return False
+        now = asyncio.get_running_loop().time()
+        if now - self._moving_since.setdefault(found.key, now) >= self._handover_timeout:
+            return False
+        usable = [await self._peering.ready(peer_for(found, one)) for one in previous]
+        return any(one.is_ready for one in usable)
 
     def _is_disconnecting(self, key: str, cluster: str) -> bool:
         """Whether the object, or a deleted one with the same key, is being disconnected from that cluster."""
@@ -233,7 +261,9 @@ class PeeringReconciler:
 
     async def _record_provider(self, found: ReservationInstruction, wanted: str) -> bool:
         """Record the provider in the status; False if the object has changed since."""
-        marked = await controller.add_finalizer(self._objects, found, PEERING_FINALIZER)
+        marked: ReservationInstruction | None = found
+        if PEERING_FINALIZER not in found.metadata.finalizers:
+            marked = await controller.add_finalizer(self._objects, found, PEERING_FINALIZER)
         if marked is None:
             return False
         if wanted not in marked.status.started_cluster_ids:
@@ -257,6 +287,7 @@ class PeeringReconciler:
             if not was_ready:
                 log.info("Peering ready", **keys, reason=readiness.reason)
             self._poll_counts.pop(found.key, None)
+            self._disconnect_all(changed, except_cluster=wanted)
             await self._activate(found)
             return
         if was_ready:
@@ -326,9 +357,12 @@ class PeeringReconciler:
         if self._peering is None:
             keys = _log_keys(found, key.cluster)
             log.warning("No peering is configured; objects of an earlier one are left", **keys)
-        elif not (await self._peering.disconnect(peer)).is_ready:
-            self._disconnect_queue.add_after(key, DISCONNECT_POLL_INTERVAL)
-            return
+        else:
+            readiness = await self._peering.disconnect(peer)
+            if not readiness.is_ready:
+                await self._report_step(key, found, readiness)
+                self._disconnect_queue.add_after(key, DISCONNECT_POLL_INTERVAL)
+                return
         await self._update_status(
             found, lambda newest: conditions.apply_disconnected(newest, key.cluster, self._clock())
         )
@@ -336,9 +370,35 @@ class PeeringReconciler:
         if not self._connected[key.uid]:
             del self._connected[key.uid]
         del self._disconnecting[key]
+        self._steps.pop(key, None)
         self._health.clear(str(key))
         log.info("Peering disconnected", **_log_keys(found, key.cluster))
         self._connect_queue.add(key.key)
+
+    async def _report_step(
+        self, key: PeeringKey, found: ReservationInstruction, readiness: Readiness
+    ) -> None:
+        """Log it, and record it in an Event, and in the status if no other provider is wanted."""
+        if not readiness.step:
+            return
+        await self._update_status(
+            found, lambda newest: self._with_step(newest, key.cluster, readiness)
+        )
+        if self._steps.get(key) == readiness.step:
+            return
+        self._steps[key] = readiness.step
+        event = events.disconnect_event(readiness, key.cluster, found)
+        if event is not None:
+            self._emit(event)
+            write = log.warning if event.type == "Warning" else log.info
+            write("Peering disconnecting", **_log_keys(found, key.cluster), reason=readiness.reason)
+
+    def _with_step(
+        self, newest: ReservationInstruction, cluster: str, readiness: Readiness
+    ) -> ReservationInstructionStatus:
+        if self._target(newest):
+            return newest.status
+        return conditions.apply_disconnecting(newest, cluster, readiness, self._clock())
 
     async def _on_disconnect_failed(self, key: PeeringKey, error: KubelendError) -> None:
         self._health.set_error(str(key), str(error))

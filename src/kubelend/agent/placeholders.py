@@ -388,7 +388,7 @@ def reservation_of(pod: Pod, holds: Mapping[str, Hold]) -> str:
         return pod.placeholder_for
     origin, reservation = pod.offloaded_from
     hold = holds.get(reservation)
-    return reservation if hold is not None and hold.requester == origin else ""
+    return reservation if hold is not None and hold.is_of(origin) else ""
 
 
 def _state(pod: Pod) -> PodScheduling:

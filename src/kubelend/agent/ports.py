@@ -180,7 +180,10 @@ class BrokerCommunicator(Protocol):
         been missed.
         """
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation: ...
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
+        """Idempotent. `held` is what the nodes really keep, if that is known."""
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation: ...
 
@@ -198,6 +201,9 @@ class HandshakeExchange(Protocol):
     ) -> bodies.HandshakeResult:
         """Send this cluster's part of the peering handshake of a reservation; returns the other side's."""
 
+    async def grant_keys(self) -> bodies.KeySet:
+        """The public keys that verify the broker's grants."""
+
 
 class BrokerConnection(BrokerCommunicator, HandshakeExchange, Protocol):
     """What every transport offers."""
@@ -214,6 +220,8 @@ class Peer(NamedTuple):
     """Cluster ID of the provider."""
     resources: Resources
     """The reserved resources, which the virtual node has to offer."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces of this cluster whose pods may be scheduled onto the virtual node."""
 
 
 class Readiness(NamedTuple):
@@ -226,6 +234,8 @@ class Readiness(NamedTuple):
     """Whether the clusters are peered, though the resources may not be ready."""
     node: str = ""
     """Name of the virtual node, if there is one."""
+    step: str = ""
+    """Of `disconnect`: what it does now, as the reason of a condition, in CamelCase."""
 
 
 DONE = Readiness(is_ready=True, reason="")

@@ -23,6 +23,7 @@ from kubelend.agent import holds as agent_holds
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.instructions import time_text
+from kubelend.agent.placeholders import PARTIALLY_HELD
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
 from kubelend.agent.reservation_cache import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
 from kubelend.core.errors import Conflict, InvalidInput, KubelendError, NotFound
@@ -31,7 +32,7 @@ from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.wire import bodies
 from kubelend.wire.events import EmitEvent, discard_event
-from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
+from kubelend.wire.objects import Condition, ProviderInstruction, ProviderInstructionStatus
 
 COMPONENT: Final = "provider"
 MEASUREMENT_RETRY_INTERVAL: Final = timedelta(milliseconds=100)
@@ -44,6 +45,8 @@ EXPIRY_GRACE: Final = timedelta(seconds=1)
 """How long to wait for the broker to report an expiry before fetching the reservation."""
 RESTORE_RETRY_INTERVAL: Final = timedelta(seconds=2)
 """Pause between attempts to read the cluster's objects at start-up."""
+OVERCOMMITMENT_DELAY: Final = timedelta(seconds=5)
+"""For which more is used and lent than there is before it is reported: pods may be on their way out."""
 MAX_REASON_LENGTH: Final = 1024
 """In characters; limited by the REST API."""
 
@@ -59,6 +62,8 @@ class ProviderConfig(msgspec.Struct, frozen=True):
     """How long the object of a finished hold is retained for people to read."""
     has_placeholders: bool = False
     """Whether placeholders keep the resources free; they report the condition Held."""
+    refuses_unheld: bool = False
+    """Whether a reservation is refused of which placeholders cannot hold all."""
 
 
 class ProviderReconciler:
@@ -88,6 +93,7 @@ class ProviderReconciler:
         self._restored = False
         self._fetch_from = 0.0
         """In the event loop's time."""
+        self._was_overcommitted = False
         reservations.subscribe(self._on_reservation_change)
         reservations.on_reconnect(self._queue.retry_now)
 
@@ -124,6 +130,14 @@ class ProviderReconciler:
                     self._holds.put(reservation, agent_holds.hold_from_instruction(each))
 
     # -- triggers
+
+    def notify_measured(self) -> None:
+        """Nodes or pods have changed, and with them perhaps whether the cluster is overcommitted."""
+        is_overcommitted = bool(self._holds.excess) and not self._config.has_placeholders
+        if is_overcommitted != self._was_overcommitted:
+            self._was_overcommitted = is_overcommitted
+            for reservation in self._holds:
+                self._queue.add_after(reservation, OVERCOMMITMENT_DELAY)
 
     def _on_reservation_change(self, reservation: str) -> None:
         found = self._reservations.find(reservation)
@@ -188,7 +202,16 @@ class ProviderReconciler:
     ) -> None:
         """The object is written first: after a crash every acknowledged hold is known here."""
         instruction = await self._apply(found, instruction)
-        if found.status.acknowledged_at is None and not await self._acknowledge(found):
+        held = agent_holds.hold_report(
+            self._counted() or agent_holds.find_held_condition(instruction)
+        )
+        if self._should_refuse_unheld(found, held):
+            await self._refuse(
+                found, instruction, f"cannot be held: {held.message}" if held else ""
+            )
+            return
+        is_reported = found.status.acknowledged_at is not None and held in (None, found.status.held)
+        if not is_reported and not await self._acknowledge(found, held):
             return
         status = agent_holds.held_status(is_enforced=self._holds.is_enforced)
         await self._update_status(instruction, status)
@@ -234,14 +257,32 @@ class ProviderReconciler:
 
     # -- steps
 
-    async def _acknowledge(self, found: bodies.Reservation) -> bool:
+    async def _acknowledge(self, found: bodies.Reservation, held: bodies.HoldReport | None) -> bool:
         try:
-            self._reservations.put(await self._communicator.acknowledge(found.id))
+            self._reservations.put(await self._communicator.acknowledge(found.id, held))
         except (Conflict, NotFound):
             await self._refetch(found)
             return False
-        log.info("Reservation held", **_log_keys(agent_holds.provider_instruction(found, "")))
+        keys = _log_keys(agent_holds.provider_instruction(found, ""))
+        if found.status.acknowledged_at is None:
+            log.info("Reservation held", **keys)
+        if held is not None and held.reason == agent_holds.OVERCOMMITTED:
+            log.warning("Cluster overcommitted", **keys, reason=held.message)
         return True
+
+    def _counted(self) -> Condition | None:
+        """The condition Held without placeholders; None with them."""
+        if self._config.has_placeholders:
+            return None
+        return agent_holds.counted_condition(self._holds.excess)
+
+    def _should_refuse_unheld(
+        self, found: bodies.Reservation, held: bodies.HoldReport | None
+    ) -> bool:
+        """Only before its requester was told that it is held, or uses it."""
+        is_unheld = held is not None and held.reason == PARTIALLY_HELD
+        is_new = found.status.held is None and found.status.phase == Phase.RESERVED
+        return self._config.refuses_unheld and is_unheld and is_new
 
     async def _refetch(self, found: bodies.Reservation) -> None:
         """The broker rejected the call, so the known state is outdated: a newer one triggers a reconcile."""
@@ -268,9 +309,7 @@ class ProviderReconciler:
         self, stored: ProviderInstruction, status: ProviderInstructionStatus
     ) -> None:
         def change(found: ProviderInstruction) -> ProviderInstructionStatus:
-            conditions = agent_holds.conditions_of(
-                found, status, self._clock(), has_placeholders=self._config.has_placeholders
-            )
+            conditions = agent_holds.conditions_of(found, status, self._clock(), self._counted())
             return replace(status, conditions=conditions)
 
         await controller.update_status(self._objects, stored, change, self._clock, self._on_written)

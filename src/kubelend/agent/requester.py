@@ -84,6 +84,7 @@ class ResourceRequestReconciler:
             self._expiry,
             self._instruction_namespace,
             self._on_instruction_change,
+            offload_lookup=self._offloaded_namespaces,
             cluster_id=cluster_id,
             finished_ttl=finished_ttl,
             chance=chance,
@@ -141,6 +142,10 @@ class ResourceRequestReconciler:
         wanted = self._namespace or owner.partition("/")[0]
         return wanted if wanted or is_settled else None
 
+    def _offloaded_namespaces(self, reservation: str) -> tuple[str, ...] | None:
+        found = self._cache.find(self._cache.owner(reservation))
+        return None if found is None else resource_requests.allowed_namespaces(found)
+
     # -- reconcile
 
     async def _reconcile(self, key: str) -> None:
@@ -172,6 +177,7 @@ class ResourceRequestReconciler:
     async def _start(self, found: ResourceRequest) -> None:
         """Write the request to the status, then send it."""
         try:
+            resource_requests.check_namespaces(found)
             resource_requests.request_from_spec(found.spec)
         except InvalidInput as error:
             status = resource_requests.failed_status(found.metadata.generation, error)

@@ -173,6 +173,21 @@ def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
         raise InvalidInput(f"spec.{validation.readable_validation_error(error)}") from None
 
 
+def allowed_namespaces(found: ResourceRequest) -> tuple[str, ...]:
+    """Who may create requests in one namespace may not send the pods of another to other clusters."""
+    own = found.metadata.namespace
+    return (own,) if own in found.spec.namespaces else ()
+
+
+def check_namespaces(found: ResourceRequest) -> None:
+    others = [name for name in found.spec.namespaces if name != found.metadata.namespace]
+    if others:
+        raise InvalidInput(
+            f"spec.namespaces: {others[0]} is not the namespace of this ResourceRequest",
+            hint="create a ResourceRequest in that namespace",
+        )
+
+
 def idempotency_key(cluster: str, uid: str, generation: int) -> str:
     """The same for every attempt of one object; a recreated object gets another key. `generation` is that of
     the request that was sent.

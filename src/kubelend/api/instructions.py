@@ -37,7 +37,10 @@ async def list_instructions(call: RequestContext) -> web.StreamResponse:
 
 
 async def acknowledge(call: RequestContext) -> web.StreamResponse:
-    found = await authorization.acknowledge_hold(call.broker, call.reservation, call.caller.cluster)
+    body = await call.body(bodies.AcknowledgeRequest, optional=True)
+    found = await authorization.acknowledge_hold(
+        call.broker, call.reservation, call.caller.cluster, body
+    )
     return JsonResponse(conversion.from_reservation(found))
 
 

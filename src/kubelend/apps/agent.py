@@ -75,7 +75,12 @@ def main() -> None:
 def run_agent(launched: AgentLaunch) -> None:
     """Runs until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(launched.settings.log_level, launched.settings.log_format)
-    asyncio.run(serve_agent(launched))
+    if launched.settings.cleanup:
+        from kubelend.apps import agent_cleanup
+
+        asyncio.run(agent_cleanup.clean_up(launched.settings))
+    else:
+        asyncio.run(serve_agent(launched))
 
 
 async def serve_agent(launched: AgentLaunch) -> None:
@@ -115,6 +120,7 @@ class AgentApp:
         self._active_gate = ActiveAgentGate()
         self._listener: InstructionListener | None = None
         self._publisher: Publisher | None = None
+        self._provider: ProviderReconciler | None = None
         self._placeholders = self._make_placeholders()
         self.metrics = AgentMetrics(
             MetricsInput(
@@ -166,7 +172,7 @@ class AgentApp:
         collector = Collector(
             self._environment.source, self._inventory, self.health, self._notify_changed
         )
-        provider = self._make_provider(broker)
+        provider = self._provider = self._make_provider(broker)
         self._listener = InstructionListener(
             broker,
             self._reservation_cache,
@@ -220,7 +226,8 @@ class AgentApp:
 
     def lent(self) -> dict[str, LentReservation]:
         """Returns the reservations that this cluster holds, by ID."""
-        return agent_peering.lent_reservations(self._cluster, self._holds, self._reservation_cache)
+        held = self._inventory.holds
+        return agent_peering.lent_reservations(self._cluster, held, self._reservation_cache)
 
     def _notify_changed(self) -> None:
         """Nodes, pods or holds have changed."""
@@ -228,6 +235,8 @@ class AgentApp:
             self._publisher.notify_changed()
         if self._placeholders is not None:
             self._placeholders.notify_changed()
+        if self._provider is not None:
+            self._provider.notify_measured()
 
     def _make_placeholders(self) -> PlaceholderReconciler | None:
         environment = self._environment
@@ -261,6 +270,7 @@ class AgentApp:
             environment.namespace or "default",
             settings.finished_for,
             has_placeholders=self._placeholders is not None,
+            refuses_unheld=settings.refuse_unheld,
         )
         return ProviderReconciler(
             config,

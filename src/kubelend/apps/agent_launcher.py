@@ -135,7 +135,12 @@ def prepare_launch(settings: AgentSettings) -> AgentLaunch:
         return AgentLaunch(settings)
     from kubelend.pki import inspection
 
-    found = inspection.inspect_certificate(Path(settings.broker_cert_path))
+    try:
+        found = inspection.inspect_certificate(Path(settings.broker_cert_path))
+    except InvalidSettings:
+        if settings.cleanup:  # an agent that has never got one has to be uninstalled too
+            return AgentLaunch(settings)
+        raise
     if found.role != Role.CLUSTER:
         raise InvalidSettings(
             f"--broker-cert-path: the certificate of {found.name} has role {found.role}, not cluster",

@@ -13,21 +13,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import structlog
 
-from kubelend.agent.holds import HoldTable
 from kubelend.agent.ports import HandshakeExchange, Peering
 from kubelend.agent.reservation_cache import LIVE_PHASES, ReservationCache
 from kubelend.apps.agent_environment import AgentEnvironment
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidSettings, KubelendError
+from kubelend.core.inventory import Hold
 from kubelend.kits import subprocesses
-from kubelend.wire import quantities
+from kubelend.wire import bodies, quantities
 
 if TYPE_CHECKING:
     from kubelend.peerings.liqo_provider import LentReservation, LiqoProvider
 
-CSR_TIMEOUT: Final = timedelta(seconds=30)
+CHILD_TIMEOUT: Final = timedelta(seconds=30)
+"""Of a child process that uses `cryptography`."""
 DETECTION_RETRY_SECONDS: Final = 2.0
 
 log = structlog.get_logger("kubelend.agent")
@@ -75,7 +77,7 @@ def make_peering(
     lent: Callable[[], Mapping[str, LentReservation]],
 ) -> AgentPeering:
     if mode == "liqo":
-        return _liqo_peering(environment, exchange, lent)
+        return _liqo_peering(settings, cluster, environment, exchange, lent)
     if mode == "liqoctl":
         from kubelend.peerings.liqoctl import LiqoctlPeering
 
@@ -83,6 +85,7 @@ def make_peering(
             LiqoctlPeering(
                 Path(settings.kubeconfigs_dir),
                 cluster,
+                exchange=exchange,
                 liqoctl=settings.liqoctl,
                 kubectl=settings.kubectl,
                 timeout=settings.peering_timeout,
@@ -92,37 +95,46 @@ def make_peering(
 
 
 def _liqo_peering(
+    settings: AgentSettings,
+    cluster: str,
     environment: AgentEnvironment,
     exchange: HandshakeExchange,
     lent: Callable[[], Mapping[str, LentReservation]],
 ) -> AgentPeering:
     from kubelend.peerings.liqo import LiqoPeering
     from kubelend.peerings.liqo_api import LiqoApi
-    from kubelend.peerings.liqo_provider import LiqoProvider
+    from kubelend.peerings.liqo_provider import GrantVerifier, LiqoProvider, ProviderOptions
+    from kubelend.peerings.liqo_removal import RemovalLimits
 
     if environment.client is None:
         raise InvalidSettings("--peering=liqo: only valid with --source=kubernetes")
-    api = LiqoApi(environment.client)
-    provider = LiqoProvider(api, exchange, lent, environment.clock)
-    return AgentPeering(LiqoPeering(api, exchange, sign_request), provider)
+    api = LiqoApi(environment.client, settings.liqo_namespace)
+    options = ProviderOptions(cluster, settings.reclaim_after)
+    verifier = GrantVerifier(exchange.grant_keys, verify_grant)
+    provider = LiqoProvider(options, api, exchange, verifier, lent, environment.clock)
+    limits = RemovalLimits(settings.drain_timeout, settings.force_unpeer_after)
+    requester = LiqoPeering(api, exchange, sign_request, limits, environment.clock)
+    return AgentPeering(requester, provider)
 
 
 def lent_reservations(
-    cluster: str, holds: HoldTable, reservations: ReservationCache
+    cluster: str, holds: Mapping[str, Hold], reservations: ReservationCache
 ) -> dict[str, LentReservation]:
-    """Returns the live reservations that this cluster holds, by ID."""
+    """Returns the live reservations that this cluster holds, by ID.
+
+    A hold counts as long as the broker has not reported that it has ended, also after a restart.
+    """
     from kubelend.peerings.liqo_provider import LentReservation
 
-    known = filter(None, map(reservations.find, holds))
-    return {
-        found.id: LentReservation(
-            found.requester_id,
-            quantities.parse_requested(found.requested_resources, "requestedResources"),
-            found.status.reserved_at,
-        )
-        for found in known
-        if found.target_cluster_id == cluster and found.status.phase in LIVE_PHASES
-    }
+    lent = {}
+    for name, hold in holds.items():
+        found = reservations.find(name)
+        if found is None:
+            lent[name] = LentReservation(hold.requester, hold.resources)
+        elif found.target_cluster_id == cluster and found.status.phase in LIVE_PHASES:
+            amounts = quantities.parse_requested(found.requested_resources, "requestedResources")
+            lent[name] = LentReservation(found.requester_id, amounts, found.status.expires_at)
+    return lent
 
 
 async def sign_request(private_key: str, cluster_id: str) -> str:
@@ -131,7 +143,19 @@ async def sign_request(private_key: str, cluster_id: str) -> str:
         sys.executable,
         *("-P", "-m", "kubelend.pki.liqo_csr", cluster_id),
         name="signing of a certificate request",
-        timeout=CSR_TIMEOUT,
+        timeout=CHILD_TIMEOUT,
         stdin=private_key.encode(),
     )
     return output.decode().strip()
+
+
+async def verify_grant(text: str, keys: bodies.KeySet) -> str:
+    """Verifies the signature of a grant in a child process; returns the problem, empty if it is valid."""
+    output = await subprocesses.run_program(
+        sys.executable,
+        *("-P", "-m", "kubelend.pki.grants"),
+        name="verification of a grant",
+        timeout=CHILD_TIMEOUT,
+        stdin=msgspec.json.encode({"grant": text, "keys": keys.keys}),
+    )
+    return str(msgspec.json.decode(output)["error"])

@@ -122,6 +122,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     hold: Literal["none", "placeholders"] = "none"
     """How lent resources are kept free: placeholders (pods that give way to the requester's), or none."""
 
+    refuse_unheld: bool = False
+    """Refuse reservations of which --hold=placeholders cannot hold all, because the free room is on too many
+    nodes or is taken. If false, their condition Held says how much is held."""
+
     hold_priority_class: str = "kubelend-hold"
     """PriorityClass of placeholders. Its name must begin with kubelend-hold."""
 
@@ -131,9 +135,16 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     finished_for: timedelta = timedelta(minutes=10)
     """Time that instruction objects are retained after their reservation has ended."""
 
+    reclaim_after: timedelta = timedelta(minutes=10)
+    """Time after the end of a lent reservation at which pods that its requester has left are deleted. Until
+    then only new pods are refused. Only with --peering=liqo."""
+
     peering: Literal["auto", "none", "liqo", "liqoctl"] = "auto"
     """How to peer with a provider's cluster: by Liqo's objects (liqo), by liqoctl, or not at all (none). auto
     selects liqoctl if --kubeconfigs-dir is set, liqo if it is installed in this cluster, else none."""
+
+    liqo_namespace: str = "liqo"
+    """Namespace in which Liqo is installed."""
 
     kubeconfigs_dir: str = ""
     """Directory with one kubeconfig per provider, named by cluster ID, for peering with liqoctl."""
@@ -147,6 +158,25 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
 
     peering_timeout: timedelta = timedelta(minutes=5)
     """Timeout of one run of liqoctl."""
+
+    cleanup: bool = False
+    """Release what this cluster has borrowed, remove peerings, instructions and finalizers, and exit. For
+    uninstalling: stop the agent first, or let --cleanup-deployment do that."""
+
+    cleanup_deployment: str = ""
+    """Deployment of the agent in POD_NAMESPACE, which --cleanup scales to zero before anything else."""
+
+    cleanup_timeout: timedelta = timedelta(minutes=3)
+    """How long --cleanup waits for peerings to be removed, longer than --drain-timeout. What is left then is
+    logged."""
+
+    drain_timeout: timedelta = timedelta(minutes=2)
+    """How long pods on a borrowed node may take to be evicted when its reservation has ended, which
+    PodDisruptionBudgets can delay. Pods that are left then are deleted. 0 deletes them at once."""
+
+    force_unpeer_after: timedelta = timedelta(minutes=5)
+    """Time after which the borrowed node of an ended reservation is removed without its provider, if the
+    provider's API server does not respond. Longer than a restart of an API server."""
 
     auto_renew: bool = True
     """Renew the certificate when a quarter of its lifetime or less is left."""
@@ -256,6 +286,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "advertisement_namespace": lambda text: object_semantics.parse_object_key(f"{text}/any"),
     "instruction_namespace": _check_namespace,
     "request_namespace": _check_namespace,
+    "liqo_namespace": lambda text: object_semantics.parse_object_key(f"{text}/any"),
 }
 _SHORTEST = timedelta(milliseconds=1)
 _MINIMUM = {
@@ -265,5 +296,9 @@ _MINIMUM = {
     "advertisement_validity": timedelta(),
     "instruction_poll_interval": timedelta(),
     "finished_for": timedelta(),
+    "reclaim_after": timedelta(),
     "peering_timeout": _SHORTEST,
+    "cleanup_timeout": timedelta(),
+    "drain_timeout": timedelta(),
+    "force_unpeer_after": _SHORTEST,
 }

@@ -31,7 +31,7 @@ from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import BrokerMetrics
-from kubelend.broker.ports import Clock, OpenStore
+from kubelend.broker.ports import Clock, OpenStore, Store
 from kubelend.broker.service import Broker, BrokerRules, LimitService
 from kubelend.core.enrolment import JoinPolicy
 from kubelend.kits import clock, logs, tasks
@@ -168,9 +168,10 @@ async def _open_cluster_namespaces(
     sessions = (
         context.agent_sessions if context else AgentSessions(broker.clock, settings.agent_timeout)
     )
-    sign_grant = context.grant_signer.grant if context else None
+    signer = context.grant_signer if context else GrantSigner(_grant_keys(settings))
+    stack.callback(signer.close)
     opened = broker_kubernetes.open_cluster_namespaces(
-        settings, broker, _terms(settings), sessions, sign_grant
+        settings, broker, _terms(settings), sessions, signer
     )
     return await stack.enter_async_context(opened)
 
@@ -180,10 +181,22 @@ def _terms(settings: BrokerSettings) -> RequestLimits:
 
 
 def _store_opener(settings: BrokerSettings) -> OpenStore:
-    """Validates the store URL now; opening it is retried by the writer."""
-    store = broker_kubernetes.resolved_store_url(settings)
-    factory.check_store_url(store)
-    return partial(factory.open_store, store, namespace=settings.http_namespace)
+    """Validates the store URL now; opening it is retried by the writer.
+
+    Only the first opening may create the store: one that has been open and is missing was lost.
+    """
+    url = broker_kubernetes.resolved_store_url(settings)
+    factory.check_store_url(url)
+    has_been_open = False
+
+    def open_store() -> Store:
+        nonlocal has_been_open
+        namespace = settings.http_namespace
+        opened = factory.open_store(url, namespace=namespace, may_create=not has_been_open)
+        has_been_open = True
+        return opened
+
+    return open_store
 
 
 def _rules(settings: BrokerSettings) -> BrokerRules:

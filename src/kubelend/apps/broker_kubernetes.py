@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 import structlog
 
 from kubelend.apps.settings import KUBERNETES_PREFIX, BrokerSettings
@@ -18,11 +19,11 @@ from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.broker.ports import NO_REPLICA, SINGLE_REPLICA, Clock, Leadership, Replica
 from kubelend.broker.service import Broker
 from kubelend.core.errors import KubelendError
+from kubelend.pki.grants import GrantSigner
 from kubelend.stores import factory
 from kubelend.wire.conversion import RequestLimits
 
 if TYPE_CHECKING:
-    from kubelend.controllers.cluster_namespaces.handlers import SignGrant
     from kubelend.controllers.cluster_namespaces.manager import ClusterNamespaces
     from kubelend.controllers.manager import ControllerManager
     from kubelend.kube.config import KubeConfig
@@ -119,7 +120,7 @@ async def open_cluster_namespaces(
     broker: Broker,
     terms: RequestLimits,
     sessions: AgentSessions,
-    sign_grant: SignGrant | None,
+    signer: GrantSigner,
 ) -> AsyncIterator[ClusterNamespaces]:
     """Opens the cluster namespaces, with their own connections. The store may be elsewhere."""
     stream_timeout = STREAM_TIMEOUT_FACTOR * settings.agent_timeout
@@ -129,7 +130,10 @@ async def open_cluster_namespaces(
 
     access, namespace = _kubernetes_target(settings)
     async with Client.open(access) as client:
-        dependencies = Dependencies(client, broker, terms, sessions, sign_grant, stream_timeout)
+        keys = msgspec.json.encode(signer.public).decode()
+        dependencies = Dependencies(
+            client, broker, terms, sessions, signer.grant, stream_timeout, keys
+        )
         yield ClusterNamespaces(dependencies, namespace)
 
 

@@ -348,9 +348,7 @@ class _AllocationSample:
     def __init__(self, agent: AgentProcess) -> None:
         self.at = time.perf_counter()
         self.age = self.at - agent.started_at
-        port = agent.port_of("metrics")
-        scraped = processes.call_http(port, "/metrics", timeout=_METRICS_TIMEOUT)
-        self.memory = _allocated_memory(scraped.body.decode())
+        self.memory = allocated_memory(agent)
 
     def events_since(self, earlier: _AllocationSample, described: SimulationSpec) -> float:
         """Returns the events processed per second, found by replaying the simulation."""
@@ -360,8 +358,11 @@ class _AllocationSample:
         return replay.events_until(self.memory, int(most * (seconds + _METRICS_TIMEOUT))) / seconds
 
 
-def _allocated_memory(metrics: str) -> int:
-    for family in text_string_to_metric_families(metrics):
+def allocated_memory(agent: AgentProcess) -> int:
+    """Returns the bytes that the pods of its cluster request, from its metrics."""
+    port = agent.port_of("metrics")
+    scraped = processes.call_http(port, "/metrics", timeout=_METRICS_TIMEOUT)
+    for family in text_string_to_metric_families(scraped.body.decode()):
         for sample in family.samples:
             if sample.name == _ALLOCATED_METRIC and sample.labels == {"resource": "memory"}:
                 return int(sample.value)

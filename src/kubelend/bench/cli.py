@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from kubelend.bench import agents as agent_bench
-from kubelend.bench import broker
+from kubelend.bench import broker, peering_agent
 from kubelend.bench import kube as in_kubernetes
+from kubelend.bench import peering as peering_bench
 from kubelend.bench.measure import Figures
 from kubelend.kits import tables
 
@@ -46,7 +47,7 @@ def measure_all(json: Json = False) -> None:
         "reserve": broker.measure_reserve(1_000, 32, 10.0),
         "advertise": broker.measure_advertise(10_000, 30.0, 30.0, direct=False),
         "restart": broker.measure_restart(100_000, 3),
-        "agent": agent_bench.measure_agent(3_000, 100, 30.0),
+        "agent": _measure_agent(3_000, 100, 30.0),
         "deliver": agent_bench.measure_deliver(200),
         "agents": agent_bench.measure_agents(1_000, 30.0),
     }
@@ -54,6 +55,10 @@ def measure_all(json: Json = False) -> None:
         print(f"skipping kube: {missing}", file=sys.stderr)
     else:
         results["kube"] = in_kubernetes.measure_kube(_KUBE_SIZE)
+    if missing := peering_bench.missing_programs():
+        print(f"skipping peering: {missing}", file=sys.stderr)
+    else:
+        results["peering"] = peering_bench.measure_peering(20, 3)
     print(_to_json(results) if json else targets_table(results))
     if missed_targets(results):
         raise typer.Exit(1)
@@ -117,8 +122,8 @@ def agent(
     seconds: Seconds = 30.0,
     json: Json = False,
 ) -> None:
-    """Measure CPU and memory of an agent."""
-    _report("agent", agent_bench.measure_agent(pods, nodes, seconds), json)
+    """Measure CPU and memory of an agent, and of one that peers and holds lent resources."""
+    _report("agent", _measure_agent(pods, nodes, seconds), json)
 
 
 @app.command()
@@ -163,6 +168,26 @@ def kube(
         clusters, connections, reservations, idle_seconds, advertisements, history
     )
     _report("kube", in_kubernetes.measure_kube(size), json)
+
+
+@app.command()
+def peering(
+    reservations: Annotated[
+        int, typer.Option(help="Number of reservations on one peering.", min=1)
+    ] = 20,
+    firsts: Annotated[int, typer.Option(help="Number of new peerings.", min=1)] = 3,
+    json: Json = False,
+) -> None:
+    """Measure the time until the node of a reservation is ready, beside Liqo alone."""
+    _report("peering", peering_bench.measure_peering(reservations, firsts), json)
+
+
+def _measure_agent(pods: int, nodes: int, seconds: float) -> Figures:
+    found = agent_bench.measure_agent(pods, nodes, seconds)
+    if missing := peering_agent.missing_programs():
+        print(f"skipping an agent with peering: {missing}", file=sys.stderr)
+        return found
+    return found | peering_agent.measure_peering_agent(pods, nodes, seconds)
 
 
 def _decide_table(sizes: Iterable[Figures]) -> str:
@@ -224,6 +249,7 @@ FULL_SIZE: Mapping[str, Mapping[str, float]] = {
     "deliver": {"count": 200},
     "agents": {"count": 1_000},
     "kube": {"clusters": 100, "connections": 32},
+    "peering": {"reservations": 20, "firsts": 3},
 }
 """Sizes to which the limits apply."""
 
@@ -248,6 +274,8 @@ TARGETS = (
     Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
     Target("agent", "rss_mb", "MB of memory of an agent, {pods:,} pods", at_most=50),
     Target("agent", "cpu_percent", "% of a core, {events_per_s:.0f} pod events per second"),
+    Target("agent", "peering_rss_mb", "MB of memory with peering and placeholders", at_most=50),
+    Target("agent", "peering_cpu_percent", "% of a core, same agent"),
     Target("deliver", "p50_ms", "ms to the provider, p50 of {count:,} instructions", at_most=50),
     Target("deliver", "p99_ms", "ms to the provider, p99", at_most=250),
     Target("agents", "missed", "instructions missed by {count:,} agents", at_most=0),
@@ -262,6 +290,14 @@ TARGETS = (
     Target("kube", "idle_writes_per_minute", "writes per minute when idle", at_most=0),
     Target("kube", "start_seconds", "s until ready, {history:,} reservations"),
     Target("kube", "violations", "violations found by the audit", at_most=0),
+    Target(
+        "peering", "first_ready_ms", "ms to the first node, with the handshake, p50 of {firsts}"
+    ),
+    Target("peering", "liqo_first_ready_ms", "ms to the first node, Liqo alone"),
+    Target("peering", "first_ratio", "ratio of the two", at_most=1.2),
+    Target("peering", "next_ready_ms", "ms to the next node, p50 of {reservations:,} reservations"),
+    Target("peering", "liqo_next_ready_ms", "ms to the next node, Liqo alone"),
+    Target("peering", "next_ratio", "ratio of the two", at_most=1.2),
 )
 
 HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")
@@ -271,14 +307,19 @@ def missed_targets(results: Mapping[str, Figures]) -> list[Target]:
     """Returns the targets that the benchmarks that ran have missed."""
     return [
         target
-        for target in TARGETS
-        if target.bench in results and target.verdict(results[target.bench]) == "missed"
+        for target in _measured_targets(results)
+        if target.verdict(results[target.bench]) == "missed"
     ]
+
+
+def _measured_targets(results: Mapping[str, Figures]) -> list[Target]:
+    """Without those of parts that were skipped."""
+    return [target for target in TARGETS if target.key in results.get(target.bench, {})]
 
 
 def targets_table(results: Mapping[str, Figures]) -> str:
     """Formats a row per target of the benchmarks that ran."""
-    rows = [target.cells(results[target.bench]) for target in TARGETS if target.bench in results]
+    rows = [target.cells(results[target.bench]) for target in _measured_targets(results)]
     return "\n".join(tables.align_columns(HEADERS, rows, right=[2]))
 
 

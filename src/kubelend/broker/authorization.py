@@ -59,11 +59,15 @@ def unfinished(found: Reservation) -> ReservationId:
 
 
 async def acknowledge_hold(
-    broker: Broker, reservation: ReservationId, cluster: ClusterId
+    broker: Broker,
+    reservation: ReservationId,
+    cluster: ClusterId,
+    body: bodies.AcknowledgeRequest,
 ) -> Reservation:
     broker.check_leader()
     found = await visible_to(broker, reservation, cluster)
-    return await broker.acknowledge(unfinished(found), cluster)
+    held = None if body.held is None else conversion.to_hold_report(body.held)
+    return await broker.acknowledge(unfinished(found), cluster, held)
 
 
 async def refuse_hold(

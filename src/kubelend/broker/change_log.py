@@ -156,6 +156,13 @@ def _renewed(entry: AuditEntry) -> LogLine:
     return "Reservation renewed", {**_about(found), "expires_at": _time(found.expires_at)}
 
 
+def _hold_reported(entry: AuditEntry) -> LogLine:
+    found = _reservation(entry)
+    held = found.held
+    fields = {} if held is None else {"reason": held.reason, "message": held.message}
+    return "Reservation hold reported", {**_about(found), **fields}
+
+
 def _failed(entry: AuditEntry) -> LogLine:
     found = _reservation(entry)
     return "Reservation failed", {
@@ -276,6 +283,7 @@ LINES: Final[dict[str, Callable[[AuditEntry], LogLine]]] = {
     events.FailoverBlocked.__name__: _of_reservation("Reservation failover blocked, will retry"),
     events.ProviderRecovered.__name__: _of_reservation("Reservation provider recovered"),
     events.Acknowledged.__name__: _of_reservation("Reservation acknowledged"),
+    events.HoldReported.__name__: _hold_reported,
     events.Activated.__name__: _of_reservation("Reservation activated"),
     events.Renewed.__name__: _renewed,
     events.Released.__name__: _released,

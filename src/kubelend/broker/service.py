@@ -45,6 +45,7 @@ from kubelend.core.models import (
     Advertisement,
     Cluster,
     ClusterId,
+    HoldReport,
     Limits,
     Quota,
     Request,
@@ -109,10 +110,12 @@ class Broker(LedgerWriter):
         """Returns the reservations that a provider has to hold and that are not active yet."""
         return await self.read(lambda ledger: held_reservations(ledger, provider))
 
-    async def acknowledge(self, reservation: ReservationId, provider: ClusterId) -> Reservation:
+    async def acknowledge(
+        self, reservation: ReservationId, provider: ClusterId, held: HoldReport | None = None
+    ) -> Reservation:
         return await self._change_one(
             reservation,
-            lambda ledger, now: commands.acknowledge(ledger, reservation, provider, now),
+            lambda ledger, now: commands.acknowledge(ledger, reservation, provider, held, now),
         )
 
     async def refuse(

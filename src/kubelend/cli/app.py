@@ -5,6 +5,8 @@ Old spellings, with the noun first, work as hidden aliases.
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import importlib.util
 import os
@@ -366,6 +368,7 @@ class GlobalFlags:
         self.debug = False
 
 
+@functools.cache
 def build_app() -> TyperGroup:
     """The whole tree, ready to run."""
     return _group(TREE, _root)
@@ -435,8 +438,16 @@ def _command(name: str, command: Command) -> TyperGroup | TyperCommand:
         return LazyCommand(name, command.help or "", command.path)
     if isinstance(command, Group):
         return _group(command, command.callback or _help)
+    made = copy.copy(_leaf(command))
+    made.name = name
+    return made
+
+
+@functools.cache
+def _leaf(command: Callable[..., None]) -> TyperCommand:
+    """Built once for all its spellings."""
     app = _app()
-    app.command(name)(command)
+    app.command()(command)
     built = get_command(app)
     assert isinstance(built, TyperCommand)  # noqa: S101 - as above
     return built

@@ -17,7 +17,8 @@ from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.kits import tables
 
 if TYPE_CHECKING:
-    from kubelend.pki.grants import Grant, Jwk
+    from kubelend.core.grants import Grant
+    from kubelend.pki.grants import Jwk
 
 
 @options.takes(settings=options.client)
@@ -45,9 +46,10 @@ def verify_grant(
     format: options.Output = OutputFormat.TABLE,
 ) -> None:
     """Verify a grant without a broker: signature, provider and expiry."""
+    from kubelend.core.grants import MAX_GRANT_LENGTH
     from kubelend.pki import grants
 
-    text = sys.stdin.read(grants.MAX_GRANT_LENGTH + 1) if grant == "-" else grant
+    text = sys.stdin.read(MAX_GRANT_LENGTH + 1) if grant == "-" else grant
     found = grants.verify_grant(text, _keys(keys))
     found.check(provider=provider, now=output.now())
     if format is OutputFormat.TABLE:

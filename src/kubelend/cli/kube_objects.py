@@ -6,7 +6,7 @@ them alike. `KindAdapter` has what differs between the two kinds that one can bo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Final, Generic, NamedTuple
@@ -20,6 +20,7 @@ from kubelend.stores.kubernetes import objects
 from kubelend.wire import bodies, conversion
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
 from kubelend.wire.objects import (
+    Condition,
     Kind,
     Metadata,
     ProviderInstruction,
@@ -85,6 +86,7 @@ def body_from_request(found: ResourceRequest) -> RequestBody:
             reason="Expired" if is_expired else status.reason,
             expires_at=status.expires_at,
             finished_at=status.last_update_time if status.phase in _FINAL else None,
+            held=_held(status.conditions),
         ),
         created_at=_created_at(found.metadata),
         priority=spec.priority,
@@ -106,6 +108,7 @@ def body_from_use(found: ReservationInstruction) -> InstructedBody:
             message=status.message or spec.message,
             expires_at=spec.expires_at,
             finished_at=status.finished_at,
+            held=_held(status.conditions),
         ),
         created_at=_created_at(found.metadata),
         cost=spec.cost,
@@ -136,11 +139,20 @@ def body_from_instruction(found: ProviderInstruction) -> InstructedBody:
             message=status.message or spec.message,
             expires_at=spec.expires_at,
             finished_at=status.finished_at,
+            held=_held(status.conditions),
         ),
         created_at=_created_at(found.metadata),
         cost=spec.cost,
         reservation_name=spec.reservation_name,
     )
+
+
+def _held(conditions: Iterable[Condition]) -> bodies.HoldReport | None:
+    """The condition Held, as the provider has reported it or its agent has written it."""
+    for one in conditions:
+        if one.type == "Held" and one.status != "Unknown":
+            return bodies.HoldReport(one.status == "True", one.reason, one.message)
+    return None
 
 
 def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:

@@ -14,7 +14,7 @@ from kubelend.cli import output
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import flag
 from kubelend.core import durations
-from kubelend.core.errors import NotFound
+from kubelend.core.errors import InvalidSettings, NotFound
 from kubelend.kits import tables
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def up(
     liqo: Annotated[
         bool, flag("Run Liqo in the agents' clusters.", None, "--liqo/--no-liqo")
     ] = True,
+    third_agent: Annotated[
+        bool, flag("Start agent-cluster-3 with an agent, too.", None, "--third-agent")
+    ] = False,
     directory: Directory = None,
 ) -> None:
     """Start three clusters, a broker and two agents.
@@ -48,7 +51,15 @@ def up(
     from kubelend.lab import background
 
     home = _lab_directory(directory)
-    started = background.start_lab(home, _print_output, uses_kind=kind, uses_liqo=liqo and not kind)
+    if kind and third_agent:
+        raise InvalidSettings("--third-agent is not available with --kind")
+    started = background.start_lab(
+        home,
+        _print_output,
+        uses_kind=kind,
+        uses_liqo=liqo and not kind,
+        has_third_agent=third_agent,
+    )
     if started is None:
         print("They are running or starting already.", NEXT_HINT, sep="\n")
         return

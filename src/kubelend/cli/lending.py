@@ -54,6 +54,11 @@ get_lent = _get_side(
 )
 
 
+def _held(found: bodies.Reservation, _: datetime) -> str:
+    held = found.status.held
+    return "" if held is None else held.reason
+
+
 def _used(found: bodies.Reservation, _: datetime) -> str:
     used = getattr(found, "used", None)
     return "" if used is None else f"{used.cpu} {used.memory}"
@@ -78,6 +83,7 @@ def _side_printer(
             Column(header, lambda one, _: other(one)),
             Column("CPU", lambda one, _: str(one.requested_resources.cpu)),
             Column("MEMORY", lambda one, _: str(one.requested_resources.memory)),
+            Column("HELD", _held),
             Column("USED", _used),
             Column("UNTIL", _until),
             Column("PRICE", lambda one, _: reservations.cost_text(one, "/h")),

@@ -520,12 +520,20 @@ def details(found: bodies.Reservation, now: datetime) -> str:
             ("Pending until", status.wait_until),
             ("Reserved", status.reserved_at),
             ("Acknowledged", status.acknowledged_at),
+            ("Held", held_text(status.held)),
             ("Activated", status.activated_at),
             ("Expires", status.expires_at),
             ("Finished", status.finished_at),
         ],
         now,
     )
+
+
+def held_text(held: bodies.HoldReport | None) -> str:
+    """What the provider reports; empty if it has reported nothing."""
+    if held is None:
+        return ""
+    return f"{held.reason}: {held.message}" if held.message else held.reason
 
 
 def time_left(found: bodies.Reservation, now: datetime) -> str:

@@ -43,7 +43,7 @@ class CommunicatorOptions(msgspec.Struct, frozen=True):
     on_reload_error: ReloadErrorHandler = lambda _: None
     """Called with the error when changed certificates cannot be loaded."""
     on_handshake: Callable[[str], None] = lambda _: None
-    """Called with a reservation whose other side has sent a handshake, by transports that can tell."""
+    """Called with a reservation whose other side has sent a handshake, while the stream is open."""
 
 
 Connect = Callable[[CommunicatorOptions], Awaitable[BrokerConnection]]

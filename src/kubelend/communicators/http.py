@@ -90,6 +90,9 @@ class HttpCommunicator:
     ) -> bodies.HandshakeResult:
         return await self._open_client().exchange_handshake(reservation, handshake)
 
+    async def grant_keys(self) -> bodies.KeySet:
+        return await self._open_client().grant_keys()
+
     async def stream(
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:
@@ -105,8 +108,10 @@ class HttpCommunicator:
                 self._last_event_id = str(instruction.revision)
                 yield instruction
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation:
-        return await self._open_client().acknowledge(reservation)
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
+        return await self._open_client().acknowledge(reservation, held)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         return await self._open_client().refuse(reservation, reason)

@@ -25,6 +25,7 @@ from kubelend.communicators.kubernetes_calls import (
     OPEN_ACTIONS,
     RESERVATION_SLOT,
     SESSION_SLOT,
+    HandshakeNotices,
     ObjectCaller,
     ObjectStream,
     RevisionTracker,
@@ -60,17 +61,25 @@ async def connect(options: CommunicatorOptions) -> KubernetesCommunicator:
     stack = AsyncExitStack()
     client = await stack.enter_async_context(Client.open(found, timeout=options.timeout))
     caller = ObjectCaller(client, namespace, options.instance)
-    return KubernetesCommunicator(caller, options.timeout, stack)
+    notices = HandshakeNotices(options.on_handshake)
+    return KubernetesCommunicator(caller, options.timeout, stack, notices)
 
 
 class KubernetesCommunicator:
     """One cluster's connection, identified by its account at the broker's API server."""
 
-    def __init__(self, caller: ObjectCaller, timeout: timedelta, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        caller: ObjectCaller,
+        timeout: timedelta,
+        stack: AsyncExitStack,
+        handshakes: HandshakeNotices,
+    ) -> None:
         """`stack` is closed with the communicator."""
         self._caller = caller
         self._timeout = timeout
         self._stack = stack
+        self._handshakes = handshakes
         self._session_lock = asyncio.Lock()
         self._revisions = RevisionTracker()
         self._requests = ReservationRequests(caller)
@@ -97,9 +106,13 @@ class KubernetesCommunicator:
             )
             return bodies.PublishResult(accepted, await self._reserved_holds())
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation:
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
         status: dict[str, object] = {"enforced": True, "phase": "Held", "message": ""}
-        return await self._call_provider_instruction(reservation, "acknowledge", "", status)
+        body = bodies.AcknowledgeRequest(held)
+        text = "" if held is None else cluster_namespaces.body_text(body)
+        return await self._call_provider_instruction(reservation, "acknowledge", text, status)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         status: dict[str, object] = {"enforced": False, "phase": "Refused", "message": reason}
@@ -141,6 +154,11 @@ class KubernetesCommunicator:
             session = await self._call_session("handshake", reservation, text)
             return cluster_namespaces.handshake_from_response(session.status.response)
 
+    async def grant_keys(self) -> bodies.KeySet:
+        async with self._call():
+            session = await self._call_session("keys")
+            return cluster_namespaces.keys_from_response(session.status.response)
+
     # -- reading
 
     async def find(self, reservation: str) -> bodies.Reservation:
@@ -160,11 +178,15 @@ class KubernetesCommunicator:
     ) -> AsyncGenerator[bodies.Instruction, None]:
         async with self._call():
             status = (await self._call_session("listen")).status
+        if self._is_closed:  # during the call: nobody would end the watch
+            raise factory.closed_error()
         is_new = not status.compacted_revision <= self._revisions.complete_to <= status.revision
         if is_new:
             self._revisions.reset()
             on_reset()
-        stream = ObjectStream(status.session, status.revision, self._revisions, is_new)
+        stream = ObjectStream(
+            status.session, status.revision, self._revisions, is_new, self._handshakes
+        )
         events = WatchEvents(self._caller)
         self._streams.add(events)
         try:

@@ -294,6 +294,21 @@ class RevisionTracker:
         self._delivered.pop((instruction.role, instruction.reservation.id), None)
 
 
+class HandshakeNotices:
+    """Calls `on_handshake` with each reservation of a new notice."""
+
+    def __init__(self, on_handshake: Callable[[str], None]) -> None:
+        self._on_handshake = on_handshake
+        self._last = ""
+
+    def handle(self, session: ClusterSession) -> None:
+        notice = session.status.handshakes
+        if notice is not None and notice.id != self._last:
+            self._last = notice.id
+            for reservation in notice.reservations:
+                self._on_handshake(reservation)
+
+
 class ObjectStream(NamedTuple):
     """One stream that the broker has opened."""
 
@@ -304,6 +319,7 @@ class ObjectStream(NamedTuple):
     is_reset: bool
     """Whether earlier deliveries do not count: all unfinished reservations are delivered, finished
     ones skipped."""
+    handshakes: HandshakeNotices
 
     async def instructions(self, events: WatchEvents) -> AsyncGenerator[bodies.Instruction, None]:
         """Yields instructions until an error ends the stream."""
@@ -338,6 +354,7 @@ class ObjectStream(NamedTuple):
             case Listed():
                 raise BrokerUnreachable("the watch was restarted by a new list")
             case ClusterSession():
+                self.handshakes.handle(event)
                 if event.status.session != self.session:
                     raise BrokerUnreachable("the broker ended the stream")
             case Deleted(Reservation() | ProviderInstruction() as gone):

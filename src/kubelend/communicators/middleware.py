@@ -52,8 +52,12 @@ class Middleware:
     def stream(self, on_reset: Callable[[], None]) -> AsyncGenerator[bodies.Instruction, None]:
         return self._inner.stream(on_reset)
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation:
-        return await self.wrap_call("acknowledge", lambda: self._inner.acknowledge(reservation))
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
+        return await self.wrap_call(
+            "acknowledge", lambda: self._inner.acknowledge(reservation, held)
+        )
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         return await self.wrap_call("refuse", lambda: self._inner.refuse(reservation, reason))

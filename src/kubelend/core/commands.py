@@ -26,6 +26,7 @@ from kubelend.core.events import (
     Cordoned,
     Event,
     Failed,
+    HoldReported,
     LimitsEvent,
     MembershipEvent,
     Nominated,
@@ -46,6 +47,7 @@ from kubelend.core.models import (
     Advertisement,
     Cluster,
     ClusterId,
+    HoldReport,
     Limits,
     Quota,
     Request,
@@ -156,12 +158,18 @@ def purge_reservation(
 
 
 def acknowledge(
-    ledger: Ledger, reservation: ReservationId, provider: ClusterId, now: datetime
+    ledger: Ledger,
+    reservation: ReservationId,
+    provider: ClusterId,
+    held: HoldReport | None,
+    now: datetime,
 ) -> Command[None]:
-    """Records that the provider holds the resources. Idempotent."""
+    """Records that the provider holds the resources, and what it reports about that. Idempotent."""
     found = _check_held_by(ledger, reservation, provider)
     if found.acknowledged_at is None:
         yield Acknowledged(now, reservation)
+    if held is not None and held != found.held:
+        yield HoldReported(now, reservation, held)
 
 
 def refuse(

@@ -23,6 +23,7 @@ from kubelend.core.models import (
     Advertisement,
     Cluster,
     ClusterId,
+    HoldReport,
     Limits,
     Quota,
     Reservation,
@@ -93,6 +94,12 @@ class ProviderRecovered(ReservationEvent, frozen=True):
 
 class Acknowledged(ReservationEvent, frozen=True):
     """The provider holds the resources."""
+
+
+class HoldReported(ReservationEvent, frozen=True):
+    """The provider reports whether its nodes really keep the resources."""
+
+    held: HoldReport
 
 
 class Activated(ReservationEvent, frozen=True):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from kubelend.core import pod_requests
-from kubelend.core.pod_requests import Node, OffloadedFrom, Pod
+from kubelend.core.pod_requests import BY_RESERVATION, Node, OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 
@@ -31,6 +31,10 @@ class Hold(NamedTuple):
 
     requester: str
     resources: Resources
+
+    def is_of(self, origin: str) -> bool:
+        """Whether pods of this origin, on the virtual node of the reservation, belong to it."""
+        return origin in (self.requester, BY_RESERVATION)
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -136,10 +140,8 @@ class Inventory:
         return MappingProxyType(self._scheduled)
 
     def room(self) -> dict[str, Resources]:
-        """What no pod takes, placeholders included, per node on which ordinary pods can be scheduled."""
-        return {
-            name: free for name, free in self._free_per_node() if not self._nodes[name].is_tainted
-        }
+        """What no pod takes, placeholders included, per node that counts as capacity."""
+        return dict(self._free_per_node())
 
     def totals(self) -> Totals:
         unscheduled = self._use.get("")
@@ -169,8 +171,14 @@ class Inventory:
         hold = self._holds.get(reservation)
         if hold is None:
             return NOTHING
-        offloaded = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
-        return hold.resources.elementwise_max(NOTHING if offloaded is None else offloaded.amounts)
+        return hold.resources.elementwise_max(self._offloaded(reservation, hold) or NOTHING)
+
+    def _offloaded(self, reservation: str, hold: Hold) -> Resources | None:
+        """What the pods of a hold use; None without any."""
+        origins = (hold.requester, BY_RESERVATION)
+        known = (self._total_use.offloaded.get(OffloadedFrom(one, reservation)) for one in origins)
+        found = [one.amounts for one in known if one is not None]
+        return sum(found, NOTHING) if found else None
 
     def _allocatable(self) -> Resources:
         return sum((node.allocatable for node in self._nodes.values()), NOTHING)
@@ -186,14 +194,14 @@ class Inventory:
         held: dict[str, Resources] = {}
         used: dict[str, Resources] = {}
         for reservation, hold in self._holds.items():
-            offloaded = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
-            if offloaded is None:
+            own = self._offloaded(reservation, hold)
+            if own is None:
                 held[hold.requester] = held.get(hold.requester, NOTHING) + hold.resources
             else:
-                yield hold.resources, offloaded.amounts
+                yield hold.resources, own
         for source, offloaded in self._total_use.offloaded.items():
             hold_there = self._holds.get(source.virtual_node)
-            if hold_there is None or hold_there.requester != source.origin:
+            if hold_there is None or not hold_there.is_of(source.origin):
                 used[source.origin] = used.get(source.origin, NOTHING) + offloaded.amounts
         for origin in held.keys() | used.keys():
             yield held.get(origin, NOTHING), used.get(origin, NOTHING)

@@ -126,6 +126,14 @@ class Charge(Record, frozen=True):
     currency: str
 
 
+class HoldReport(Record, frozen=True):
+    """Whether the nodes of the provider really keep the resources, as it reports."""
+
+    is_held: bool
+    reason: str
+    message: str = ""
+
+
 class Reservation(Record, frozen=True):
     """A request with its current state."""
 
@@ -157,6 +165,8 @@ class Reservation(Record, frozen=True):
     """Empty while Pending, and if the provider publishes no prices."""
     charges: tuple[Charge, ...] = ()
     revision: int = 0
+    held: HoldReport | None = None
+    """None until the provider has reported it."""
 
     @property
     def requester(self) -> ClusterId:

@@ -3,7 +3,7 @@
 The source of a real cluster decodes a Pod into `KubernetesPod`, which has only the fields needed
 here, and caches the small `Pod` that `project_pod` makes of it.
 
-The rules are those of Kubernetes 1.34. Where releases differ the larger amount is taken, because a
+The rules are those of Kubernetes 1.36. Where releases differ the larger amount is taken, because a
 cluster must not offer what its own scheduler considers allocated: an allocation counts even before
 the container's resources are reported, and a resize in progress counts at its largest per
 container.
@@ -30,9 +30,14 @@ class OffloadedFrom(NamedTuple):
     """The origin of a pod that another cluster offloaded here."""
 
     origin: str
-    """The consumer's cluster ID: `offloading.liqo.io/origin`."""
+    """Liqo's ID of the consumer's cluster (`offloading.liqo.io/origin`), which may differ from that at the
+    broker. `BY_RESERVATION` if Liqo has authenticated that the pod belongs to the reservation.
+    """
     virtual_node: str
-    """The consumer's virtual node, named after its ResourceSlice: `offloading.liqo.io/nodename`."""
+    """The reservation, after which the consumer's virtual node is named: `offloading.liqo.io/nodename`."""
+
+
+BY_RESERVATION: Final = "*"
 
 
 class PodScheduling(NamedTuple):
@@ -146,8 +151,8 @@ class PodStatus(PartialObject, frozen=True, gc=False):
     conditions: tuple[PodCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
-    resources: Requirements = Requirements()
-    """As in `ContainerStatus`, for the whole pod with overhead; likewise the next field."""
+    resources: Requirements | None = None
+    """As in `ContainerStatus`, for the whole pod; likewise the next field."""
     allocated_resources: QuantityTexts = {}
 
 
@@ -248,6 +253,9 @@ Nanos = dict[str, int]
 _RESOURCE_NAMES: Final = {"ephemeral-storage": "storage"}
 _MANAGED_BY, _SHADOW_POD = "liqo.io/managed-by", "shadowpod"
 _ORIGIN: Final = "offloading.liqo.io/origin"
+_CREATOR: Final = "liqo.io/creator-user"
+"""Set by Liqo's webhook: the identity of the ResourceSlice, which is its name and a hash."""
+_RESERVATION_PREFIX: Final = "rsv-"
 VIRTUAL_NODE_LABEL: Final = "offloading.liqo.io/nodename"
 
 
@@ -291,17 +299,19 @@ def _container_requests(
 
 
 def _pod_level_requests(found: KubernetesPod) -> Nanos:
-    """Pod-level requests, which replace the sum of the containers' requests."""
-    wanted = _parse_nanos(found.spec.resources.requests)
-    actual = _elementwise_max((found.status.resources.requests, found.status.allocated_resources))
-    overhead = _parse_nanos(found.spec.overhead)
-    total: Nanos = {}
-    for name, amount in wanted.items():
-        if name in ("cpu", "memory") or name.startswith("hugepages-"):
-            has = max(actual.get(name, 0) - overhead.get(name, 0), 0)
-            is_void = name in actual and _is_infeasible(found.status)
-            total[name] = has if is_void else max(amount, has)
-    return total
+    """Pod-level requests, which replace the sum of the containers' requests.
+
+    The status includes the overhead since 1.36, and the scheduler adds the overhead all the same.
+    """
+    wanted = Container(resources=found.spec.resources)
+    actual = ContainerStatus("", found.status.resources, found.status.allocated_resources)
+    effective = _container_requests(wanted, actual, _is_infeasible(found.status))
+    named = filter(_is_pod_level, found.spec.resources.requests)
+    return {name: effective.get(name, 0) for name in named}
+
+
+def _is_pod_level(name: str) -> bool:
+    return name in ("cpu", "memory") or name.startswith("hugepages-")
 
 
 def _is_infeasible(status: PodStatus) -> bool:
@@ -363,7 +373,12 @@ def _offloaded_from(labels: QuantityTexts) -> OffloadedFrom | None:
     """The origin of an offloaded pod, from the labels that Liqo sets."""
     if labels.get(_MANAGED_BY) != _SHADOW_POD or not labels.get(_ORIGIN):
         return None
-    return _cached_offloaded_from(labels[_ORIGIN], labels.get(VIRTUAL_NODE_LABEL, ""))
+    # After a move between providers, a node has a number after the name: `rsv-rome-1.2`.
+    node = labels.get(VIRTUAL_NODE_LABEL, "")
+    is_authenticated = labels.get(_CREATOR, "").rpartition("-")[0] == node
+    is_reservation = node.startswith(_RESERVATION_PREFIX)
+    origin = BY_RESERVATION if is_authenticated and is_reservation else labels[_ORIGIN]
+    return _cached_offloaded_from(origin, node.partition(".")[0])
 
 
 _cached_offloaded_from = functools.lru_cache(maxsize=PARSE_CACHE_SIZE)(OffloadedFrom)
@@ -433,14 +448,15 @@ def project_node(found: KubernetesNode) -> Node:
 
 
 def counts_as_capacity(node: Node) -> bool:
-    """Whether the node counts as capacity: ready, schedulable and not virtual.
+    """Whether the node counts as capacity: ready, schedulable without a toleration, and not virtual.
 
-    A virtual node represents another cluster: borrowed capacity must not be lent again.
+    Requesters' pods tolerate no taints of this cluster, so tainted nodes hold nothing for them. A virtual
+    node represents another cluster: borrowed capacity must not be lent again.
     """
     labels = node.labels
     is_virtual = _LIQO_TYPE_LABEL in labels or _VIRTUAL_KUBELET_LABEL in labels
     is_virtual = is_virtual or labels.get(_TYPE_LABEL) == "virtual-kubelet"
-    return node.is_ready and node.is_schedulable and not is_virtual
+    return node.is_ready and node.is_schedulable and not node.is_tainted and not is_virtual
 
 
 _LIQO_TYPE_LABEL: Final = "liqo.io/type"

@@ -14,6 +14,7 @@ from kubelend.core.events import (
     Activated,
     Failed,
     FailoverBlocked,
+    HoldReported,
     LimitsEvent,
     Nominated,
     Placed,
@@ -123,6 +124,7 @@ def _(event: Placed, reservation: Reservation) -> ChangedFields:
         "reserved_at": event.at,
         "expires_at": event.expires_at,
         "acknowledged_at": None,
+        "held": None,
         "activated_at": None,
         "hourly": event.hourly,
         "currency": event.currency,
@@ -133,6 +135,11 @@ def _(event: Placed, reservation: Reservation) -> ChangedFields:
 @_changed_fields.register
 def _(event: Acknowledged, _: Reservation) -> ChangedFields:
     return {"acknowledged_at": event.at}
+
+
+@_changed_fields.register
+def _(event: HoldReported, _: Reservation) -> ChangedFields:
+    return {"held": event.held}
 
 
 @_changed_fields.register

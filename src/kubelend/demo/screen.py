@@ -35,6 +35,9 @@ class Display:
     def heading(self, text: str) -> None:
         self._print(text, style="bold")
 
+    def show_line(self, text: str) -> None:
+        self._print(text.removesuffix("\n"))
+
     def begin(self, number: int, title: str) -> None:
         """A step has started."""
         self._current = Spinner("dots", Text(f"{number:>2}  {title}", style="bold"))

@@ -1,6 +1,7 @@
 """The command `kubelend dev demo`: runs the steps in order and prints their results.
 
-Each step acts, checks its effect and returns lines to print.
+Each step acts, checks its effect and returns lines to print. With `--kubernetes` the clusters of the lab are
+started, walked through and removed.
 """
 
 from __future__ import annotations
@@ -8,23 +9,26 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 from kubelend.agent import conditions
-from kubelend.core.errors import KubelendError
+from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.core.lifecycle import Role
 from kubelend.demo import screen
 from kubelend.demo.screen import Display
 from kubelend.envtest import processes, waiting
 from kubelend.envtest.processes import AgentProcess, BrokerProcess, TemporaryDeployment
 from kubelend.kits import logs, tables, tasks
+from kubelend.lab import background, walkthrough
+from kubelend.lab.state import DIRECTORY_VARIABLE, LabDirectory, LabState
 from kubelend.sources import file_objects
 from kubelend.stores import audit
 from kubelend.transports.client import BrokerClient
@@ -429,7 +433,7 @@ async def _refresh_clusters(context: DemoContext, display: Display) -> None:
 async def _run_all(context: DemoContext, display: Display, stay: bool) -> None:
     number = await _run_steps(LIFECYCLE_STEPS, context, display, 2)
     if stay:
-        await _wait_for_ctrl_c(context, display)
+        await _wait_for_ctrl_c(display, _example_commands(context))
     await _run_steps(FINAL_STEPS, context, display, number)
 
 
@@ -448,12 +452,10 @@ async def _run_steps(
     return number
 
 
-async def _wait_for_ctrl_c(context: DemoContext, display: Display) -> None:
+async def _wait_for_ctrl_c(display: Display, commands: Sequence[str]) -> None:
     """Keeps everything running until Ctrl-C."""
     with _handle_ctrl_c() as pressed:
-        display.show_commands(
-            "Running until Ctrl-C. Try in another terminal:", _example_commands(context)
-        )
+        display.show_commands("Running until Ctrl-C. Try in another terminal:", commands)
         await pressed.wait()
 
 
@@ -474,7 +476,7 @@ def _handle_ctrl_c() -> Iterator[asyncio.Event]:
 
 
 def _example_commands(context: DemoContext) -> list[str]:
-    called = sys.argv[0] if Path(sys.argv[0]).name == "kubelend" else "kubelend"
+    called = _command_name()
     admin = context.deployment.certificate(ADMIN_NAME, Role.ADMIN)
     manifest = context.manifest(BERLIN, "mine")
     stored = file_objects.object_path(
@@ -495,15 +497,66 @@ def _example_commands(context: DemoContext) -> list[str]:
     ]
 
 
+def _command_name() -> str:
+    return sys.argv[0] if Path(sys.argv[0]).name == "kubelend" else "kubelend"
+
+
+def run_on_kubernetes(*, stay: bool) -> None:
+    """Starts the clusters of the lab, runs its walkthrough, and stops and removes them."""
+    background.check_prerequisites(uses_liqo=True)
+    with (
+        tasks.signals_as_interrupt(),
+        tempfile.TemporaryDirectory(prefix="kubelend-") as directory,
+        screen.open_display() as display,
+    ):
+        home = LabDirectory(Path(directory) / "clusters")
+        try:
+            display.heading("Kubelend demo: from a ResourceRequest to a pod in another cluster")
+            started = background.start_lab(home, display.show_line, uses_liqo=True)
+            if started is None:
+                raise Unavailable(f"{home.directory} is in use")
+            display.heading("")
+            asyncio.run(_walk_through(started, home, display, stay=stay))
+        finally:
+            # Ctrl-C in here would leave processes running.
+            with tasks.defer_signals():
+                background.stop_lab(home)
+        display.heading("\nDemo finished.")
+
+
+async def _walk_through(
+    started: LabState, home: LabDirectory, display: Display, *, stay: bool
+) -> None:
+    def report(title: str, seconds: float) -> None:
+        display.show_line(tables.title_line(title, seconds))
+
+    await walkthrough.run_walkthrough(started, report, timedelta(minutes=1))
+    if stay:
+        directory = f"export {DIRECTORY_VARIABLE}={home.directory}"
+        kubeconfig = f"export KUBECONFIG={home.kubeconfig}"
+        lab = f"{_command_name()} dev lab"
+        await _wait_for_ctrl_c(display, [directory, kubeconfig, f"{lab} test", f"{lab} status"])
+
+
 def command(
     stay: Annotated[
         bool, typer.Option("--stay", help="Keep everything running until Ctrl-C.")
     ] = False,
+    kubernetes: Annotated[
+        bool,
+        typer.Option(
+            "--kubernetes", help="Use real API servers and Liqo, and run a pod in another cluster."
+        ),
+    ] = False,
 ) -> None:
     """Run a broker and four simulated clusters through the lifecycle of a reservation.
 
-    Uses free ports and a temporary directory, which is removed at the end.
+    Uses free ports and a temporary directory, which is removed at the end. `--kubernetes` requires
+    `make kube-assets` and `make liqo-assets`.
     """
+    if kubernetes:
+        run_on_kubernetes(stay=stay)
+        return
     with (
         processes.temporary_deployment() as deployment,
         deployment.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,

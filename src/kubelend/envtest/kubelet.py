@@ -3,14 +3,16 @@
     python -m kubelend.envtest.kubelet KUBECONFIG PROGRAMS DIRECTORY
 
 It serves all nodes of a cluster but virtual ones, and renews their leases. A pod whose container runs one of
-the programs in the directory PROGRAMS becomes a process, with the arguments, the environment and the service
-account of the container: so Liqo runs as its chart installs it. All other pods only get the status of a
-running pod. Logs and kubeconfigs are written to DIRECTORY.
+the programs in the directory PROGRAMS, or whose image is ours, becomes a process, with the arguments, the
+environment, the mounted Secrets and ConfigMaps and the service account of the container: so Liqo and we run
+as the charts install it. All other pods only get the status of a running pod. Logs, kubeconfigs and volumes
+are written to DIRECTORY.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ipaddress
 import os
@@ -25,7 +27,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from kubelend.core.errors import Conflict, KubelendError, NotFound
+from kubelend.core.errors import Conflict, KubelendError, NotFound, Unavailable
 from kubelend.envtest import assets, credentials
 from kubelend.kits import clock, logs, tasks
 from kubelend.kits.workqueue import ReconcileQueue
@@ -43,6 +45,7 @@ TOKEN_SECONDS: Final = 30 * 24 * 3600
 
 _VIRTUAL_NODE_LABEL: Final = "liqo.io/type"
 _REFERENCE: Final = re.compile(r"\$\((\w+)\)")
+_OWN_IMAGE: Final = re.compile(r"(.*/)?kubelend(:[^/]*)?")
 _POD_NETWORK: Final = ipaddress.ip_network("10.244.0.0/16")
 
 log = structlog.get_logger("kubelend.envtest")
@@ -175,19 +178,23 @@ class Kubelet:
     async def _ensure_process(self, pod: Pod) -> None:
         program = self._program(pod)
         running = self._processes.get(pod.metadata.uid)
-        if program is None or (running is not None and running.returncode is None):
+        is_over = running is not None and _runs_once(pod)
+        if not program or is_over or (running is not None and running.returncode is None):
             return
         [container] = pod.spec["containers"]
         environment = await self._environment(pod, container)
-        arguments = [_expand(each, environment) for each in container.get("args", ())]
+        mounted = await self._mount_volumes(pod, container)
+        arguments = [
+            _in_volumes(_expand(each, environment), mounted) for each in container.get("args", ())
+        ]
         kubeconfig = await self._account_kubeconfig(pod)
-        if program.name == "virtual-kubelet":
+        if Path(program[0]).name == "virtual-kubelet":
             # Each listens on the same port, in the network of its pod.
             arguments.append(f"--listen-port={assets.free_port()}")
             arguments.append(f"--home-kubeconfig={kubeconfig}")
         with (self._directory / f"{pod.metadata.name}.log").open("ab") as stream:
             process = await asyncio.create_subprocess_exec(
-                program,
+                *program,
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stream,
@@ -195,14 +202,21 @@ class Kubelet:
                 env={"KUBECONFIG": str(kubeconfig), **environment},
             )
         self._processes[pod.metadata.uid] = process
-        log.info("Process started", name=pod.key, program=program.name, pid=process.pid)
-        waiting = asyncio.create_task(self._restart_at_end(pod, process))
+        log.info("Process started", name=pod.key, program=program[-1], pid=process.pid)
+        waiting = asyncio.create_task(self._wait_for_end(pod, process))
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
 
-    async def _restart_at_end(self, pod: Pod, process: Process) -> None:
+    async def _wait_for_end(self, pod: Pod, process: Process) -> None:
         code = await process.wait()
-        if pod.metadata.uid in self._processes:
+        if pod.metadata.uid not in self._processes:
+            return
+        if _runs_once(pod):
+            change = {"status": {"phase": "Failed" if code else "Succeeded"}}
+            name, namespace = pod.metadata.name, pod.metadata.namespace
+            with contextlib.suppress(NotFound):
+                await self._client.patch(PODS, name, namespace, change, subresource="status")
+        else:
             log.warning("Process ended, will restart", name=pod.key, code=code)
             self._queue.add_after(pod.key, RESTART_DELAY)
 
@@ -211,12 +225,45 @@ class Kubelet:
         if process is not None:
             await _stop(process)
 
-    def _program(self, pod: Pod) -> Path | None:
+    def _program(self, pod: Pod) -> list[str]:
         """The program of the pod's only container, if we have it."""
-        containers = pod.spec["containers"]
-        command = containers[0].get("command") or [""]
+        container, *others = pod.spec["containers"]
+        command = container.get("command") or [""]
         path = self._programs / Path(command[0]).name
-        return path if command[0] and len(containers) == 1 and path.is_file() else None
+        if others:
+            return []
+        if not command[0] and _OWN_IMAGE.fullmatch(container["image"]):
+            return [sys.executable, "-P", "-m", "kubelend"]
+        return [str(path)] if command[0] and path.is_file() else []
+
+    async def _mount_volumes(self, pod: Pod, container: dict[str, Any]) -> dict[str, Path]:
+        """Returns the directory of each mount; only Secrets and ConfigMaps have files in them."""
+        volumes = {each["name"]: each for each in pod.spec.get("volumes", ())}
+        found = {}
+        for mount in container.get("volumeMounts", ()):
+            path = self._directory / pod.metadata.uid / mount["name"]
+            path.mkdir(parents=True, exist_ok=True)
+            for name, content in (await self._volume_files(pod, volumes[mount["name"]])).items():
+                (path / name).write_bytes(content)
+            found[mount["mountPath"]] = path
+        return found
+
+    async def _volume_files(self, pod: Pod, volume: dict[str, Any]) -> dict[str, bytes]:
+        core = f"/api/v1/namespaces/{pod.metadata.namespace}"
+        source = volume.get("secret") or volume.get("configMap") or {}
+        try:
+            if "secret" in volume:
+                found = await self._client.raw("GET", f"{core}/secrets/{source['secretName']}")
+                data = msgspec.json.decode(found).get("data", {})
+                return {name: base64.b64decode(text) for name, text in data.items()}
+            if "configMap" in volume:
+                found = await self._client.raw("GET", f"{core}/configmaps/{source['name']}")
+                data = msgspec.json.decode(found).get("data", {})
+                return {name: text.encode() for name, text in data.items()}
+        except NotFound as error:
+            if not source.get("optional"):
+                raise Unavailable(f"volume {volume['name']}: {error}") from error
+        return {}
 
     async def _environment(self, pod: Pod, container: dict[str, Any]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -303,6 +350,17 @@ def _container_status(container: dict[str, Any], now: str) -> dict[str, Any]:
 
 def _expand(text: str, environment: dict[str, str]) -> str:
     return _REFERENCE.sub(lambda found: environment.get(found[1], found[0]), text)
+
+
+def _in_volumes(text: str, mounted: dict[str, Path]) -> str:
+    """The text with the paths of mounts replaced by those of their directories."""
+    paths = "|".join(map(re.escape, sorted(mounted, key=len, reverse=True)))
+    pattern = rf"(?<![\w/])(?:{paths})(?!\w)"
+    return re.sub(pattern, lambda found: str(mounted[found[0]]), text) if mounted else text
+
+
+def _runs_once(pod: Pod) -> bool:
+    return bool(pod.spec.get("restartPolicy") == "Never")
 
 
 def _timestamp(moment: datetime) -> str:

@@ -87,9 +87,13 @@ def format_time_left(end: datetime, now: datetime) -> str:
 
 
 def title_line(title: str, seconds: float) -> str:
-    """One line of `DEFAULT_WIDTH` columns with the duration at its end."""
+    """One line of `DEFAULT_WIDTH` columns with the duration at its end; a longer title is wrapped."""
     right = format_seconds(seconds)
-    return f"{title}{' ' * max(1, DEFAULT_WIDTH - len(title) - len(right))}{right}"
+    room = DEFAULT_WIDTH - len(right) - 1
+    *first, last = textwrap.wrap(
+        title, room, subsequent_indent=" " * 4, break_on_hyphens=False
+    ) or [""]
+    return "\n".join([*first, f"{last:<{room}} {right}"])
 
 
 def format_seconds(seconds: float) -> str:

@@ -30,11 +30,12 @@ class DataOrFile(msgspec.Struct, frozen=True):
     """Inline data, or the path of a file. Its repr does not show the content."""
 
     data: bytes = b""
+    """With a path: used while there is no such file."""
     path: Path | None = None
 
     def read(self, hint: str = "") -> bytes:
         """Return the current content; empty if nothing is configured. `InvalidSettings` names the file."""
-        if self.path is None:
+        if self.path is None or (self.data and not self.path.exists()):
             return self.data
         return files.read_file(self.path, hint=hint)
 
@@ -179,6 +180,8 @@ def config_from_kubeconfig(path: str | Path | None = None, context: str = "") ->
         cluster.certificate_authority_data, cluster.certificate_authority, choice.cluster_file
     )
     _check_cluster(cluster, choice, authorities)
+    if cluster.server.startswith("http:"):
+        user = KubeUser()  # as kubectl: no credentials without TLS
     _check_user(user, choice)
     return KubeConfig(
         server=cluster.server.rstrip("/"),
@@ -187,9 +190,7 @@ def config_from_kubeconfig(path: str | Path | None = None, context: str = "") ->
             user.client_certificate_data, user.client_certificate, choice.user_file
         ),
         key=_data_or_file(user.client_key_data, user.client_key, choice.user_file),
-        token=_data_or_file(
-            b"" if user.token_file else user.token.encode(), user.token_file, choice.user_file
-        ),
+        token=DataOrFile(user.token.encode(), _relative_path(user.token_file, choice.user_file)),
         plugin=_exec_plugin(user.exec, choice, authorities),
         impersonation=_impersonation(user),
         tls_server_name=cluster.tls_server_name,
@@ -221,7 +222,7 @@ class KubeCluster(msgspec.Struct, frozen=True, rename="kebab"):
     tls_server_name: str = ""
     insecure_skip_tls_verify: bool = False
     certificate_authority: str = ""
-    certificate_authority_data: bytes = b""
+    certificate_authority_data: str = ""
     proxy_url: str = ""
     extensions: list[Extension] | None = None
 
@@ -247,9 +248,9 @@ class KubeUser(msgspec.Struct, frozen=True, rename="kebab"):
     """Credentials of a user."""
 
     client_certificate: str = ""
-    client_certificate_data: bytes = b""
+    client_certificate_data: str = ""
     client_key: str = ""
-    client_key_data: bytes = b""
+    client_key_data: str = ""
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
     username: str = ""
@@ -370,27 +371,44 @@ def _find_entry(
     raise InvalidSettings(f"{where} has no {what} {name!r}", hint=f"use one of: {there}")
 
 
-def _data_or_file(data: bytes, path: str, relative_to: Path) -> DataOrFile:
-    if data or not path:
-        return DataOrFile(data)
-    return DataOrFile(path=relative_to.absolute().parent / path)
+def _data_or_file(encoded: str, path: str, file: Path) -> DataOrFile:
+    """`encoded` is base64, which may have line breaks; `path` is relative to the kubeconfig."""
+    if not encoded:
+        return DataOrFile(path=_relative_path(path, file))
+    try:
+        return DataOrFile(base64.b64decode("".join(encoded.split()), validate=True))
+    except ValueError:
+        raise InvalidSettings(
+            f"{file}: invalid base64 in a -data field", hint="correct it"
+        ) from None
+
+
+def _relative_path(path: str, file: Path) -> Path | None:
+    return file.absolute().parent / path if path else None
 
 
 def _check_cluster(cluster: KubeCluster, choice: SelectedContext, authorities: DataOrFile) -> None:
     what = f"{choice.cluster_file}, context {choice.name!r}"
-    url = urlsplit(cluster.server)
-    if url.scheme not in ("https", "http") or not url.hostname:
+    if not _is_http_url(cluster.server):
         raise InvalidSettings(f"{what}: server is not a URL", hint="use https://host:port")
     if cluster.insecure_skip_tls_verify and authorities:
         raise InvalidSettings(
             f"{what}: insecure-skip-tls-verify and certificate-authority are both set",
             hint="remove one of the two",
         )
-    if urlsplit(cluster.proxy_url).scheme not in ("", "http", "https"):
+    if cluster.proxy_url and not _is_http_url(cluster.proxy_url):
         raise InvalidSettings(
-            f"{what}: proxy-url must have scheme http or https", hint="correct proxy-url"
+            f"{what}: proxy-url must be a URL with scheme http or https", hint="correct proxy-url"
         )
     authorities.read(hint="correct certificate-authority")
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    return url.scheme in ("https", "http") and bool(url.hostname)
 
 
 def _check_user(user: KubeUser, choice: SelectedContext) -> None:
@@ -442,7 +460,7 @@ def _exec_plugin(
 
 
 def _cluster_info(cluster: KubeCluster, authorities: DataOrFile) -> dict[str, Any]:
-    """Cluster information for an exec plugin, with the field names of a"""
+    """Cluster information for an exec plugin, with the field names of a kubeconfig."""
     extensions = {one.name: one.extension for one in reversed(cluster.extensions or ())}
     info: dict[str, Any] = {
         "server": cluster.server,

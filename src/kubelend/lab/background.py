@@ -34,13 +34,15 @@ def start_lab(
     *,
     uses_kind: bool = False,
     uses_liqo: bool = False,
+    has_third_agent: bool = False,
 ) -> LabState | None:
     """Starts the lab and calls `on_output` with each line; returns None if it is already running.
 
     If the start fails or is interrupted, also by Ctrl-C, everything is stopped again.
     """
     check_prerequisites(uses_kind=uses_kind, uses_liqo=uses_liqo)
-    flags = [*(["--kind"] if uses_kind else []), *(["--liqo"] if uses_liqo else [])]
+    chosen = {"--kind": uses_kind, "--liqo": uses_liqo, "--third-agent": has_third_agent}
+    flags = [flag for flag, is_set in chosen.items() if is_set]
     with tasks.signals_as_interrupt():
         if home.is_running():
             return None

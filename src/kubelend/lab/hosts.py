@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +19,14 @@ from kubelend.lab import setup
 from kubelend.lab.state import LabDirectory
 
 BROKER_CLUSTER = "broker-cluster"
-AGENT_CLUSTERS = tuple(setup.CLUSTER_FIXTURES)
+*_FIRST_TWO, THIRD_AGENT_CLUSTER = setup.CLUSTER_FIXTURES
+AGENT_CLUSTERS = tuple(_FIRST_TWO)
 CLUSTER_NAMES = (BROKER_CLUSTER, *AGENT_CLUSTERS)
+
+
+def agent_clusters(*, has_third: bool) -> tuple[str, ...]:
+    """The third is optional: it is needed for two requesters with one provider, and for failover."""
+    return (*AGENT_CLUSTERS, THIRD_AGENT_CLUSTER) if has_third else AGENT_CLUSTERS
 
 
 class LabClusters(NamedTuple):
@@ -36,14 +42,16 @@ class LabClusters(NamedTuple):
 
 
 @contextmanager
-def run_local_clusters(home: LabDirectory, liqo: LiqoAssets | None) -> Iterator[LabClusters]:
+def run_local_clusters(
+    home: LabDirectory, liqo: LiqoAssets | None, agents: Sequence[str] = AGENT_CLUSTERS
+) -> Iterator[LabClusters]:
     """Starts API servers that share one etcd; stops them at exit.
 
     `liqo` gives each of them a controller manager and a scheduler.
     """
     found = assets.find_assets()
     with servers.run_api_servers(found, home.directory / "lab", controllers=liqo) as lab:
-        started = {cluster.name: cluster for cluster in lab.start(*CLUSTER_NAMES)}
+        started = {cluster.name: cluster for cluster in lab.start(BROKER_CLUSTER, *agents)}
         kubeconfigs = {name: cluster.admin_kubeconfig for name, cluster in started.items()}
         kubectl = str(found.kubectl)
         yield LabClusters(kubeconfigs, kubectl, has_real_nodes=False, local=started)

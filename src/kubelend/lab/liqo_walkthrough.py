@@ -1,5 +1,6 @@
 """What Liqo adds to the walkthrough: from a reservation to a pod in the cluster of the provider, and back.
 
+A local pod of the provider that fits only into the held room waits for all that time.
 Each step is an object of Liqo or Kubernetes in the required state, read from the API server of its cluster.
 """
 
@@ -35,6 +36,8 @@ LEFTOVERS: Final = (SLICES, QUOTAS, TENANTS, IDENTITIES, FOREIGN_CLUSTERS)
 
 POD_CPU, POD_MEMORY = "300m", "64Mi"
 """Two of these pods do not fit into what is reserved."""
+LOCAL_POD: Final = "local-pod"
+LOCAL_NAMESPACE: Final = "default"
 
 ReportStep = Callable[[str, str], None]
 """Reports a step of a cluster."""
@@ -58,6 +61,7 @@ class LiqoWalkthrough:
         self._timeout = timeout
         self._namespace = f"walkthrough-{int(time.time())}"
         self._before: dict[tuple[str, str], set[str]] = {}
+        self._local_cpu = ""
 
     async def remember_objects(self) -> None:
         """Notes what exists before, to find out what is left afterwards."""
@@ -83,16 +87,45 @@ class LiqoWalkthrough:
 
         def is_ready(node: LiqoResource) -> bool:
             offered = liqo_objects.parse_amounts(node.status.get("allocatable") or {})
-            return _condition(node, "Ready") == "True" and offered == amounts
+            return condition_status(node, "Ready") == "True" and offered == amounts
 
-        text = f"Node {reservation} is Ready with {amounts.describe()}"
+        text = f"Node is Ready with exactly {amounts.describe()}"
         await self._see(self._requester, NODES, reservation, "", is_ready, text)
+
+    async def create_local_pod(self) -> None:
+        """Creates a pod of the provider that would fit only into the room of the placeholders."""
+        cpu = await self._most_free_cpu() + resources.parse_requested({"cpu": POD_CPU}).cpu
+        self._local_cpu = resources.format_amount("cpu", cpu)
+        requests = {"cpu": self._local_cpu, "memory": POD_MEMORY}
+        await self._create_pod(self._provider, LOCAL_POD, LOCAL_NAMESPACE, requests)
+        await self._see_local_pod(_is_unschedulable, "is Pending: it needs held room")
+
+    async def delete_local_pod(self) -> None:
+        await self._clients[self._provider].delete(PODS, LOCAL_POD, LOCAL_NAMESPACE)
+
+    async def _see_local_pod(self, condition: Condition, what: str) -> None:
+        text = f"local pod of {self._local_cpu} CPU {what}"
+        await self._see(self._provider, PODS, LOCAL_POD, LOCAL_NAMESPACE, condition, text)
+
+    async def _most_free_cpu(self) -> int:
+        """Returns the free CPU of the provider's freest node, in millicores."""
+        client = self._clients[self._provider]
+        free: dict[str, int] = {}
+        for node in (await client.list(NODES)).objects:
+            if _VIRTUAL_NODE_LABEL not in node.metadata.labels:
+                allocatable = liqo_objects.parse_amounts(node.status["allocatable"])
+                free[node.metadata.name] = allocatable.cpu
+        for pod in (await client.list(PODS)).objects:
+            if (node_name := pod.spec.get("nodeName")) in free:
+                free[node_name] -= _requested_cpu(pod)
+        return max(free.values())
 
     async def run_pods(self, reservation: str) -> None:
         """Runs a pod in the provider's cluster, and finds that a second one does not fit."""
         try:
             await self._offload_namespace()
             await self._run_first_pod(reservation)
+            await self._see_local_pod(_is_unschedulable, "is still Pending")
             await self._try_second_pod(reservation)
         finally:
             await self._delete_pods()
@@ -119,7 +152,7 @@ class LiqoWalkthrough:
         )
 
     async def _run_first_pod(self, reservation: str) -> None:
-        await self._create_pod("first", reservation)
+        await self._create_offloaded_pod("first", reservation)
         await self._see(
             *(self._requester, PODS, "first", self._namespace),
             lambda pod: pod.spec.get("nodeName") == reservation,
@@ -134,7 +167,7 @@ class LiqoWalkthrough:
         )
 
     async def _try_second_pod(self, reservation: str) -> None:
-        await self._create_pod("second", reservation)
+        await self._create_offloaded_pod("second", reservation)
         refused = await self._find(
             self._requester,
             PODS,
@@ -154,7 +187,8 @@ class LiqoWalkthrough:
         await client.delete(liqo_objects.NAMESPACES, self._namespace)
 
     async def wait_clean(self, reservation: str) -> None:
-        """Waits until the node is gone and nothing of Liqo is left in either cluster."""
+        """Waits until the node is gone, its room is free, and nothing of Liqo is left in either cluster."""
+        await self._see_local_pod(_is_running, "is Running")
         await self._see_gone(self._requester, NODES, reservation, "virtual node removed")
 
         async def is_clean() -> bool:
@@ -175,20 +209,29 @@ class LiqoWalkthrough:
 
     # -- helpers
 
-    async def _create_pod(self, name: str, reservation: str) -> None:
-        requests = {"requests": {"cpu": POD_CPU, "memory": POD_MEMORY}}
+    async def _create_offloaded_pod(self, name: str, reservation: str) -> None:
+        requests = {"cpu": POD_CPU, "memory": POD_MEMORY}
+        selector = {RESERVATION_LABEL: reservation}
+        await self._create_pod(self._requester, name, self._namespace, requests, selector)
+
+    async def _create_pod(
+        self,
+        cluster: str,
+        name: str,
+        namespace: str,
+        requests: dict[str, str],
+        selector: dict[str, str] | None = None,
+    ) -> None:
+        container = {"name": "main", "image": "none", "resources": {"requests": requests}}
         pod = {
-            "metadata": {"name": name, "namespace": self._namespace},
-            "spec": {
-                "nodeSelector": {RESERVATION_LABEL: reservation},
-                "containers": [{"name": "main", "image": "none", "resources": requests}],
-            },
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"nodeSelector": selector or {}, "containers": [container]},
         }
-        client = self._clients[self._requester]
+        client = self._clients[cluster]
 
         async def create() -> bool:
             try:
-                await client.raw("POST", PODS.path(self._namespace), pod)
+                await client.raw("POST", PODS.path(namespace), pod)
             except (KubelendError, NotFound):
                 return False  # the namespace has no service account yet
             return True
@@ -253,12 +296,20 @@ class LiqoWalkthrough:
         }
 
 
+_VIRTUAL_NODE_LABEL: Final = "liqo.io/type"
+
+
+def _requested_cpu(pod: LiqoResource) -> int:
+    requests = (one.get("resources", {}).get("requests", {}) for one in pod.spec["containers"])
+    return sum(resources.parse_requested({"cpu": each.get("cpu", "0")}).cpu for each in requests)
+
+
 def _condition_of(found: LiqoResource, kind: str) -> dict[str, Any]:
     conditions = found.status.get("conditions") or []
     return next((one for one in conditions if one.get("type") == kind), {})
 
 
-def _condition(found: LiqoResource, kind: str) -> str:
+def condition_status(found: LiqoResource, kind: str) -> str:
     return str(_condition_of(found, kind).get("status", ""))
 
 
@@ -275,7 +326,7 @@ def _has_kubeconfig(identity: LiqoResource) -> bool:
 
 
 def _is_granted(found: LiqoResource) -> bool:
-    return _condition(found, "Resources") == "Accepted"
+    return condition_status(found, "Resources") == "Accepted"
 
 
 def _is_running(pod: LiqoResource) -> bool:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import yaml
 
-from kubelend.core.errors import AlreadyExists
+from kubelend.core.errors import AlreadyExists, InvalidSettings
 from kubelend.envtest import credentials, servers, waiting
 from kubelend.envtest.assets import KubernetesVersion
 from kubelend.kube import config
@@ -93,6 +94,11 @@ CLUSTER_FIXTURES: Final = {
         *_system_pods("agent-cluster-2-control-plane"),
         _pod("agent-cluster-2-control-plane", "web", "100m", "128Mi", "default"),
     ],
+    # The third agent: less room than agent-cluster-2, so that only what does not fit there comes here.
+    "agent-cluster-3": [
+        _node("agent-cluster-3-control-plane", "4", "4Gi"),
+        *_system_pods("agent-cluster-3-control-plane"),
+    ],
 }
 """Nodes in condition Ready and pods in phase Running, by cluster."""
 
@@ -115,23 +121,6 @@ def _rule(group: str, resources: str, *verbs: str, names: tuple[str, ...] = ()) 
 
 
 LIQO_NAMESPACE: Final = "liqo"
-_LIQO_AUTHENTICATION: Final = "authentication.liqo.io"
-_HANDSHAKE_SECRETS: Final = ("authentication-keys", "liqo-nonce", "liqo-signed-nonce")
-
-LIQO_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
-    (f"{AGENT_ACCOUNT}-liqo", ""): [
-        _rule("", "nodes", "get", "list", "watch"),
-        _rule("", "namespaces", "get", *_WRITE_VERBS),
-        _rule("", "secrets", "get", "patch", names=_HANDSHAKE_SECRETS),
-        _rule("", "secrets", "create", "delete"),
-        _rule(_LIQO_AUTHENTICATION, "tenants identities", "get", "list", "watch", *_WRITE_VERBS),
-        _rule(_LIQO_AUTHENTICATION, "resourceslices", "get", "list", "watch", *_WRITE_VERBS),
-        _rule(_LIQO_AUTHENTICATION, "resourceslices/status", "patch"),
-        _rule("core.liqo.io", "foreignclusters", "get", "list", "watch", "delete"),
-    ],
-    (f"{AGENT_ACCOUNT}-liqo-config", LIQO_NAMESPACE): [_rule("", "configmaps", "get", "list")],
-}
-"""For peering by Liqo's objects, on both sides."""
 
 AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
     (AGENT_ACCOUNT, ""): [
@@ -224,6 +213,37 @@ def _rbac_object(kind: str, name: str, namespace: str) -> Manifest:
     }
 
 
+SHIPPED_AGENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "agent"
+"""What we ship for an agent, rendered from its chart."""
+
+_ADMISSION_GROUP: Final = "admissionregistration.k8s.io"
+
+
+def shipped_manifests() -> list[Manifest]:
+    """Returns what we ship for an agent in a cluster with Liqo: the PriorityClass of placeholders, admission
+    policies, and the roles for peering.
+    """
+    policies = filter(_is_policy, _read_shipped("base"))
+    found = [*policies, *_read_shipped("components/hold-gate"), *_read_shipped("components/liqo")]
+    for one in found:
+        if parameters := one.get("spec", {}).get("paramRef"):
+            parameters["namespace"] = OBJECT_NAMESPACE
+    return found
+
+
+def _read_shipped(part: str) -> list[Manifest]:
+    path = SHIPPED_AGENT / part / "manifests.yaml"
+    try:
+        return [one for one in yaml.safe_load_all(path.read_text("utf-8")) if one]
+    except OSError as error:
+        raise InvalidSettings(f"{path} cannot be read", hint="run it in a clone") from error
+
+
+def _is_policy(document: Manifest) -> bool:
+    is_admission = str(document["apiVersion"]).startswith(f"{_ADMISSION_GROUP}/")
+    return is_admission or document["kind"] == "PriorityClass"
+
+
 _TOKEN_SECONDS = 30 * 24 * 3600
 _ESTABLISHED_TIMEOUT = 30.0
 
@@ -237,6 +257,12 @@ _COLLECTION_PATHS = {
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
+    **{
+        f"{kind}{part}": f"/apis/{_ADMISSION_GROUP}/v1/{kind.lower()[:-1]}{plural}"
+        for kind in ("ValidatingAdmissionPolicy", "MutatingAdmissionPolicy")
+        for part, plural in (("", "ies"), ("Binding", "ybindings"))
+    },
 }
 
 
@@ -256,19 +282,23 @@ async def install_broker_cluster(administrator: Path) -> InstalledCluster:
 async def install_agent_cluster(
     administrator: Path, fixture: Sequence[Manifest], *, has_liqo: bool = False
 ) -> InstalledCluster:
-    """Installs what an agent needs, and creates fixture nodes and pods."""
-    roles = AGENT_ROLES
+    """Installs what an agent needs, and creates fixture nodes and pods.
+
+    With Liqo there is also what placeholders and peering need; without it no scheduler would place them.
+    """
     if has_liqo:
-        roles = AGENT_ROLES | LIQO_ROLES
         async with _open_client(administrator) as client:
             await _create_object(client, _namespace_manifest(LIQO_NAMESPACE))
-    found = await _install(administrator, AGENT_ACCOUNT, roles, objects.KINDS)
+    found = await _install(administrator, AGENT_ACCOUNT, AGENT_ROLES, objects.KINDS)
     async with _open_client(administrator) as client:
-        for manifest in fixture:
+        for manifest in (*(shipped_manifests() if has_liqo else ()), *fixture):
             await _create_object(client, manifest)
+            path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
             if manifest["kind"] == "Pod":
-                where = f"{_collection_path(manifest)}/{manifest['metadata']['name']}/status"
-                await client.raw("PUT", where, manifest | RUNNING_STATUS)
+                await client.raw("PUT", f"{path}/status", manifest | RUNNING_STATUS)
+            elif manifest["kind"] == "Node":
+                # Without the taint of a new node, which only a controller manager would remove.
+                await client.raw("PUT", path, manifest)
     return found
 
 
@@ -336,8 +366,8 @@ async def _request_token(client: Client, account: str) -> str:
 async def _create_object(client: Client, document: Manifest) -> None:
     """Creates an object; an existing one, such as a namespace, is left unchanged."""
     with suppress(AlreadyExists):
-        await client.raw("POST", _collection_path(document), document)
+        await client.raw("POST", collection_path(document), document)
 
 
-def _collection_path(document: Manifest) -> str:
+def collection_path(document: Manifest) -> str:
     return _COLLECTION_PATHS[document["kind"]].format(**document["metadata"])

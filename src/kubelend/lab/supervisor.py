@@ -1,8 +1,8 @@
 """The background process of the lab: starts clusters, broker and agents, and stops them on SIGTERM.
 
-`lab.background` starts it as `python -m kubelend.lab.supervisor DIRECTORY [--kind|--liqo]`, as the leader
-of a process group, with DIRECTORY as working directory. It prints each step when it has finished, then a line
-`ready`. If nobody reads that, it stops everything.
+`lab.background` starts it as `python -m kubelend.lab.supervisor DIRECTORY [--kind|--liqo] [--third-agent]`,
+as the leader of a process group, with DIRECTORY as working directory. It prints each step when it has
+finished, then a line `ready`. If nobody reads that, it stops everything.
 
 With Liqo everything runs in a network namespace, from which only the ports of the API servers, the broker
 and the probes are forwarded: some of Liqo's programs listen on all interfaces.
@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -66,7 +66,9 @@ def main() -> int:
     with tasks.signals_as_interrupt():
         try:
             with ExitStack() as stack:
-                supervisor = Supervisor(LabDirectory(Path(directory)), stack)
+                agents = hosts.agent_clusters(has_third="--third-agent" in flags)
+                home = LabDirectory(Path(directory))
+                supervisor = Supervisor(home, stack, _print, agents)
                 supervisor.start(uses_kind="--kind" in flags, uses_liqo="--liqo" in flags)
                 _print(background.READY)
                 while True:
@@ -84,9 +86,17 @@ def main() -> int:
 class Supervisor:
     """Starts everything, and updates the state file. `stack` stops everything."""
 
-    def __init__(self, home: LabDirectory, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        home: LabDirectory,
+        stack: ExitStack,
+        print_step: Callable[[str], None],
+        agents: tuple[str, ...] = hosts.AGENT_CLUSTERS,
+    ) -> None:
         self._directory = home
+        self._print = print_step
         self._stack = stack
+        self._agents = agents
         self._deployment = TemporaryDeployment(home.directory)
         self._state = LabState()
         self._numbers = itertools.count(1)
@@ -96,7 +106,7 @@ class Supervisor:
         liqo_assets = assets.find_liqo_assets() if uses_liqo else None
         if uses_liqo:
             self._namespace = self._stack.enter_context(network_namespace.isolate())
-        with self._step("Start three clusters") as lines:
+        with self._step("Start the clusters") as lines:
             found = self._start_clusters(uses_kind, liqo_assets)
             lines.extend(self._write_kubeconfigs(found))
             self._expose(*(cluster.port for cluster in found.local.values()))
@@ -105,7 +115,7 @@ class Supervisor:
             version = str(installed[hosts.BROKER_CLUSTER].version)
             lines.append(f"Kubernetes {version}")
         if liqo_assets is not None:
-            with self._step("Start Liqo in both agent clusters") as lines:
+            with self._step("Start Liqo in the agents' clusters") as lines:
                 asyncio.run(self._start_liqo(found, liqo_assets))
                 lines.append(liqo_assets.directory.name)
         with self._step("Start the broker, with its store in broker-cluster") as lines:
@@ -114,16 +124,20 @@ class Supervisor:
             self._expose(*map(broker.port_of, ("api", "enrol", "probes")))
             self._save_state(kubernetes=version, broker=broker.url, store=store)
             lines.append(broker.url)
-        with self._step("Enrol both agents with tokens"):
+        with self._step("Enrol the agents with tokens"):
             asyncio.run(self._enrol_agents(broker))
-        with self._step("Start both agents and wait for their advertisements"):
-            agents = [self._start_agent(name, broker, installed) for name in hosts.AGENT_CLUSTERS]
+        with self._step("Start the agents and wait for their advertisements"):
+            hold = "placeholders" if uses_liqo else "none"
+            agents = [
+                self._start_agent(name, broker, installed, f"--hold={hold}")
+                for name in self._agents
+            ]
             for agent in agents:
                 agent.wait_until_ready()
                 self._expose(agent.port_of("probes"))
             asyncio.run(self._wait_advertised(broker))
         self._directory.request.write_text(EXAMPLE_REQUEST, "utf-8")
-        names = ("broker", *(f"agent of {name}" for name in hosts.AGENT_CLUSTERS))
+        names = ("broker", *(f"agent of {name}" for name in self._agents))
         running = map(_lab_process, names, (broker, *agents))
         self._save_state(is_ready=True, processes=tuple(running))
 
@@ -131,12 +145,12 @@ class Supervisor:
         return self._stack.enter_context(
             hosts.run_kind_clusters(self._directory, lambda names: self._save_state(kind=names))
             if uses_kind
-            else hosts.run_local_clusters(self._directory, liqo)
+            else hosts.run_local_clusters(self._directory, liqo, self._agents)
         )
 
     async def _start_liqo(self, found: LabClusters, liqo: LiqoAssets) -> None:
         """Starts the kubelets of the agents' clusters, and Liqo as pods on them."""
-        clusters = [found.local[name] for name in hosts.AGENT_CLUSTERS]
+        clusters = [found.local[name] for name in self._agents]
         for cluster in clusters:
             kubelet = envtest_liqo.KubeletProcess(cluster, liqo)
             self._stack.callback(kubelet.stop)
@@ -180,7 +194,7 @@ class Supervisor:
     async def _enrol_agents(self, broker: BrokerProcess) -> None:
         """Enrols the clusters as `kubelend create token` and `kubelend join` do."""
         async with self._admin(broker) as admin:
-            for name in hosts.AGENT_CLUSTERS:
+            for name in self._agents:
                 made = await admin.tokens.create(TokenRequest(name=name))
                 invitation = JoinParameters(
                     f"https://localhost:{made.enrol_port}",
@@ -195,7 +209,11 @@ class Supervisor:
                 )
 
     def _start_agent(
-        self, name: str, broker: BrokerProcess, installed: dict[str, InstalledCluster]
+        self,
+        name: str,
+        broker: BrokerProcess,
+        installed: dict[str, InstalledCluster],
+        *flags: str,
     ) -> ChildProcess:
         return self._stack.enter_context(
             self._deployment.agent(
@@ -204,6 +222,8 @@ class Supervisor:
                 "--source=kubernetes",
                 f"--kubeconfig={installed[name].account}",
                 f"--instruction-namespace={setup.OBJECT_NAMESPACE}",
+                "--reclaim-after=20s",  # short, so that it can be seen
+                *flags,
             )
         )
 
@@ -214,7 +234,7 @@ class Supervisor:
             async def all_active() -> bool:
                 found = await admin.all_clusters()
                 active = {one.advertisement.cluster_id for one in found if one.status.active}
-                return active >= set(hosts.AGENT_CLUSTERS)
+                return active >= set(self._agents)
 
             await waiting.until(all_active, "the agents have not advertised", _ADVERTISE_TIMEOUT)
 
@@ -227,7 +247,7 @@ class Supervisor:
         began, lines = time.perf_counter(), list[str]()
         yield lines
         head = tables.title_line(f"{next(self._numbers):>2}  {title}", time.perf_counter() - began)
-        _print("".join(["\n", head, "\n", *(f"    {line}\n" for line in lines)]))
+        self._print("".join(["\n", head, "\n", *(f"    {line}\n" for line in lines)]))
 
     def _save_state(self, **known: object) -> None:
         self._state = replace(self._state, **known)

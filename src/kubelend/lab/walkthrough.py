@@ -9,30 +9,28 @@ import asyncio
 import http
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from kubelend.agent import conditions
+from kubelend.agent import conditions, holds
 from kubelend.core import resources
 from kubelend.core.errors import KubelendError, NoCapacity
 from kubelend.envtest import processes, waiting
-from kubelend.kube import config, informer
+from kubelend.kube import config
 from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
-from kubelend.kube.codec import UndecodableObject
-from kubelend.kube.informer import Deleted, Listed
-from kubelend.lab import hosts, setup
+from kubelend.lab import hosts, setup, timelines
 from kubelend.lab.liqo_walkthrough import LiqoWalkthrough
 from kubelend.lab.state import LabDirectory, LabProcess, LabState
+from kubelend.lab.timelines import ObjectTimeline, Observation
 from kubelend.peerings import liqo_api
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
     Kind,
     Metadata,
-    Object,
     ProviderInstruction,
     ReservationInstruction,
     ResourceRequest,
@@ -48,7 +46,6 @@ ReportStep = Callable[[str, float], None]
 
 _REQUEST_RESOURCE = kube_resources.resource_for(ResourceRequest)
 _DELETE_TIMEOUT = 10.0
-_WATCH_TIMEOUT = 20.0
 
 
 async def run_walkthrough(record: LabState, report: ReportStep, timeout: timedelta) -> None:
@@ -61,6 +58,8 @@ async def run_walkthrough(record: LabState, report: ReportStep, timeout: timedel
         walkthrough = Walkthrough(clients, report, timeout.total_seconds())
         await stack.enter_async_context(walkthrough.watching())
         liqo = await walkthrough.with_liqo(clients)
+        if liqo is not None:
+            stack.push_async_callback(liqo.delete_local_pod)
         await walkthrough.create_request()
         try:
             await walkthrough.wait_reserved(liqo)
@@ -85,7 +84,9 @@ class Walkthrough:
         self._began = 0.0
 
         def timeline(cluster: str, kind: type[Kind]) -> ObjectTimeline[Kind]:
-            return ObjectTimeline(clients[cluster], cluster, kind, timeout)
+            resource = kube_resources.resource_for(kind)
+            namespace = setup.OBJECT_NAMESPACE
+            return ObjectTimeline(clients[cluster], cluster, resource, timeout, namespace)
 
         self._requests = timeline(REQUESTER, ResourceRequest)
         self._use = timeline(REQUESTER, ReservationInstruction)
@@ -93,21 +94,11 @@ class Walkthrough:
         self._reservations = timeline(hosts.BROKER_CLUSTER, Reservation)
         self._advertisements = timeline(hosts.BROKER_CLUSTER, ClusterAdvertisement)
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
+    def watching(self) -> AbstractAsyncContextManager[None]:
         """Watches all objects; waits first until all watches are established."""
-        timelines: list[ObjectTimeline[Any]] = [
+        return timelines.watching(
             *(self._requests, self._use, self._hold, self._reservations, self._advertisements)
-        ]
-        watches = [asyncio.create_task(one.run()) for one in timelines]
-        try:
-            established = asyncio.gather(*(one.is_watching.wait() for one in timelines))
-            await waiting.within(_WATCH_TIMEOUT, established, "watches were not established")
-            yield
-        finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+        )
 
     @property
     def reservation(self) -> str:
@@ -152,6 +143,12 @@ class Walkthrough:
         cpu = resources.parse_requested({"cpu": CPU}).cpu
         await self._see_reserved(cpu, f"has {CPU} more reserved")
         if liqo is not None:
+            await self._see(
+                *(self._hold, f"{self._reservation}-provider", _is_held),
+                "was not held by placeholders",
+                "placeholders hold all of it",
+            )
+            await liqo.create_local_pod()
             await liqo.wait_ready(self._reservation, CPU, MEMORY)
         await self._see_peering()
         if liqo is not None:
@@ -196,7 +193,7 @@ class Walkthrough:
     async def _see_kind(self, timeline: ObjectTimeline[Any], name: str, phase: str) -> None:
         await self._see(
             *(timeline, name, _has_phase(phase), f"was not {phase}"),
-            f"{timeline.kind.kind} is {phase}",
+            f"{timeline.resource.kind} is {phase}",
         )
 
     async def _see_reserved(self, more: int, what: str) -> None:
@@ -227,6 +224,10 @@ class Walkthrough:
 
 def _has_phase(phase: str) -> Callable[[Observation[Any]], bool]:
     return lambda seen: seen.found.status.phase == phase
+
+
+def _is_held(seen: Observation[ProviderInstruction]) -> bool:
+    return conditions.is_true(seen.found.status.conditions, holds.HELD_CONDITION)
 
 
 def _is_settled(seen: Observation[ResourceRequest]) -> bool:
@@ -324,75 +325,3 @@ async def _broker_objects(record: LabState) -> tuple[list[ClusterAdvertisement],
 
 async def _list_objects(client: Client, kind: type[Kind]) -> list[Kind]:
     return (await client.list(kube_resources.resource_for(kind), setup.OBJECT_NAMESPACE)).objects
-
-
-ObjectT = TypeVar("ObjectT", bound=Object)
-
-
-class Observation(NamedTuple, Generic[ObjectT]):
-    """One observed version of an object."""
-
-    found: ObjectT
-    at: float
-    """Time by `time.perf_counter`."""
-    is_deleted: bool = False
-
-
-class ObjectTimeline(Generic[Kind]):
-    """Watches one kind and records all versions, so that none is missed while waiting for another object."""
-
-    def __init__(self, client: Client, cluster: str, kind: type[Kind], timeout: float) -> None:
-        """`timeout` is that of `wait_for`, in seconds."""
-        self.cluster = cluster
-        self.kind = kind
-        self.is_watching = asyncio.Event()
-        """Set when the watch has been established."""
-        self._client = client
-        self._timeout = timeout
-        self._observations: list[Observation[Kind]] = []
-        self._changed = asyncio.Condition()
-
-    async def run(self) -> None:
-        """Watches until cancelled."""
-        resource = kube_resources.resource_for(self.kind)
-        async for change in informer.list_and_watch(self._client, resource, setup.OBJECT_NAMESPACE):
-            async with self._changed:
-                self._on_change(change)
-                self._changed.notify_all()
-            self.is_watching.set()
-
-    async def wait_for(
-        self, name: str, wanted: Callable[[Observation[Kind]], bool], otherwise: str
-    ) -> Observation[Kind]:
-        """Waits for the first version that fulfils `wanted`; `otherwise` describes the timeout error."""
-        return await waiting.within(
-            self._timeout,
-            self._first(name, wanted),
-            f"{self.kind.kind} {name} of {self.cluster} {otherwise}",
-        )
-
-    async def _first(
-        self, name: str, wanted: Callable[[Observation[Kind]], bool]
-    ) -> Observation[Kind]:
-        async with self._changed:
-            while True:
-                for one in self._observations:
-                    if one.found.metadata.name == name and wanted(one):
-                        return one
-                await self._changed.wait()
-
-    def latest(self, name: str) -> Kind | None:
-        """Returns the latest observed version."""
-        return next(
-            (one.found for one in reversed(self._observations) if one.found.metadata.name == name),
-            None,
-        )
-
-    def _on_change(self, change: informer.Change[Kind]) -> None:
-        now = time.perf_counter()
-        if isinstance(change, Listed):
-            self._observations += [Observation(found, now) for found in change.objects]
-        elif isinstance(change, Deleted):
-            self._observations.append(Observation(change.found, now, is_deleted=True))
-        elif not isinstance(change, UndecodableObject):
-            self._observations.append(Observation(change, now))

@@ -3,7 +3,7 @@
     connect     handshake with the provider's agent through the broker, ends in an Identity
     size        one ResourceSlice of class `kubelend` for each reservation
     ready       granted in full, and a Node that is Ready with these amounts
-    disconnect  deletes the slice, waits for the node, and removes the peering after the last slice
+    disconnect  drains the node, deletes the slice, and removes the peering after the last one: `liqo_removal`
 
 Every call starts from the objects as they are, so that an agent may be killed between any two of them. The
 private key with which Liqo authenticates this cluster never leaves it: `sign` uses it in a child process.
@@ -12,35 +12,51 @@ private key with which Liqo authenticates this cluster never leaves it: `sign` u
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
-import structlog
-
-from kubelend.agent.ports import DONE, HandshakeExchange, Peer, Readiness
-from kubelend.core.errors import Unavailable
+from kubelend.agent.ports import DONE, Clock, HandshakeExchange, Peer, Readiness
+from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.kits import tasks
 from kubelend.kube import informer
 from kubelend.kube.informer import Deleted, Listed
-from kubelend.peerings import liqo_objects
+from kubelend.peerings import liqo_objects, liqo_removal
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
     IDENTITIES,
+    LEASES,
+    MANAGED_LABEL,
+    MANAGER,
     NAMESPACES,
     NODES,
+    OFFLOADING_NAME,
+    OFFLOADINGS,
+    OWN_SLICES,
+    PODS,
     RESERVATION_LABEL,
     SECRETS,
     SLICES,
+    TENANTS,
+    VIRTUAL_NODES,
     LiqoKind,
     LiqoResource,
+)
+from kubelend.peerings.liqo_removal import (
+    Action,
+    Evict,
+    ObservedNode,
+    ObservedPeering,
+    RemovalLimits,
+    RemovalStep,
 )
 from kubelend.wire import bodies
 
 KEYS_SECRET: Final = "authentication-keys"  # noqa: S105 - its name
 """Liqo's key pair of this cluster."""
 
-log = structlog.get_logger("kubelend.agent")
+_MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 
 SignRequest = Callable[[str, str], Awaitable[str]]
 """Makes a certificate signing request: Liqo's private key and cluster ID to base64 of the PEM text."""
@@ -57,16 +73,27 @@ class _OwnIdentity(NamedTuple):
 class LiqoPeering:
     """The requester's side. Use `watch` as a task."""
 
-    def __init__(self, api: LiqoApi, exchange: HandshakeExchange, sign: SignRequest) -> None:
+    def __init__(
+        self,
+        api: LiqoApi,
+        exchange: HandshakeExchange,
+        sign: SignRequest,
+        limits: RemovalLimits,
+        clock: Clock,
+    ) -> None:
         self._api = api
         self._exchange = exchange
         self._sign = sign
+        self._limits = limits
+        self._clock = clock
         self._identity: _OwnIdentity | None = None
         self._clusters: dict[str, str] = {}
-        """The broker's ID of each provider, by Liqo's."""
+        """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
+        with contextlib.suppress(KubelendError):
+            await self._own_identity()  # a signature takes a child process: not during a handshake
 
         async def follow(
             kind: LiqoKind, labels: str, name_of: Callable[[LiqoResource], str]
@@ -79,8 +106,8 @@ class LiqoPeering:
 
         await tasks.run_all(
             {
-                "slices": follow(SLICES, RESERVATION_LABEL, _name),
-                "nodes": follow(NODES, "liqo.io/type=virtual-node", _name),
+                "slices": follow(SLICES, OWN_SLICES, liqo_objects.reservation_of),
+                "nodes": follow(NODES, VIRTUAL_NODES, liqo_objects.reservation_of),
                 "identities": follow(IDENTITIES, "", liqo_objects.kubelend_cluster),
                 "foreign clusters": follow(FOREIGN_CLUSTERS, "", self._cluster_of),
             }
@@ -115,7 +142,7 @@ class LiqoPeering:
         provider = await self._send(peer, bodies.Handshake(own.cluster_id))
         if provider is None or not provider.nonce:
             return _handshaking(f"{peer.cluster} to send a nonce")
-        signed = await self._signed_nonce(provider)
+        signed = await self._signed_nonce(peer.cluster, provider)
         if not signed:
             return _handshaking("Liqo to sign the nonce")
         answer = bodies.Handshake(
@@ -133,9 +160,9 @@ class LiqoPeering:
             raise Unavailable(f"{peer.cluster}: {provider.error}")
         return provider
 
-    async def _signed_nonce(self, provider: bodies.Handshake) -> str:
+    async def _signed_nonce(self, cluster: str, provider: bodies.Handshake) -> str:
         remote = provider.cluster_id
-        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote))
+        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote, cluster))
         wanted = liqo_objects.signed_nonce_manifest(remote, provider.nonce)
         await self._api.apply(SECRETS, wanted)
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
@@ -157,76 +184,155 @@ class LiqoPeering:
     # -- sizing
 
     async def size(self, peer: Peer) -> Readiness:
-        remote = await self._remote_id(peer)
-        own = await self._own_identity()
-        namespace = liqo_objects.tenant_namespace(remote)
-        found = await self._api.find(SLICES, peer.reservation, namespace)
-        if found is None or found.spec["resources"] != liqo_objects.slice_amounts(peer.resources):
-            started = bodies.Handshake(own.cluster_id)
-            grant = (await self._exchange.exchange_handshake(peer.reservation, started)).grant
-            await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant))
+        remote, slices = await asyncio.gather(
+            self._remote_id(peer), self._api.list(SLICES, labels=OWN_SLICES)
+        )
+        if not remote:
+            return _handshaking(f"the peering with {peer.cluster}, which was removed meanwhile")
+        found = _slice_of(peer.reservation, remote, slices)
+        if found is None:
+            name, grant = await asyncio.gather(self._free_name(peer, slices), self._grant(peer))
+            wanted = liqo_objects.slice_manifest(peer, remote, grant, name)
+            await self._api.create(SLICES, wanted)
+        elif not liqo_objects.is_requested(found, peer):
+            name, grant = found.metadata.name, await self._grant(peer)
+            await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant, name))
+        for namespace in peer.namespaces:
+            await self._offload(namespace)
         return DONE
 
+    async def _grant(self, peer: Peer) -> str:
+        started = bodies.Handshake((await self._own_identity()).cluster_id)
+        return (await self._exchange.exchange_handshake(peer.reservation, started)).grant
+
+    async def _offload(self, namespace: str) -> None:
+        """One of a user stays as it is."""
+        if await self._api.find(OFFLOADINGS, OFFLOADING_NAME, namespace) is None:
+            await self._api.apply(OFFLOADINGS, liqo_objects.offloading_manifest(namespace))
+
+    async def _remove_unused_offloadings(self, slices: list[LiqoResource]) -> None:
+        """Those of ours that no slice names any more. Several reservations may share one."""
+        used = {name for one in slices for name in liqo_objects.offloaded_namespaces(one)}
+        for one in await self._api.list(OFFLOADINGS, labels=_MANAGED):
+            if one.metadata.namespace not in used and not one.is_being_deleted:
+                await self._api.delete(OFFLOADINGS, one)
+
+    async def _free_name(self, peer: Peer, slices: list[LiqoResource]) -> str:
+        nodes = await self._api.list(NODES, labels=VIRTUAL_NODES)
+        taken = {one.metadata.name for one in (*slices, *nodes)}
+        return liqo_objects.slice_name(peer.reservation, taken)
+
     async def ready(self, peer: Peer) -> Readiness:
-        remote = await self._remote_id(peer)
-        namespace = liqo_objects.tenant_namespace(remote)
-        found, node, foreign = await asyncio.gather(
-            self._api.find(SLICES, peer.reservation, namespace),
-            self._api.find(NODES, peer.reservation),
-            self._api.find(FOREIGN_CLUSTERS, remote),
+        remote, slices = await asyncio.gather(
+            self._remote_id(peer),
+            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
+        )
+        found = _slice_of(peer.reservation, remote, slices)
+        name = peer.reservation if found is None else found.metadata.name
+        node, foreign = await asyncio.gather(
+            self._api.find(NODES, name), self._api.find(FOREIGN_CLUSTERS, remote)
         )
         readiness = liqo_objects.readiness(found, node, peer)
         problem = liqo_objects.peering_problem(foreign)
         if readiness.is_ready and problem:
             # It tells of an unreachable provider long before the node does.
-            return Readiness(is_ready=False, reason=f"peering with {peer.cluster}: {problem}")
+            reason = f"peering with {peer.cluster}: {problem}"
+            return Readiness(is_ready=False, reason=reason, node=readiness.node)
+        if not problem:
+            await self._perform(liqo_removal.plan_withdrawal(foreign))
         return readiness
 
     # -- disconnecting
 
     async def disconnect(self, peer: Peer) -> Readiness:
-        slices = await self._api.list(SLICES, labels=RESERVATION_LABEL)
-        own = [one for one in slices if one.metadata.name == peer.reservation]
-        for found in own:
-            if not found.is_being_deleted:
-                await self._api.delete(SLICES, found)
-        if own:
-            return _waiting(f"ResourceSlice {peer.reservation} to be deleted")
-        if await self._api.find(NODES, peer.reservation) is not None:
-            return _waiting(f"virtual node {peer.reservation} to be deleted")
-        return await self._remove_unused_peering(peer.cluster, slices)
-
-    async def _remove_unused_peering(self, cluster: str, slices: list[LiqoResource]) -> Readiness:
-        """After the last slice: what the handshake has created, and nothing that others have."""
-        identity = await self._find_identity(cluster)
-        if identity is None:
-            return await self._remove_foreign_cluster(cluster)
-        remote = identity.spec["clusterID"]
-        is_used = any(one.spec.get("providerClusterID") == remote for one in slices)
-        if is_used or not identity.is_managed:
+        remote = await self._known_remote_id(peer.cluster)
+        if not remote:
             return DONE
-        if not identity.is_being_deleted:
-            await self._api.delete(IDENTITIES, identity)
-            await self._api.delete_managed(NAMESPACES, liqo_objects.tenant_namespace(remote))
-            log.info("Peering removed", cluster=cluster)
-        return _waiting(f"the Identity for {cluster} to be deleted")
+        slices = await self._api.list(SLICES, labels=OWN_SLICES)
+        seen = await self._observe_node(peer, remote, slices)
+        step = liqo_removal.plan_node_removal(seen, self._limits, self._clock())
+        if not step.waits_for:
+            await self._delete_leases(peer, remote)
+            await self._remove_unused_offloadings(slices)
+            used_by = {one.spec.get("providerClusterID") for one in slices}
+            peering = await self._observe_peering(peer, remote, is_used=remote in used_by)
+            step = liqo_removal.plan_peering_removal(peering)
+        return await self._take(step)
 
-    async def _remove_foreign_cluster(self, cluster: str) -> Readiness:
-        """Liqo leaves it, and creates it again as long as the Identity is there."""
-        for remote in [each for each, known in self._clusters.items() if known == cluster]:
-            if await self._api.delete_unused_foreign_cluster(remote):
-                return _waiting(f"the ForeignCluster of {cluster} to be deleted")
-            del self._clusters[remote]
-        return DONE
+    async def _known_remote_id(self, cluster: str) -> str:
+        """Liqo's ID of a provider, also after its Identity is gone; empty if nothing of it is left."""
+        identity = await self._find_identity(cluster)
+        if identity is not None:
+            return str(identity.spec["clusterID"])
+        managed = await self._api.list(NAMESPACES, labels=_MANAGED)
+        own = (one for one in managed if liqo_objects.kubelend_cluster(one) == cluster)
+        return next((one.metadata.labels[liqo_objects.REMOTE_LABEL] for one in own), "")
+
+    async def _observe_node(
+        self, peer: Peer, remote: str, slices: list[LiqoResource]
+    ) -> ObservedNode:
+        label = f"{VIRTUAL_NODES},{liqo_objects.REMOTE_LABEL}={remote}"
+        nodes, foreign = await asyncio.gather(
+            self._api.list(NODES, labels=label), self._api.find(FOREIGN_CLUSTERS, remote)
+        )
+        own = (one for one in nodes if liqo_objects.reservation_of(one) == peer.reservation)
+        node = next(own, None)
+        pods: list[LiqoResource] = []
+        if node is not None:
+            pods = await self._api.list(PODS, fields=f"spec.nodeName={node.metadata.name}")
+        found = _slice_of(peer.reservation, remote, slices)
+        return ObservedNode(peer.cluster, found, node, pods, foreign)
+
+    async def _observe_peering(self, peer: Peer, remote: str, *, is_used: bool) -> ObservedPeering:
+        namespace = liqo_objects.tenant_namespace(remote)
+        identity, found, foreign, tenants = await asyncio.gather(
+            self._find_identity(peer.cluster),
+            self._api.find(NAMESPACES, namespace),
+            self._api.find(FOREIGN_CLUSTERS, remote),
+            self._api.list(TENANTS, namespace),
+        )
+        tenant = next(iter(tenants), None)
+        return ObservedPeering(peer.cluster, identity, found, foreign, is_used, tenant)
+
+    async def _delete_leases(self, peer: Peer, remote: str) -> None:
+        """Of the virtual kubelet, which Liqo leaves behind."""
+        for one in await self._api.list(LEASES, liqo_objects.tenant_namespace(remote)):
+            if liqo_objects.reservation_of(one) == peer.reservation:
+                await self._api.delete(LEASES, one)
+
+    async def _take(self, step: RemovalStep) -> Readiness:
+        await self._perform(step.actions)
+        if not step.waits_for:
+            return DONE
+        return Readiness(is_ready=False, reason=f"waiting for {step.waits_for}", step=step.reason)
+
+    async def _perform(self, actions: Iterable[Action]) -> None:
+        evictions = []
+        for action in actions:
+            if isinstance(action, Evict):
+                evictions.append(self._api.perform(action))
+            else:
+                await self._api.perform(action)
+        # At once, because each may be retried for seconds while a PodDisruptionBudget forbids it.
+        await asyncio.gather(*evictions)
 
 
-def _name(found: LiqoResource) -> str:
-    return found.metadata.name
+def _slice_of(reservation: str, remote: str, slices: list[LiqoResource]) -> LiqoResource | None:
+    """The slice of a reservation with one provider. While it moves, there is one with each."""
+    namespace = liqo_objects.tenant_namespace(remote)
+    own = (
+        one
+        for one in slices
+        if one.metadata.labels.get(RESERVATION_LABEL) == reservation
+        and one.metadata.namespace == namespace
+        and one.is_managed
+    )
+    return next(own, None)
+
+
+def _is_of(peer: Peer) -> str:
+    return f"{RESERVATION_LABEL}={peer.reservation}"
 
 
 def _handshaking(what: str) -> Readiness:
     return Readiness(is_ready=False, reason=f"waiting for {what}", is_peered=False)
-
-
-def _waiting(what: str) -> Readiness:
-    return Readiness(is_ready=False, reason=f"waiting for {what}")

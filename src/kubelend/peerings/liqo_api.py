@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, TypeVar
 
 import msgspec
 
-from kubelend.core.errors import AlreadyExists, Conflict, InvalidSettings, Unavailable
+from kubelend.core.errors import (
+    AlreadyExists,
+    Conflict,
+    InvalidSettings,
+    LimitExceeded,
+    NotFound,
+    Unavailable,
+)
 from kubelend.kube.client import Client
 from kubelend.peerings import liqo_objects
-from kubelend.peerings.liqo_objects import LiqoKind, LiqoResource, Manifest
+from kubelend.peerings.liqo_objects import (
+    IDENTITIES,
+    MANAGED_LABEL,
+    NAMESPACES,
+    PODS,
+    LiqoKind,
+    LiqoResource,
+    Manifest,
+)
+from kubelend.peerings.liqo_removal import Action, Delete, Evict, Patch
 
 LIQO_NAMESPACE: Final = "liqo"
 CONTROLLER_TIMEOUT: Final = timedelta(seconds=10)
 """How long Liqo's controllers may take to complete an object. Usually it is a fraction of a second."""
-_POLL_SECONDS: Final = 0.05
+_FIRST_POLL_SECONDS: Final = 0.005
+_POLL_SHARE: Final = 0.1
+"""Time between two polls as a share of the time waited: they add at most this to what Liqo takes."""
 
 Found = TypeVar("Found")
 
@@ -46,26 +65,39 @@ class LiqoApi:
         return await self.client.find(kind, name, namespace)
 
     async def list(
-        self, kind: LiqoKind, namespace: str = "", labels: str = ""
+        self, kind: LiqoKind, namespace: str = "", labels: str = "", fields: str = ""
     ) -> list[LiqoResource]:
-        return (await self.client.list(kind, namespace, labels=labels)).objects
+        return (await self.client.list(kind, namespace, labels=labels, fields=fields)).objects
 
     async def apply(self, kind: LiqoKind, manifest: Manifest) -> LiqoResource:
-        """Creates the object, or changes the given fields of an existing one; others stay."""
+        """Creates the object, or changes the given fields of an existing one; others stay.
+
+        One that others have created does not become ours by that.
+        """
         metadata = manifest["metadata"]
         name, namespace = metadata["name"], metadata.get("namespace", "")
         found = await self.find(kind, name, namespace)
         if found is None:
-            document = {"apiVersion": kind.api_version, "kind": kind.kind, **manifest}
-            try:
-                return await self._create(kind, namespace, document)
-            except AlreadyExists:
-                raise Conflict(f"{kind.kind} {name} was created by another client") from None
+            return await self.create(kind, manifest)
         if found.is_being_deleted:
             raise Unavailable(f"{kind.kind} {name} is still being deleted")
+        if not found.is_managed:
+            labels = {key: each for key, each in metadata["labels"].items() if key != MANAGED_LABEL}
+            manifest = manifest | {"metadata": metadata | {"labels": labels}}
         if not _differs(found, manifest):
             return found
         return await self.client.patch(kind, name, namespace, manifest)
+
+    async def create(self, kind: LiqoKind, manifest: Manifest) -> LiqoResource:
+        """`Conflict` if it exists."""
+        metadata = manifest["metadata"]
+        document = {"apiVersion": kind.api_version, "kind": kind.kind, **manifest}
+        try:
+            path = kind.path(metadata.get("namespace", ""))
+            return liqo_objects.decode(await self.client.raw("POST", path, document))
+        except AlreadyExists:
+            name = metadata["name"]
+            raise Conflict(f"{kind.kind} {name} was created by another client") from None
 
     async def complete(
         self,
@@ -76,25 +108,57 @@ class LiqoApi:
         timeout: timedelta = CONTROLLER_TIMEOUT,
     ) -> Found | None:
         """Waits until Liqo has completed an object; returns what `read` finds in it, None if nothing."""
-        deadline = asyncio.get_running_loop().time() + timeout.total_seconds()
+        began = asyncio.get_running_loop().time()
         while True:
             found = await self.find(kind, name, namespace)
             value = None if found is None else read(found)
-            if value or asyncio.get_running_loop().time() > deadline:
+            waited = asyncio.get_running_loop().time() - began
+            if value or waited > timeout.total_seconds():
                 return value
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(max(_FIRST_POLL_SECONDS, waited * _POLL_SHARE))
 
     async def delete(self, kind: LiqoKind, found: LiqoResource) -> None:
         metadata = found.metadata
         await self.client.delete(kind, metadata.name, metadata.namespace, uid=metadata.uid)
 
-    async def delete_managed(self, kind: LiqoKind, name: str, namespace: str = "") -> None:
-        """Deletes an object if an agent has created it."""
-        found = await self.find(kind, name, namespace)
-        if found is not None and found.is_managed and not found.is_being_deleted:
-            await self.delete(kind, found)
+    async def perform(self, action: Action) -> None:
+        """Carries out a step of a removal. What is gone already is no error."""
+        match action:
+            case Delete(kind, found, None):
+                await self.delete(kind, found)
+            case Delete(kind, found, grace_seconds):
+                await self._delete_pod(found, "DELETE", {"gracePeriodSeconds": grace_seconds})
+            case Patch(kind, found, change):
+                metadata = found.metadata
+                with contextlib.suppress(NotFound):
+                    await self.client.patch(kind, metadata.name, metadata.namespace, change)
+            case Evict(pod):
+                # A PodDisruptionBudget forbids it now: it is tried again with the next step.
+                with contextlib.suppress(LimitExceeded):
+                    await self._delete_pod(pod, "POST", {}, subresource="eviction")
 
-    async def delete_unused_foreign_cluster(self, remote: str, role: str = "Provider") -> bool:
+    async def _delete_pod(
+        self, pod: LiqoResource, method: str, options: Manifest, subresource: str = ""
+    ) -> None:
+        options = options | {"preconditions": {"uid": pod.metadata.uid}}
+        body = options
+        if subresource:
+            names = {"name": pod.metadata.name, "namespace": pod.metadata.namespace}
+            eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names}
+            body = eviction | {"deleteOptions": options}
+        path = PODS.path(pod.metadata.namespace, pod.metadata.name, subresource)
+        with contextlib.suppress(NotFound, Conflict):
+            await self.client.raw(method, path, body)
+
+    async def delete_unused_namespace(self, name: str) -> None:
+        """Provider: deletes a tenant namespace of ours, unless this cluster borrows from the same one."""
+        found = await self.find(NAMESPACES, name)
+        if found is None or not found.is_managed or found.is_being_deleted:
+            return
+        if not await self.list(IDENTITIES, name):
+            await self.delete(NAMESPACES, found)
+
+    async def delete_unused_foreign_cluster(self, remote: str, role: str = "Consumer") -> bool:
         """Deletes the ForeignCluster of a removed peering; False if there is none to delete.
 
         `role` is the one that it had in the peering. One with another role belongs to another peering.
@@ -105,10 +169,6 @@ class LiqoApi:
         if not found.is_being_deleted:
             await self.delete(liqo_objects.FOREIGN_CLUSTERS, found)
         return True
-
-    async def _create(self, kind: LiqoKind, namespace: str, document: Manifest) -> LiqoResource:
-        content = await self.client.raw("POST", kind.path(namespace), document)
-        return liqo_objects.decode(content)
 
 
 async def is_installed(client: Client) -> bool:

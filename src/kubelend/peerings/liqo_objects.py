@@ -7,7 +7,9 @@ be used; the granted amounts and the node do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -18,10 +20,10 @@ from kubelend.core.errors import InvalidInput, UnexpectedResponse
 from kubelend.core.resources import Resources
 from kubelend.kube.resources import Resource
 from kubelend.wire import bodies
-from kubelend.wire.objects import Metadata
+from kubelend.wire.objects import Metadata, ObjectStruct
 
 SLICE_RESOURCE = "resourceslices.authentication.liqo.io"
-FOREIGN_CLUSTER_RESOURCE = "foreignclusters.core.liqo.io"
+IDENTITY_RESOURCE = "identities.authentication.liqo.io"
 
 LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 """Kubernetes' names of the resources that Kubelend names differently."""
@@ -88,8 +90,8 @@ def slice_readiness(found: Iterable[LiqoObject], peer: Peer) -> Readiness:
     known = {one.kind: one for one in found}
     granted, node = known.get("ResourceSlice"), known.get("Node")
     problem = _not_granted(granted, peer) or _not_usable(node, peer)
-    offered = f"node {peer.reservation} offers {peer.resources.describe()}"
-    name = "" if node is None else peer.reservation
+    name = "" if node is None else node.metadata.name
+    offered = f"node {name} offers {peer.resources.describe()}"
     return Readiness(is_ready=not problem, reason=problem or offered, node=name)
 
 
@@ -147,7 +149,7 @@ def _condition_text(condition: LiqoCondition) -> str:
 SLICE_CLASS: Final = "kubelend"
 """Class of our slices. Liqo leaves classes that it does not know to other controllers: to the provider's
 agent."""
-PODS: Final = "110"
+MAX_PODS: Final = "110"
 """Number of pods on a virtual node, which is not a reserved amount: the default of a kubelet."""
 
 MANAGED_LABEL: Final = "app.kubernetes.io/managed-by"
@@ -156,14 +158,22 @@ CLUSTER_ANNOTATION: Final = "kubelend.io/cluster"
 """The other cluster's ID at the broker, on Identities and Tenants."""
 RESERVATION_LABEL: Final = "kubelend.io/reservation"
 GRANT_ANNOTATION: Final = "kubelend.io/grant"
+NAMESPACES_ANNOTATION: Final = "kubelend.io/namespaces"
+"""Of a slice: the namespaces that are offloaded for it, separated by commas."""
+OFFLOADING_NAME: Final = "offloading"
+"""The only name of a NamespaceOffloading that Liqo reads."""
 REMOTE_LABEL: Final = "liqo.io/remote-cluster-id"
 CORDON_ANNOTATION: Final = "liqo.io/cordon"
+MAX_LABEL_LENGTH: Final = 63
+ORIGIN_LABEL: Final = "offloading.liqo.io/origin"
+CREATOR_LABEL: Final = "liqo.io/creator-user"
+"""Of a ShadowPod: the identity that has created it. Set by Liqo's webhook, so that it can be relied on."""
 
 Manifest = dict[str, Any]
 
 
 class LiqoResource(msgspec.Struct, frozen=True):
-    """An object of Liqo, or a Secret, with the parts that are read here."""
+    """An object of Liqo or of Kubernetes, with the parts that are read here."""
 
     metadata: Metadata
     spec: dict[str, Any] = {}
@@ -179,12 +189,39 @@ class LiqoResource(msgspec.Struct, frozen=True):
     def is_being_deleted(self) -> bool:
         return self.metadata.deletion_timestamp is not None
 
+    @property
+    def is_of_daemon_set(self) -> bool:
+        return False
+
+
+class OwnerReference(ObjectStruct, frozen=True):
+    """The controller of an object."""
+
+    kind: str = ""
+
+
+class OwnedMetadata(Metadata, frozen=True):
+    """Metadata with the owners."""
+
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class BoundPod(LiqoResource, frozen=True):
+    """A pod on a node."""
+
+    metadata: OwnedMetadata
+
+    @property
+    def is_of_daemon_set(self) -> bool:
+        """Whether it would be created again on the same node after an eviction."""
+        return any(one.kind == "DaemonSet" for one in self.metadata.owner_references)
+
 
 LiqoKind = Resource[LiqoResource]
 
 
 def liqo_resource(group: str, kind: str, plural: str, *, is_namespaced: bool = True) -> LiqoKind:
-    version = "v1beta1" if group else "v1"
+    version = "v1beta1" if group.endswith("liqo.io") else "v1"
     return Resource(group, version, plural, kind, LiqoResource, is_namespaced)
 
 
@@ -201,12 +238,22 @@ _AUTHENTICATION = "authentication.liqo.io"
 TENANTS: Final = liqo_resource(_AUTHENTICATION, "Tenant", "tenants")
 IDENTITIES: Final = liqo_resource(_AUTHENTICATION, "Identity", "identities")
 SLICES: Final = liqo_resource(_AUTHENTICATION, "ResourceSlice", "resourceslices")
+SHADOW_PODS: Final = liqo_resource("offloading.liqo.io", "ShadowPod", "shadowpods")
 FOREIGN_CLUSTERS: Final = liqo_resource(
     "core.liqo.io", "ForeignCluster", "foreignclusters", is_namespaced=False
 )
 SECRETS: Final = core_resource("Secret", "secrets")
 NAMESPACES: Final = core_resource("Namespace", "namespaces", is_namespaced=False)
 NODES: Final = core_resource("Node", "nodes", is_namespaced=False)
+PODS: Final[LiqoKind] = Resource("", "v1", "pods", "Pod", BoundPod)
+LEASES: Final = liqo_resource("coordination.k8s.io", "Lease", "leases")
+OFFLOADINGS: Final = liqo_resource(
+    "offloading.liqo.io", "NamespaceOffloading", "namespaceoffloadings"
+)
+
+OWN_SLICES: Final = "liqo.io/replication=true"
+"""Selects the slices with which this cluster borrows, and not those of other clusters."""
+VIRTUAL_NODES: Final = "liqo.io/type=virtual-node"
 
 
 def tenant_namespace(remote: str) -> str:
@@ -221,8 +268,11 @@ def _metadata(name: str, remote: str, namespace: str = "", **labels: str) -> Man
     return found | ({"namespace": namespace} if namespace else {})
 
 
-def namespace_manifest(remote: str) -> Manifest:
-    return {"metadata": _metadata(tenant_namespace(remote), remote, tenant_namespace="true")}
+def namespace_manifest(remote: str, provider: str = "") -> Manifest:
+    """`provider` is recorded by a requester: whose Liqo cluster ID this is, also without an Identity."""
+    metadata = _metadata(tenant_namespace(remote), remote, tenant_namespace="true")
+    named = {"annotations": {CLUSTER_ANNOTATION: provider}} if provider else {}
+    return {"metadata": metadata | named}
 
 
 def nonce_manifest(remote: str) -> Manifest:
@@ -274,15 +324,33 @@ def identity_manifest(cluster: str, provider: bodies.Handshake) -> Manifest:
     }
 
 
-def slice_manifest(peer: Peer, remote: str, grant: str) -> Manifest:
+def slice_name(reservation: str, taken: Container[str]) -> str:
+    """The reservation's ID, or with a number if that is taken: after a move by the previous provider's node.
+
+    A label of at most 63 characters is made of it. If there is no room for a number, the previous one has to
+    go first.
+    """
+    numbered = (f"{reservation}.{number}" for number in range(2, 100))
+    free = (name for name in (reservation, *numbered) if name not in taken)
+    name = next(free, reservation)
+    return name if len(name) <= MAX_LABEL_LENGTH else reservation
+
+
+def reservation_of(found: LiqoResource) -> str:
+    """The reservation of a slice, a node or a lease, by its name."""
+    return found.metadata.name.partition(".")[0]
+
+
+def slice_manifest(peer: Peer, remote: str, grant: str, name: str = "") -> Manifest:
     """Requester: asks the provider for the reserved amounts, with the broker's grant as evidence."""
-    metadata = _metadata(
-        peer.reservation, remote, tenant_namespace(remote), replication="true", remoteID=remote
-    )
+    name, namespace = name or peer.reservation, tenant_namespace(remote)
+    metadata = _metadata(name, remote, namespace, replication="true", remoteID=remote)
     metadata["labels"][RESERVATION_LABEL] = peer.reservation
+    annotations = {"liqo.io/create-virtual-node": "true", GRANT_ANNOTATION: grant}
+    if peer.namespaces:
+        annotations[NAMESPACES_ANNOTATION] = ",".join(peer.namespaces)
     return {
-        "metadata": metadata
-        | {"annotations": {"liqo.io/create-virtual-node": "true", GRANT_ANNOTATION: grant}},
+        "metadata": metadata | {"annotations": annotations},
         "spec": {
             "class": SLICE_CLASS,
             "providerClusterID": remote,
@@ -291,9 +359,38 @@ def slice_manifest(peer: Peer, remote: str, grant: str) -> Manifest:
     }
 
 
+def is_requested(found: LiqoResource, peer: Peer) -> bool:
+    """Whether a slice asks for what is reserved, with the namespaces of its request."""
+    is_sized: bool = found.spec["resources"] == slice_amounts(peer.resources)
+    return is_sized and offloaded_namespaces(found) >= {*peer.namespaces}
+
+
+def offloaded_namespaces(found: LiqoResource) -> set[str]:
+    """The namespaces that a slice of ours names."""
+    return set(filter(None, found.metadata.annotations.get(NAMESPACES_ANNOTATION, "").split(",")))
+
+
+def offloading_manifest(namespace: str) -> Manifest:
+    """Lets pods of a namespace be scheduled onto nodes of our reservations, and onto local ones as before.
+
+    A selector of single reservations would be narrower, but Liqo selects clusters by it, and would remove the
+    namespace from a provider with another node that does not match.
+    """
+    term = {"matchExpressions": [{"key": RESERVATION_LABEL, "operator": "Exists"}]}
+    labels = {MANAGED_LABEL: MANAGER}
+    return {
+        "metadata": {"name": OFFLOADING_NAME, "namespace": namespace, "labels": labels},
+        "spec": {
+            "namespaceMappingStrategy": "DefaultName",
+            "podOffloadingStrategy": "LocalAndRemote",
+            "clusterSelector": {"nodeSelectorTerms": [term]},
+        },
+    }
+
+
 def slice_amounts(wanted: Resources) -> dict[str, str]:
     """The amounts of a slice. All of these keys are needed for a usable node."""
-    return {"ephemeral-storage": "0", "pods": PODS, **liqo_quantities(wanted)}
+    return {"ephemeral-storage": "0", "pods": MAX_PODS, **liqo_quantities(wanted)}
 
 
 def parse_amounts(texts: Mapping[str, Any]) -> Resources:
@@ -338,6 +435,21 @@ def peering_problem(foreign: LiqoResource | None) -> str:
             reason = found.get("message") or found.get("status") or "not reported yet"
             return f"{kind}: {reason}"
     return ""
+
+
+def unreachable_since(foreign: LiqoResource | None) -> datetime | None:
+    """When the provider's API server stopped responding; None if it responds, or that is not known."""
+    conditions = [] if foreign is None else foreign.status.get("conditions") or []
+    for one in conditions:
+        if one.get("type") == "APIServerStatus" and one.get("status") == "Error":
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert(one.get("lastTransitionTime"), datetime)
+    return None
+
+
+def is_pod_of_slice(shadow: LiqoResource, name: str) -> bool:
+    """Whether the identity of this slice has created it: the slice's name and a hash of the consumer's ID."""
+    return shadow.metadata.labels.get(CREATOR_LABEL, "").rpartition("-")[0] == name
 
 
 def kubelend_cluster(found: LiqoResource) -> str:

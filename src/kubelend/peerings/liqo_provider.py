@@ -2,13 +2,17 @@
 
 A root task of the agent, level-triggered by reservation. A requester is admitted by the handshake that its
 agent sends through the broker, and only for a reservation that this cluster holds for it. Liqo leaves slices
-of class `kubelend` to this controller, which grants exactly the reserved amounts, and checks them again at
-every change: a requester may write the status of its slices in this cluster.
+of class `kubelend` to this controller. It accepts one, with exactly the reserved amounts, if this cluster
+holds the reservation and the broker has signed a grant of it, and checks it again at every change: a
+requester may write the status of its slices in this cluster. When the reservation has ended, no new pods are
+accepted, and after a while those that are left are deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -16,7 +20,9 @@ import structlog
 from msgspec.structs import replace
 
 from kubelend.agent.ports import Clock, HandshakeExchange
-from kubelend.core.errors import InvalidInput, KubelendError, NotFound, WrongPhase
+from kubelend.core import grants, resources
+from kubelend.core.errors import InvalidGrant, InvalidInput, KubelendError, NotFound, WrongPhase
+from kubelend.core.grants import Grant
 from kubelend.core.resources import Resources
 from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
@@ -26,9 +32,11 @@ from kubelend.peerings import liqo_objects
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     CORDON_ANNOTATION,
+    GRANT_ANNOTATION,
     NAMESPACES,
     RESERVATION_LABEL,
     SECRETS,
+    SHADOW_PODS,
     SLICE_CLASS,
     SLICES,
     TENANTS,
@@ -38,14 +46,22 @@ from kubelend.peerings.liqo_objects import (
 from kubelend.wire import bodies
 
 ACCEPTED, DENIED = "Accepted", "Denied"
+CORDONED_ANNOTATION: Final = "kubelend.io/cordoned"
+"""Marks a cordon of the agent."""
+_CORDON_ANNOTATIONS: Final = (CORDON_ANNOTATION, CORDONED_ANNOTATION)
 REPLICATED: Final = "liqo.io/replicated=true"
 """Selects the slices of other clusters, and not those with which this cluster borrows."""
-HANDSHAKE_INTERVAL: Final = timedelta(seconds=2)
-HANDSHAKE_PERIOD: Final = timedelta(minutes=2)
-"""How long a new reservation is checked for a handshake, for transports that do not notify of one."""
-
 REMOVAL_INTERVAL: Final = timedelta(seconds=1)
 """How often the removal of a requester is checked."""
+
+RECLAIM_INTERVAL: Final = timedelta(seconds=5)
+"""How often pods of an ended reservation are looked for, after they were deleted."""
+KEYS_INTERVAL: Final = timedelta(seconds=30)
+"""At least this long between two requests for the broker's keys."""
+KEYS_MAX_AGE: Final = timedelta(hours=1)
+"""After which the keys are fetched again, so that one that was withdrawn no longer counts."""
+MAX_VERIFIED: Final = 256
+"""Grants of which the result is cached; the oldest is dropped."""
 
 log = structlog.get_logger("kubelend.agent")
 
@@ -55,11 +71,19 @@ class LentReservation(NamedTuple):
 
     requester: str
     resources: Resources
-    reserved_at: datetime | None = None
+    expires_at: datetime | None = None
+    """As the broker reports it now: later than in a grant that was signed before a renewal."""
 
 
 Lent = Callable[[], Mapping[str, LentReservation]]
 """Returns the reservations that this cluster holds now, by ID."""
+
+
+class Denial(NamedTuple):
+    """Why a slice is not accepted, or its grant does not count."""
+
+    reason: str
+    message: str
 
 
 class SliceDecision(NamedTuple):
@@ -71,26 +95,100 @@ class SliceDecision(NamedTuple):
     amounts: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
+NO_GRANT, INVALID_GRANT, UNKNOWN_KEY = "NoGrant", "InvalidGrant", "UnknownKey"
+EXPIRED, NOT_YET_VALID = "Expired", "NotYetValid"
+MORE_THAN_RESERVED, INVALID_QUANTITY = "MoreThanReserved", "InvalidQuantity"
+
+_KEPT: Final = {EXPIRED, UNKNOWN_KEY, MORE_THAN_RESERVED, INVALID_QUANTITY}
+"""Denials that leave an accepted slice with the reserved amounts: its grant was valid at that time."""
+_PASSING: Final = {UNKNOWN_KEY, NOT_YET_VALID}
+"""Denials that time alone can end."""
+
+
+def grant_denial(
+    grant: Grant, reservation: str, lent: LentReservation, cluster: str, now: datetime
+) -> Denial | None:
+    """Why a grant with a valid signature does not cover a reservation of this cluster; None if it does.
+
+    The grant proves that the broker has decided it. How long it lasts is what the broker reports now: a
+    renewal does not reach the grant in a slice.
+    """
+    if grant.jti != reservation:
+        return Denial("OtherReservation", f"the grant is of reservation {grant.jti}")
+    if grant.sub != lent.requester:
+        return Denial("OtherRequester", f"the grant is of requester {grant.sub}")
+    if grant.aud != cluster or grant.iss != grants.GRANT_ISSUER:
+        return Denial("OtherProvider", f"the grant is for provider {grant.aud}")
+    try:
+        granted = resources.parse_offered(grant.resources)
+    except InvalidInput as error:
+        return Denial(INVALID_GRANT, error.message)
+    if not lent.resources.fits_in(granted):
+        return Denial("MoreThanGranted", f"only {granted.describe()} is granted")
+    return _grant_time_denial(grant, lent, now)
+
+
+def _grant_time_denial(grant: Grant, lent: LentReservation, now: datetime) -> Denial | None:
+    if now.timestamp() < grant.nbf - grants.LEEWAY:
+        return Denial(NOT_YET_VALID, f"the grant of {grant.jti} is not valid yet")
+    renewed = grant.exp if lent.expires_at is None else lent.expires_at.timestamp()
+    if now.timestamp() >= max(grant.exp, renewed):
+        return Denial(EXPIRED, f"the grant of {grant.jti} has expired")
+    return None
+
+
 def decide_slice(
-    found: LiqoResource, requester: str, lent: LentReservation | None
+    found: LiqoResource,
+    requester: str,
+    lent: LentReservation | None,
+    unproven: Denial | None = None,
 ) -> SliceDecision | None:
-    """Returns the answer to a slice; None if it is not for us, or not authenticated by Liqo yet."""
-    if found.spec.get("class") != SLICE_CLASS or not _is_accepted(found, "Authentication"):
+    """Returns the answer to a slice; None if it is not for us, or not authenticated by Liqo yet.
+
+    `unproven` is why its grant does not count.
+    """
+    if not is_ours(found) or not _is_accepted(found, "Authentication"):
         return None
-    name = found.metadata.name
+    name = liqo_objects.reservation_of(found)
     if lent is None:
         return SliceDecision(DENIED, "NotReserved", f"this cluster holds no reservation {name}")
     if requester != lent.requester:
         return SliceDecision(DENIED, "OtherRequester", f"reservation {name} is not yours")
+    denial = unproven or _amounts_denial(found, lent)
+    if denial is not None and not (denial.reason in _KEPT and is_granted(found)):
+        return SliceDecision(DENIED, *denial)
+    amounts = liqo_objects.slice_amounts(lent.resources)
+    message = f"reservation {name}" + (f"; {denial.message}" if denial else "")
+    return SliceDecision(ACCEPTED, "Reserved", message, amounts)
+
+
+def _amounts_denial(found: LiqoResource, lent: LentReservation) -> Denial | None:
     try:
         wanted = liqo_objects.parse_amounts(found.spec.get("resources") or {})
     except InvalidInput as error:
-        return SliceDecision(DENIED, "InvalidQuantity", error.message)
-    if not wanted.fits_in(lent.resources):
-        message = f"only {lent.resources.describe()} is reserved"
-        return SliceDecision(DENIED, "MoreThanReserved", message)
-    amounts = liqo_objects.slice_amounts(lent.resources)
-    return SliceDecision(ACCEPTED, "Reserved", f"reservation {name}", amounts)
+        return Denial(INVALID_QUANTITY, error.message)
+    if wanted.fits_in(lent.resources):
+        return None
+    return Denial(MORE_THAN_RESERVED, f"only {lent.resources.describe()} is reserved")
+
+
+def is_ours(found: LiqoResource) -> bool:
+    """Slices of other classes are Liqo's, or of other controllers."""
+    return found.spec.get("class") == SLICE_CLASS
+
+
+def is_granted(found: LiqoResource) -> bool:
+    """Whether Liqo has a Quota of it: a denial afterwards changes nothing of that."""
+    return bool(found.status.get("resources"))
+
+
+def ended_decision(found: LiqoResource, *, is_overdue: bool) -> SliceDecision:
+    """The answer after the end: still Accepted, because Liqo leaves the Quota of a denied slice as it is."""
+    amounts = {name: str(amount) for name, amount in found.status["resources"].items()}
+    if is_overdue:
+        amounts = dict.fromkeys(amounts, "0")
+    message = f"reservation {found.metadata.name} has ended"
+    return SliceDecision(ACCEPTED, "Ended", message, amounts)
 
 
 def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) -> Manifest:
@@ -116,84 +214,197 @@ def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) ->
     if decision.status == ACCEPTED:
         stale = dict.fromkeys(amounts.keys() - decision.amounts.keys())
         status["resources"] = {**stale, **decision.amounts}
-        status["nodeLabels"] = {RESERVATION_LABEL: found.metadata.name}
+        status["nodeLabels"] = {RESERVATION_LABEL: liqo_objects.reservation_of(found)}
     return {"metadata": {"resourceVersion": found.metadata.resource_version}, "status": status}
+
+
+VerifySignature = Callable[[str, bodies.KeySet], Awaitable[str]]
+"""Verifies a grant with the key that it names; returns the problem, empty if its signature is valid."""
+
+
+class GrantVerifier:
+    """Verifies grants with the broker's keys, which it fetches again when a grant names an unknown one."""
+
+    def __init__(
+        self, fetch_keys: Callable[[], Awaitable[bodies.KeySet]], verify: VerifySignature
+    ) -> None:
+        self._fetch_keys = fetch_keys
+        self._verify = verify
+        self._keys = bodies.KeySet([])
+        self._fetched_at: float | None = None
+        """In the event loop's time."""
+        self._problems: OrderedDict[str, str] = OrderedDict()
+        """Of each verified grant; empty if its signature is valid."""
+        self._lock = asyncio.Lock()
+        """One child process at a time: requesters can write any number of grants."""
+
+    async def verify(self, text: str, trusted: str = "") -> Grant | Denial:
+        """Returns the claims. `trusted` is the grant that the broker has sent to this cluster itself."""
+        if not text:
+            return Denial(NO_GRANT, "the slice has no grant of the broker")
+        try:
+            found = grants.parse_grant(text)
+            claims = found.decode_claims()
+        except (InvalidGrant, ValueError):
+            return Denial(INVALID_GRANT, "its grant is not a valid grant")
+        if text == trusted:
+            return claims
+        async with self._lock:
+            if not await self._has_key(found.header.kid):
+                return Denial(UNKNOWN_KEY, "its grant is signed by an unknown key")
+            problem = await self._problem(text)
+        return Denial(INVALID_GRANT, problem) if problem else claims
+
+    async def _has_key(self, kid: str) -> bool:
+        now, fetched_at = asyncio.get_running_loop().time(), self._fetched_at
+        age = None if fetched_at is None else timedelta(seconds=now - fetched_at)
+        is_known = any(key.kid == kid for key in self._keys.keys)
+        if age is None or age > (KEYS_MAX_AGE if is_known else KEYS_INTERVAL):
+            keys = await self._fetch_keys()
+            self._fetched_at = now
+            if keys != self._keys:
+                self._keys = keys
+                self._problems.clear()
+        return any(key.kid == kid for key in self._keys.keys)
+
+    async def _problem(self, text: str) -> str:
+        if text not in self._problems:
+            self._problems[text] = await self._verify(text, self._keys)
+            if len(self._problems) > MAX_VERIFIED:
+                self._problems.popitem(last=False)
+        return self._problems[text]
+
+
+class ProviderOptions(NamedTuple):
+    """Identity and times of the provider."""
+
+    cluster: str
+    """This cluster's ID at the broker."""
+    reclaim_after: timedelta
+    """How long a requester may take to remove its slice after the end of a reservation."""
 
 
 class LiqoProvider:
     """Use `run` as a root task; enqueue reservations that change with `on_change`."""
 
-    def __init__(self, api: LiqoApi, exchange: HandshakeExchange, lent: Lent, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: ProviderOptions,
+        api: LiqoApi,
+        exchange: HandshakeExchange,
+        verifier: GrantVerifier,
+        lent: Lent,
+        clock: Clock,
+    ) -> None:
+        self._options = options
         self._api = api
         self._exchange = exchange
+        self._verifier = verifier
         self._lent = lent
         self._clock = clock
         self._cluster_id = ""
         self._slices: dict[str, LiqoResource] = {}
+        """By namespace and name."""
         self._admitted: set[str] = set()
         """Reservations whose requester has what it needs for its identity here."""
         self._removing: set[str] = set()
         """Liqo IDs of requesters whose Tenant is being removed."""
+        self._grants: dict[str, str] = {}
+        """This cluster's own grant of each reservation."""
+        self._ended: dict[str, float] = {}
+        """When the reservation of a slice was found to have ended, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
+        self._handshakes = ReconcileQueue("Handshake", self._admit, log)
+        """By themselves: a slice need not wait until a handshake is answered."""
 
     def on_change(self, reservation: str) -> None:
         """The reservation, or its handshake, has changed."""
-        if reservation in self._slices or reservation in {*self._lent(), *self._admitted}:
+        if reservation in {*self._lent(), *self._admitted} or self._slices_of(reservation):
+            self._handshakes.add(reservation)
             self._queue.add(reservation)
 
     async def run(self) -> None:
-        await tasks.run_all({"slices": self._watch_slices(), "reconcile": self._queue.run()})
+        await tasks.run_all(
+            {
+                "slices": self._watch_slices(),
+                "handshakes": self._handshakes.run(),
+                "reconcile": self._queue.run(),
+            }
+        )
 
     async def _watch_slices(self) -> None:
         async for change in informer.list_and_watch(self._api.client, SLICES, labels=REPLICATED):
             match change:
                 case Listed(objects):
-                    gone = self._slices.keys() - {one.metadata.name for one in objects}
-                    self._slices = {one.metadata.name: one for one in objects}
-                    names = [*self._slices, *gone]
+                    changed = [*self._slices.values(), *objects]
+                    self._slices = {_key(one): one for one in objects}
+                    self._ended = {
+                        key: at for key, at in self._ended.items() if key in self._slices
+                    }
                 case Deleted(found):
-                    self._slices.pop(found.metadata.name, None)
-                    names = [found.metadata.name]
+                    self._slices.pop(_key(found), None)
+                    self._ended.pop(_key(found), None)
+                    changed = [found]
                     await self._delete_certificate(found)
                 case LiqoResource():
-                    self._slices[change.metadata.name] = change
-                    names = [change.metadata.name]
+                    self._slices[_key(change)] = change
+                    changed = [change]
                 case _:
-                    names = []
-            for name in names:
-                self._queue.add(name)
+                    changed = []
+            for one in changed:
+                self._queue.add(liqo_objects.reservation_of(one))
+
+    def _slices_of(self, reservation: str) -> list[LiqoResource]:
+        """The slices of a reservation that are not being deleted, the oldest first."""
+        found = [
+            one
+            for one in self._slices.values()
+            if liqo_objects.reservation_of(one) == reservation and not one.is_being_deleted
+        ]
+        return sorted(
+            found, key=lambda one: (str(one.metadata.creation_timestamp), one.metadata.name)
+        )
 
     async def _reconcile(self, reservation: str) -> None:
         lent = self._lent().get(reservation)
-        if lent is not None and reservation not in self._admitted:
-            await self._admit(reservation, lent)
-        found = self._slices.get(reservation)
-        if found is not None and not found.is_being_deleted:
-            await self._answer(found, lent)
+        slices = [one for one in self._slices_of(reservation) if is_ours(one)]
+        unused = lent
+        for found in slices:
+            requester = await self._requester_of(found)
+            is_own = lent is not None and requester == lent.requester
+            await self._answer(found, requester, unused if is_own else lent)
+            # What is reserved is granted once, however many slices its requester makes for it.
+            unused = None if is_own else unused
         if lent is None:
             self._admitted.discard(reservation)
+            self._grants.pop(reservation, None)
             await self._remove_unused_tenants()
             if self._removing:
                 self._queue.add_after(reservation, REMOVAL_INTERVAL)
 
     # -- the handshake
 
-    async def _admit(self, reservation: str, lent: LentReservation) -> None:
+    async def _admit(self, reservation: str) -> None:
         """Answers the requester's handshake as far as it has come."""
+        lent = self._lent().get(reservation)
+        if lent is None or reservation in self._admitted:
+            return
         own = bodies.Handshake(await self._own_id())
         try:
-            requester = (await self._exchange.exchange_handshake(reservation, own)).peer
+            requester = await self._send(reservation, own)
             while requester is not None and reservation not in self._admitted:
                 answer = await self._answer_handshake(reservation, own, requester, lent)
-                newest = (await self._exchange.exchange_handshake(reservation, answer)).peer
+                newest = await self._send(reservation, answer)
                 if newest == requester:
                     return
                 requester = newest
         except (NotFound, WrongPhase):
             return  # it has ended
-        began = lent.reserved_at
-        if requester is None and began is not None and self._clock() - began < HANDSHAKE_PERIOD:
-            self._queue.add_after(reservation, HANDSHAKE_INTERVAL)
+
+    async def _send(self, reservation: str, own: bodies.Handshake) -> bodies.Handshake | None:
+        result = await self._exchange.exchange_handshake(reservation, own)
+        self._grants[reservation] = result.grant
+        return result.peer
 
     async def _answer_handshake(
         self,
@@ -238,13 +449,33 @@ class LiqoProvider:
 
     # -- slices
 
-    async def _answer(self, found: LiqoResource, lent: LentReservation | None) -> None:
-        if lent is None and _is_accepted(found, "Resources"):
-            await self._cordon(found)
-            return
-        decision = decide_slice(found, await self._requester_of(found), lent)
-        if decision is None:
-            return
+    async def _answer(
+        self, found: LiqoResource, requester: str, lent: LentReservation | None
+    ) -> None:
+        unproven = None
+        if lent is not None and requester == lent.requester:
+            unproven = await self._grant_denial(found, lent)
+        decision = decide_slice(found, requester, lent, unproven)
+        if is_granted(found) and (lent is None or (decision and decision.status == DENIED)):
+            await self._withdraw(found)
+        elif decision is not None:
+            self._ended.pop(_key(found), None)
+            found = await self._set_cordon(found, is_cordoned=False)
+            await self._write_status(found, decision)
+
+    async def _grant_denial(self, found: LiqoResource, lent: LentReservation) -> Denial | None:
+        name, now = liqo_objects.reservation_of(found), self._clock()
+        text = found.metadata.annotations.get(GRANT_ANNOTATION, "")
+        grant = await self._verifier.verify(text, self._grants.get(name, ""))
+        if isinstance(grant, Grant):
+            denial = grant_denial(grant, name, lent, self._options.cluster, now)
+        else:
+            denial = grant
+        if denial is not None and denial.reason in _PASSING:
+            self._queue.add_after(name, KEYS_INTERVAL)
+        return denial
+
+    async def _write_status(self, found: LiqoResource, decision: SliceDecision) -> None:
         patch = status_patch(found, decision, self._clock())
         if not patch:
             return
@@ -254,22 +485,64 @@ class LiqoProvider:
         log.info(f"ResourceSlice {decision.status.lower()}", **keys)
 
     async def _requester_of(self, found: LiqoResource) -> str:
-        """The ID at the broker of the cluster that has sent a slice; empty if we have not admitted it."""
+        """The ID at the broker of the cluster that has sent a slice; empty if it is not admitted.
+
+        A Tenant that liqoctl has created says nothing about the broker. There both IDs have to be the same.
+        """
         remote = found.metadata.labels.get("liqo.io/originID", "")
         tenant = await self._api.find(TENANTS, remote, found.metadata.namespace) if remote else None
-        return "" if tenant is None else liqo_objects.kubelend_cluster(tenant)
+        if tenant is None:
+            return ""
+        return liqo_objects.kubelend_cluster(tenant) or ("" if tenant.is_managed else remote)
 
-    async def _cordon(self, found: LiqoResource) -> None:
-        """Its reservation has ended: no new pods. Denying it would undo nothing."""
-        if found.metadata.annotations.get(CORDON_ANNOTATION) == "true":
-            return
-        change = {"metadata": {"annotations": {CORDON_ANNOTATION: "true"}}}
+    async def _withdraw(self, found: LiqoResource) -> None:
+        """Its reservation has ended: no new pods, and after a time none at all. Denying it undoes nothing."""
+        name, now = liqo_objects.reservation_of(found), asyncio.get_running_loop().time()
+        ended_at = self._ended.setdefault(_key(found), now)
+        overdue_at = ended_at + self._options.reclaim_after.total_seconds()
+        found = await self._set_cordon(found, is_cordoned=True)
+        await self._write_status(found, ended_decision(found, is_overdue=now >= overdue_at))
+        if now < overdue_at:
+            self._queue.add_after(name, timedelta(seconds=overdue_at - now))
+        elif await self._delete_pods(found):
+            self._queue.add_after(name, RECLAIM_INTERVAL)
+        else:
+            # A requester that is still there sends it again, and is denied.
+            await self._api.delete(SLICES, found)
+
+    async def _set_cordon(self, found: LiqoResource, *, is_cordoned: bool) -> LiqoResource:
+        """Liqo refuses pods of a cordoned slice. A cordon of others stays."""
+        known = found.metadata.annotations
+        if (known.get(CORDONED_ANNOTATION) == "true") == is_cordoned:
+            return found
+        value = "true" if is_cordoned else None
+        change = {"metadata": {"annotations": dict.fromkeys(_CORDON_ANNOTATIONS, value)}}
         name, namespace = found.metadata.name, found.metadata.namespace
-        await self._api.client.patch(SLICES, name, namespace, change)
-        log.info("ResourceSlice cordoned", reservation=name)
+        changed = await self._api.client.patch(SLICES, name, namespace, change)
+        text = "ResourceSlice cordoned" if is_cordoned else "ResourceSlice uncordoned"
+        log.info(text, reservation=name)
+        return changed
+
+    async def _delete_pods(self, found: LiqoResource) -> int:
+        """Deletes what the requester has left. Liqo deletes the pod of each ShadowPod."""
+        labels = f"{liqo_objects.ORIGIN_LABEL}={found.metadata.labels.get('liqo.io/originID', '')}"
+        left = [
+            one
+            for one in await self._api.list(SHADOW_PODS, labels=labels)
+            if liqo_objects.is_pod_of_slice(one, found.metadata.name)
+        ]
+        for one in left:
+            await self._api.delete(SHADOW_PODS, one)
+        if left:
+            log.warning(
+                "Pods of ended reservation deleted", reservation=found.metadata.name, pods=len(left)
+            )
+        return len(left)
 
     async def _delete_certificate(self, gone: LiqoResource) -> None:
         """Liqo leaves this Secret behind."""
+        if not is_ours(gone):
+            return
         name, namespace = gone.metadata.name, gone.metadata.namespace
         try:
             await self._api.client.delete(SECRETS, f"liqo-remote-certificate-{name}", namespace)
@@ -284,7 +557,7 @@ class LiqoProvider:
         tenants = await self._api.list(TENANTS)
         # Liqo creates a ForeignCluster again as long as the Tenant is there.
         for remote in self._removing - {one.spec["clusterID"] for one in tenants}:
-            if not await self._api.delete_unused_foreign_cluster(remote, "Consumer"):
+            if not await self._api.delete_unused_foreign_cluster(remote):
                 self._removing.discard(remote)
         for tenant in tenants:
             namespace = tenant.metadata.namespace
@@ -296,11 +569,16 @@ class LiqoProvider:
         self._removing.add(tenant.spec["clusterID"])
         if not tenant.is_being_deleted:
             await self._api.delete(TENANTS, tenant)
-            await self._api.delete_managed(NAMESPACES, tenant.metadata.namespace)
+            await self._api.delete_unused_namespace(tenant.metadata.namespace)
             log.info("Requester removed", requester=liqo_objects.kubelend_cluster(tenant))
 
     def _has_slices(self, namespace: str) -> bool:
         return any(one.metadata.namespace == namespace for one in self._slices.values())
+
+
+def _key(found: LiqoResource) -> str:
+    """With the namespace: another requester can give its slices the same name."""
+    return f"{found.metadata.namespace}/{found.metadata.name}"
 
 
 def _condition(found: LiqoResource, kind: str) -> Manifest:

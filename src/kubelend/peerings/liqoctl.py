@@ -25,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kubelend.agent.ports import DONE, Peer, Readiness
+from kubelend.agent.ports import DONE, HandshakeExchange, Peer, Readiness
 from kubelend.core import durations
 from kubelend.core.errors import (
     InvalidInput,
@@ -36,13 +36,16 @@ from kubelend.core.errors import (
 from kubelend.core.resources import Resources
 from kubelend.kits import subprocesses
 from kubelend.peerings.liqo_objects import (
-    FOREIGN_CLUSTER_RESOURCE,
+    GRANT_ANNOTATION,
+    IDENTITY_RESOURCE,
+    SLICE_CLASS,
     SLICE_RESOURCE,
     existing_names,
     liqo_quantities,
     parse_objects,
     slice_readiness,
 )
+from kubelend.wire import bodies
 
 COMMAND_TIMEOUT: Final = timedelta(minutes=5)
 GET_TIMEOUT: Final = timedelta(seconds=30)
@@ -69,6 +72,7 @@ class LiqoctlPeering:
         kubeconfigs: Path,
         cluster: str,
         *,
+        exchange: HandshakeExchange | None = None,
         liqoctl: str = "liqoctl",
         kubectl: str = "kubectl",
         timeout: timedelta = COMMAND_TIMEOUT,
@@ -76,8 +80,12 @@ class LiqoctlPeering:
         environment: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cluster` is the agent's own; `arguments` go to `liqoctl peer`; `now` returns seconds."""
+        """`cluster` is the agent's own; `arguments` go to `liqoctl peer`; `now` returns seconds.
+
+        `exchange` gives the broker's grant of a reservation, which the provider's agent asks for.
+        """
         self._kubeconfigs = kubeconfigs
+        self._exchange = exchange
         self._cluster = cluster
         self._liqoctl_program = liqoctl
         self._kubectl_program = kubectl
@@ -112,7 +120,7 @@ class LiqoctlPeering:
         async with self._locks.acquire(peer.cluster) as session:
             if self._sized.get(peer.reservation) == wanted:
                 return DONE
-            arguments = self._slice_arguments(peer)
+            arguments = [*self._slice_arguments(peer), *await self._grant_flag(peer)]
             try:
                 await self._liqoctl(session, "create", "resourceslice", *arguments)
             except KubelendError:
@@ -139,7 +147,7 @@ class LiqoctlPeering:
             if others or self._reservations[peer.cluster]:
                 return DONE
             self._peered.discard(peer.cluster)
-            if await self._is_peered(peer.cluster, session):
+            if await self._is_peered(peer, session):
                 flags = (*self._kubeconfig_flags(peer.cluster), *self._timeout_flag(session))
                 await self._liqoctl(session, "unpeer", *flags)
         return DONE
@@ -170,10 +178,14 @@ class LiqoctlPeering:
             await self._kubectl(budget, "delete", *named, "--ignore-not-found", "--wait=false")
         return names - {peer.reservation}
 
-    async def _is_peered(self, cluster: str, budget: TimeBudget) -> bool:
-        """Checked first, because `unpeer` fails without a peering."""
-        found = parse_objects(await self._get(budget, f"{FOREIGN_CLUSTER_RESOURCE}/{cluster}"))
-        return cluster in existing_names(found)
+    async def _is_peered(self, peer: Peer, budget: TimeBudget) -> bool:
+        """Checked first, because `unpeer` fails without a peering.
+
+        By the Identity: a ForeignCluster stays after a peering, and says for minutes that it is a provider.
+        """
+        name = f"controlplane-{peer.cluster}"
+        identity = (f"{IDENTITY_RESOURCE}/{name}", *_tenant_namespace(peer))
+        return name in existing_names(parse_objects(await self._get(budget, *identity)))
 
     async def _get(self, budget: TimeBudget, *arguments: str) -> bytes:
         return await self._kubectl(budget, "get", *arguments, "--ignore-not-found", "--output=json")
@@ -220,8 +232,15 @@ class LiqoctlPeering:
         sized = ["--cpu", wanted.pop("cpu"), "--memory", wanted.pop("memory")]
         for name, amount in wanted.items():
             sized += ["--resource", f"{name}={amount}"]
-        named = [peer.reservation, "--remote-cluster-id", peer.cluster]
+        named = [peer.reservation, "--remote-cluster-id", peer.cluster, "--class", SLICE_CLASS]
         return [*named, *sized, *self._own_kubeconfig_flag()]
+
+    async def _grant_flag(self, peer: Peer) -> list[str]:
+        if self._exchange is None:
+            return []
+        own = bodies.Handshake(self._cluster)
+        grant = (await self._exchange.exchange_handshake(peer.reservation, own)).grant
+        return ["--global-annotations", f"{GRANT_ANNOTATION}={grant}"] if grant else []
 
     def _invalidate(self, peer: Peer) -> None:
         """Another client may have removed what was created here: create it again on the next call."""

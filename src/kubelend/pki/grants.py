@@ -3,16 +3,19 @@
 A grant is a compact JWS (RFC 7515) with an Ed25519 signature (RFC 8037), which every JWT library can
 verify: `sub` may use `resources` of `aud` for the reservation `jti` until `exp`. The public keys are a JWK
 set.
+
+    python -m kubelend.pki.grants < grant and keys
+
+As a program it verifies one grant for the agent, which does not load `cryptography`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -23,45 +26,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
+from kubelend.core import grants
 from kubelend.core.errors import InvalidGrant, InvalidSettings
+from kubelend.core.grants import GRANT_ISSUER, GRANT_TYPE, Grant, GrantHeader
 from kubelend.core.models import ClusterId, Reservation
 from kubelend.kits import files
 from kubelend.pki import files as pki_files
 from kubelend.pki import keys
 
-GRANT_TYPE = "kubelend-grant+jws"
-GRANT_ISSUER = "kubelend"
-MAX_GRANT_LENGTH = 16 * 1024
-
 _PEM_END = b"-----END PRIVATE KEY-----"
-
-
-class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Claims of a grant. Times are in seconds since 1970."""
-
-    iss: str
-    jti: str
-    """ID of the reservation."""
-    sub: str
-    """ID of the requester cluster."""
-    aud: str
-    """ID of the provider cluster."""
-    nbf: int
-    exp: int
-    resources: dict[str, str]
-
-    def check(self, *, provider: str, now: datetime) -> None:
-        """Raise `InvalidGrant` if the grant is for another provider, expired or not yet valid."""
-        if self.aud != provider:
-            raise InvalidGrant(f"grant is for provider {self.aud!r}, not {provider!r}")
-        if now.timestamp() >= self.exp:
-            raise InvalidGrant(f"grant of {self.jti} has expired")
-        if now.timestamp() < self.nbf - LEEWAY:
-            raise InvalidGrant(f"grant of {self.jti} is not valid yet")
-
-
-LEEWAY = 60
-"""Allowed clock skew of a provider in seconds."""
 
 
 class Jwk(msgspec.Struct, frozen=True):
@@ -88,7 +61,7 @@ class GrantKeys:
         self._signer = keys[0]
         self.public = JwkSet([_to_jwk(key.public_key()) for key in keys])
         header = {"alg": "EdDSA", "kid": self.public.keys[0].kid, "typ": GRANT_TYPE}
-        self._header = _base64url_encode(msgspec.json.encode(header))
+        self._header = grants.base64url_encode(msgspec.json.encode(header))
 
     @classmethod
     def create(cls) -> Self:
@@ -99,7 +72,12 @@ class GrantKeys:
         """Load the keys of a PEM file. A file that other users can access is rejected."""
         if problem := files.mode_problem(path):
             raise InvalidSettings(problem, hint=f"chmod 600 {path}; consider the key compromised")
-        blocks = files.read_file(path).split(_PEM_END)[:-1]
+        *blocks, rest = files.read_file(path).split(_PEM_END)
+        if blocks and rest.strip():
+            raise InvalidSettings(
+                f"{path} has text after its last private key",
+                hint="remove it, or complete the key that it belongs to",
+            )
         keys = [_private_key_from_pem(block + _PEM_END, path) for block in blocks]
         found = [key for key in keys if isinstance(key, Ed25519PrivateKey)]
         if not found or len(found) < len(keys):
@@ -120,51 +98,39 @@ class GrantKeys:
 
     def sign(self, grant: Grant) -> str:
         """Sign a grant. Releases the GIL while it signs."""
-        signed = self._header + b"." + _base64url_encode(msgspec.json.encode(grant))
-        return (signed + b"." + _base64url_encode(self._signer.sign(signed))).decode()
+        signed = self._header + b"." + grants.base64url_encode(msgspec.json.encode(grant))
+        return (signed + b"." + grants.base64url_encode(self._signer.sign(signed))).decode()
 
 
 def verify_grant(text: str, keys: Iterable[Jwk]) -> Grant:
     """Verify the signature of a grant and return its claims; `Grant.check` checks provider and times."""
-    if len(text) > MAX_GRANT_LENGTH:
-        raise InvalidGrant(f"grant exceeds {MAX_GRANT_LENGTH} characters")
+    found = grants.parse_grant(text)
     try:
-        signed, _, signature = text.strip().encode("ascii").rpartition(b".")
-        header, _, claims = signed.partition(b".")
-        _verification_key(header, keys).verify(_base64url_decode(signature), signed)
-        return msgspec.json.decode(_base64url_decode(claims), type=Grant)
+        _verification_key(found.header, keys).verify(found.signature, found.signed)
+        return found.decode_claims()
     except InvalidSignature:
         raise InvalidGrant("grant has an invalid signature") from None
-    except ValueError:  # not ASCII, base64 or JSON, or other claims
-        raise InvalidGrant(
-            "not a valid grant", hint="provide the complete grant: three parts separated by dots"
-        ) from None
+    except ValueError:  # a broken key, or other claims
+        raise grants.malformed_grant() from None
 
 
-class _Header(msgspec.Struct, frozen=True):
-    kid: str
-    alg: str
-    typ: str
-
-
-def _verification_key(header: bytes, keys: Iterable[Jwk]) -> Ed25519PublicKey:
+def _verification_key(header: GrantHeader, keys: Iterable[Jwk]) -> Ed25519PublicKey:
     """Return the key by its ID. The algorithm is fixed, because the header must not choose how it is
     verified.
     """
-    named = msgspec.json.decode(_base64url_decode(header), type=_Header)
-    key = next((key for key in keys if key.kid == named.kid), None)
-    if key is None or (named.alg, named.typ) != ("EdDSA", GRANT_TYPE):
+    key = next((key for key in keys if key.kid == header.kid), None)
+    if key is None or (header.alg, header.typ) != ("EdDSA", GRANT_TYPE):
         raise InvalidGrant(
             "grant is not signed by a key of this broker", hint="fetch the broker's keys again"
         )
-    return Ed25519PublicKey.from_public_bytes(_base64url_decode(key.x))
+    return Ed25519PublicKey.from_public_bytes(grants.base64url_decode(key.x))
 
 
 def _to_jwk(key: Ed25519PublicKey) -> Jwk:
     """Convert to a JWK. `kid` is the key's thumbprint (RFC 7638)."""
-    x = _base64url_encode(key.public_bytes_raw()).decode()
+    x = grants.base64url_encode(key.public_bytes_raw()).decode()
     canonical = b'{"crv":"Ed25519","kty":"OKP","x":"%s"}' % x.encode()
-    return Jwk(_base64url_encode(hashlib.sha256(canonical).digest()).decode(), x)
+    return Jwk(grants.base64url_encode(hashlib.sha256(canonical).digest()).decode(), x)
 
 
 def _private_key_from_pem(pem: bytes, path: Path) -> PrivateKeyTypes:
@@ -172,15 +138,6 @@ def _private_key_from_pem(pem: bytes, path: Path) -> PrivateKeyTypes:
         return serialization.load_pem_private_key(pem.strip(), password=None)
     except (ValueError, TypeError) as error:
         raise InvalidSettings(f"{path} contains no unencrypted private key in PEM form") from error
-
-
-def _base64url_encode(content: bytes) -> bytes:
-    return base64.urlsafe_b64encode(content).rstrip(b"=")
-
-
-def _base64url_decode(text: bytes | str) -> bytes:
-    raw = text.encode() if isinstance(text, str) else text
-    return base64.b64decode(raw + b"=" * (-len(raw) % 4), altchars=b"-_", validate=True)
 
 
 _PendingGrant = tuple[Grant, "asyncio.Future[str]"]
@@ -248,3 +205,29 @@ def _grant_claims(found: Reservation) -> Grant | None:
         exp=int(found.expires_at.timestamp()),
         resources=found.request.resources.quantities(),
     )
+
+
+class GrantToVerify(msgspec.Struct, frozen=True):
+    """Input of the program: a grant and the keys of its broker."""
+
+    grant: str
+    keys: list[Jwk]
+
+
+class VerifiedGrant(msgspec.Struct, frozen=True):
+    """Output of the program: whether the signature is valid, and why not."""
+
+    error: str = ""
+
+
+def _verify_input(content: bytes) -> bytes:
+    wanted = msgspec.json.decode(content, type=GrantToVerify)
+    try:
+        verify_grant(wanted.grant, wanted.keys)
+    except InvalidGrant as error:
+        return msgspec.json.encode(VerifiedGrant(error.message))
+    return msgspec.json.encode(VerifiedGrant())
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(_verify_input(sys.stdin.buffer.read()))

@@ -29,7 +29,9 @@ from kubelend.wire.objects import Metadata, ProviderInstruction
 
 COMPONENT: Final = "kubelend-agent"
 LEASE_NAME: Final = "kubelend-agent-holds"
-LEASE_DURATION: Final = timedelta(seconds=30)
+LEASE_DURATION: Final = timedelta(minutes=2)
+"""After which new pods of held reservations are refused, because nobody would remove their gate. Longer than
+the clocks of agent and API server may differ."""
 HELD_CONDITION: Final = "kubelend.io/Held"
 """Condition of a requester's pod that gets no held room."""
 MAX_MESSAGE_LENGTH: Final = 1024

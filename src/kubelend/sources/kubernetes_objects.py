@@ -1,14 +1,14 @@
 """Local objects as custom resources of the agent's own cluster.
 
-Stateless: each call reads from the API server, and each write names the version that it is based on, so
-that no concurrent change is lost.
+Each call reads from the API server, and each write names the version that it is based on, so that no
+concurrent change is lost. A write that is based on the version that was read last does not read it again.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 import msgspec
@@ -25,6 +25,8 @@ from kubelend.wire.objects import Kind, Object
 
 CONFLICT_ATTEMPTS: Final = 5
 """For writes without a `resource_version`, which are repeated after a conflict."""
+MAX_REMEMBERED: Final = 64
+"""Objects of which the last version is remembered; the oldest is dropped."""
 
 
 class KubernetesObjects:
@@ -39,6 +41,8 @@ class KubernetesObjects:
         self._watch_errors = WatchErrors()
         self._undecodable: dict[tuple[str, str], str] = {}
         """By kind and `uid`."""
+        self._remembered: dict[tuple[type[Object], str], Object | None] = {}
+        """The last version of an object that was read or written, by kind and key; None if it is absent."""
 
     @property
     def problem(self) -> str:
@@ -56,32 +60,28 @@ class KubernetesObjects:
 
     async def find(self, kind: type[Kind], key: str) -> Kind | None:
         namespace, name = object_semantics.parse_object_key(key)
-        return await self._client.find(resources.resource_for(kind), name, namespace)
+        found = await self._client.find(resources.resource_for(kind), name, namespace)
+        self._remember(kind, key, found)
+        return found
 
     async def apply(self, wanted: Kind) -> Kind:
         for _ in range(CONFLICT_ATTEMPTS):
-            stored = await self.find(type(wanted), wanted.key)
+            stored = await self._find_base(wanted)
             object_semantics.check_precondition(stored, wanted)
-            try:
+            with suppress(Conflict):
                 return await (
                     self._create(wanted) if stored is None else self._patch_object(stored, wanted)
                 )
-            except Conflict as error:
-                if wanted.metadata.resource_version:
-                    raise object_semantics.conflict_error(wanted) from error
         raise object_semantics.conflict_error(wanted)
 
     async def set_status(self, wanted: Kind) -> Kind | None:
         for _ in range(CONFLICT_ATTEMPTS):
-            stored = await self.find(type(wanted), wanted.key)
+            stored = await self._find_base(wanted)
             if stored is None or wanted.metadata.uid not in ("", stored.metadata.uid):
                 return None
             object_semantics.check_precondition(stored, wanted)
-            try:
+            with suppress(Conflict):
                 return await self._patch_status(stored, wanted)
-            except Conflict as error:
-                if wanted.metadata.resource_version:
-                    raise object_semantics.conflict_error(wanted) from error
         raise object_semantics.conflict_error(wanted)
 
     async def delete(self, kind: type[Kind], key: str) -> None:
@@ -101,11 +101,33 @@ class KubernetesObjects:
         finally:
             report("")
 
+    def _remember(self, kind: type[Kind], key: str, found: Kind | None) -> None:
+        self._remembered.pop((kind, key), None)
+        self._remembered[kind, key] = found
+        if len(self._remembered) > MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+
+    async def _find_base(self, wanted: Kind) -> Kind | None:
+        """The remembered version that `wanted` changes, else the current one.
+
+        It is remembered for one write: after a conflict the current one is read.
+        """
+        known = self._remembered.pop((type(wanted), wanted.key), wanted)
+        if known is None and not wanted.metadata.uid:
+            return None
+        version = wanted.metadata.resource_version
+        is_base = known is not None and known.metadata.resource_version == version
+        if is_base and isinstance(known, type(wanted)) and known != wanted:
+            return known
+        return await self.find(type(wanted), wanted.key)
+
     async def _create(self, wanted: Kind) -> Kind:
         """A new object: server-set metadata and status of `wanted` do not apply to it."""
-        return await self._client.create(
+        created = await self._client.create(
             resources.resource_for(type(wanted)), object_semantics.without_server_fields(wanted)
         )
+        self._remember(type(created), created.key, created)
+        return created
 
     async def _patch_object(self, stored: Kind, wanted: Kind) -> Kind:
         before, after = _to_json(stored), _to_json(object_semantics.with_changes(stored, wanted))
@@ -127,7 +149,7 @@ class KubernetesObjects:
             "resourceVersion": stored.metadata.resource_version,
         }
         try:
-            return await self._client.patch(
+            written = await self._client.patch(
                 resources.resource_for(type(stored)),
                 stored.metadata.name,
                 stored.metadata.namespace,
@@ -136,6 +158,8 @@ class KubernetesObjects:
             )
         except NotFound as error:  # deleted since it was read
             raise object_semantics.conflict_error(stored, "was deleted") from error
+        self._remember(type(written), written.key, written)
+        return written
 
     def _namespace(self, kind: type[Object]) -> str:
         return self._namespaces.get(kind, "")

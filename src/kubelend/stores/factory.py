@@ -31,17 +31,22 @@ def check_store_url(url: str) -> None:
 
 
 def open_store(
-    url: str, *, archive_for: timedelta = batch.ARCHIVE_FOR, namespace: str = ""
+    url: str,
+    *,
+    archive_for: timedelta = batch.ARCHIVE_FOR,
+    namespace: str = "",
+    may_create: bool = True,
 ) -> AnyStore:
     """Open a broker's store: `memory:`, a path, `sqlite:///absolute/path`, or `kubernetes:`.
 
-    `namespace` is for a Kubernetes store whose URL names none.
+    `namespace` is for a Kubernetes store whose URL names none, `may_create` for a file that is missing.
     """
     kind, rest = _split_url(url)
     if kind == "memory":
         return MemoryStore(archive_for=archive_for)
     if kind == "sqlite":
-        return SqliteStore.open(_sqlite_path(rest), archive_for=archive_for)
+        path = _sqlite_path(rest)
+        return SqliteStore.open(path, archive_for=archive_for, may_create=may_create)
     # Imported late: a broker with a file store does not load a Kubernetes client.
     from kubelend.stores.kubernetes.store import KubernetesStore
 

@@ -151,9 +151,15 @@ class SqliteStore:
         """Known after the first read or write: no one else writes the file."""
 
     @classmethod
-    def open(cls, path: Path, *, archive_for: timedelta = stores_batch.ARCHIVE_FOR) -> SqliteStore:
-        """Open or create the file. Only one process can have it open for writing."""
-        return cls(sqlite_file.open_writer(path), archive_for=archive_for)
+    def open(
+        cls,
+        path: Path,
+        *,
+        archive_for: timedelta = stores_batch.ARCHIVE_FOR,
+        may_create: bool = True,
+    ) -> SqliteStore:
+        """Open the file, or create it. Only one process can have it open for writing."""
+        return cls(sqlite_file.open_writer(path, may_create=may_create), archive_for=archive_for)
 
     @classmethod
     def open_readonly(cls, path: Path) -> SqliteStore:
@@ -164,6 +170,9 @@ class SqliteStore:
         """Fails on a damaged file, and if the next commit would have no space."""
         if self._file.is_writable:
             self._file.check_free_space()
+        recorded = (
+            self._file.recorded_revision()
+        )  # before the snapshot, which a writer may overtake
         with _gc_disabled(), self._file.transaction("DEFERRED") as connection:
             _check_integrity(connection, self._checked_tables)
             clusters = [
@@ -176,6 +185,8 @@ class SqliteStore:
             ]
             row_ids = RowIds((number, found.id) for number, found in numbered)
             self._position = _read_position(connection, row_ids)
+            _check_complete(self._position.revision, recorded)
+            self._file.record_revision(self._position.revision)
             return WorkingSet(
                 clusters,
                 [found for _, found in numbered],
@@ -248,6 +259,7 @@ class SqliteStore:
     def _update_position(self, group: PreparedCommit) -> None:
         row_ids = self._known_position().row_ids
         row_ids.apply_commit(group.row_ids, group.batch.archived)
+        self._file.record_revision(group.revision)
         self._position = FilePosition(group.revision, group.end, row_ids)
 
     def _known_position(self) -> FilePosition:
@@ -340,6 +352,14 @@ def _check_integrity(connection: sqlite3.Connection, tables: Iterable[str]) -> N
         (error,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
         if error != "ok":
             raise CorruptRecord(str(error))
+
+
+def _check_complete(revision: int, recorded: int) -> None:
+    """Detects a log that was damaged, cut short or removed: SQLite takes what is left of it for all."""
+    if revision < recorded:
+        raise CorruptRecord(
+            f"it ends at revision {revision}, but revision {recorded} was committed"
+        )
 
 
 def _read_position(connection: sqlite3.Connection, row_ids: RowIds) -> FilePosition:

@@ -3,6 +3,9 @@
 The broker opens it with `open_writer`, which takes an exclusive `flock` on a file beside it; the kernel
 releases the lock when the process ends. SQLite's own locks would also keep `open_reader` from reading
 beside a running broker.
+
+The lock file also records the last durable revision. SQLite ends its log silently at the first damaged
+frame, and creates a database where one is missing; with the recorded revision neither goes unnoticed.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def _failure_cause(error: Exception) -> FailureCause:
 
 
 # Otherwise the old log would be replayed into the new file.
-_RESTORE_FILE_HINT = "restore a backup, and remove the -wal and -shm files beside the old one"
+_RESTORE_FILE_HINT = (
+    "restore a backup, and remove the -wal, -shm and -lock files beside the old one"
+)
 _PERMISSIONS_HINT = "check the owner and mode of the file and its directory"
 _CORRUPT = FailureCause("it is damaged", _RESTORE_FILE_HINT)
 _DISK_FULL = FailureCause("the disk is full", "free some space there")
@@ -275,6 +280,17 @@ class SqliteFile:
         with self.rollback_on_error() as connection:
             connection.execute("COMMIT")
 
+    def record_revision(self, revision: int) -> None:
+        """Record a durable revision in the lock file. Not synced: the kernel writes it within a minute."""
+        if self._lock is not None:
+            with translate_sqlite_errors(self.path):
+                os.pwrite(self._lock, b"%020d\n" % revision, 0)
+
+    def recorded_revision(self) -> int:
+        """Returns the last revision that is known to be durable; 0 if none is recorded."""
+        with translate_sqlite_errors(self.path):
+            return _recorded_revision(self.path)
+
     def check_free_space(self) -> None:
         """Fail now if the next commit would, for lack of space or permission."""
         with (
@@ -306,10 +322,14 @@ class SqliteFile:
             )
 
 
-def open_writer(path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> SqliteFile:
-    """Open a file for its only writer; created if missing, migrated if old."""
+def open_writer(
+    path: Path, migrations: Sequence[Migration] = MIGRATIONS, *, may_create: bool = True
+) -> SqliteFile:
+    """Open a file for its only writer; migrated if old, and created if there never was one."""
     path = _resolve_path(path)
     with translate_sqlite_errors(path), ExitStack() as undo:
+        if not path.exists() and (_recorded_revision(path) or not may_create):
+            raise _missing_store(path)
         _make_directory(path.parent)
         lock = _acquire_lock(path)
         undo.callback(os.close, lock)
@@ -319,6 +339,7 @@ def open_writer(path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> Sql
         undo.callback(connection.close)
         version = check_schema_version(connection, path, migrations)
         _set_pragmas(connection, path)
+        _checkpoint(connection, path)
         apply_migrations(connection, version, migrations)
         database = SqliteFile(path, connection, lock)
         undo.pop_all()
@@ -375,9 +396,31 @@ def _make_directory(directory: Path) -> None:
     kits_files.sync_directory(directory.parent)
 
 
+def _lock_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}-lock")
+
+
+def _recorded_revision(path: Path) -> int:
+    try:
+        return int(_lock_path(path).read_bytes() or 0)
+    except FileNotFoundError:
+        return 0
+    except ValueError:
+        raise CorruptRecord(f"{_lock_path(path).name} does not contain a revision") from None
+
+
+def _missing_store(path: Path) -> StoreFailed:
+    """A new store in its place would promise again what is promised already."""
+    return StoreFailed(
+        f"the store {path} was in use, and is missing",
+        hint="move it back, or restore a backup; to start with an empty store, stop the broker"
+        f" and remove {_lock_path(path).name}",
+    )
+
+
 def _acquire_lock(path: Path) -> int:
     """Held by the returned descriptor. The file is not removed: that would race with another opener."""
-    lock = os.open(path.with_name(f"{path.name}-lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -421,6 +464,19 @@ def _set_pragmas(connection: sqlite3.Connection, path: Path) -> None:
         )
     for pragma in _PRAGMAS:
         connection.execute(pragma)
+
+
+def _checkpoint(connection: sqlite3.Connection, path: Path) -> None:
+    """Write all of the log to the file again, and sync it.
+
+    After a failed sync the kernel takes pages for written that may never reach the disk, and the log
+    looks complete as long as they are cached. Only what was written and synced again is durable.
+    """
+    is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if is_busy:
+        raise StoreFailed(
+            f"the store {path} is being read by another program", hint="wait for it, or stop it"
+        )
 
 
 def _is_immutable(path: Path) -> bool:

@@ -276,8 +276,11 @@ class BrokerClient(Session):
         # The published broker returns null for an empty list.
         return [] if answer.body.strip() == b"null" else answer.decode(list[bodies.Reservation])
 
-    async def acknowledge(self, reservation: str) -> bodies.Reservation:
-        return await self.call(bodies.Reservation, "acknowledge", reservation)
+    async def acknowledge(
+        self, reservation: str, held: bodies.HoldReport | None = None
+    ) -> bodies.Reservation:
+        body = None if held is None else bodies.AcknowledgeRequest(held)
+        return await self.call(bodies.Reservation, "acknowledge", reservation, body=body)
 
     async def refuse(self, reservation: str, reason: str = "") -> bodies.Reservation:
         body = bodies.RefuseRequest(reason)

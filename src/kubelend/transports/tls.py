@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # Forward secrecy and authenticated encryption only; TLS 1.3, preferred anyway, has no others.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
+_SERVER_USAGES = {"1.3.6.1.5.5.7.3.1", "2.5.29.37.0"}
+"""serverAuth and anyExtendedKeyUsage."""
+
 _HINT_CERTIFICATE = "create one with `kubelend ca issue`, or use the right directory"
 
 
@@ -161,9 +164,11 @@ class ReloadingServerContext:
         return self._contexts.current.get_ca_certs(binary_form=True)
 
     def _server_context(self, directory: Path) -> ServerContext:
-        return server_context(
+        made = server_context(
             directory, self._authorities(), require_certificate=self._require_certificate
         )
+        _check_server_certificate(directory)
+        return made
 
 
 class _SwitchingContext(ssl.SSLContext):
@@ -185,6 +190,24 @@ class _SwitchingContext(ssl.SSLContext):
     ) -> ssl.SSLObject:
         """Used by asyncio and uvloop; blocking servers would call `wrap_socket`."""
         return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+def _check_server_certificate(directory: Path) -> None:
+    """Rejects a certificate that every client would: not for a server, or without a name in it."""
+    from cryptography import x509
+
+    extensions, path = own_certificate(directory).extensions, directory / files.TLS_CERTIFICATE
+    usages = [one.value for one in extensions if isinstance(one.value, x509.ExtendedKeyUsage)]
+    if usages and not _SERVER_USAGES & {usage.dotted_string for usage in usages[0]}:
+        raise InvalidSettings(
+            f"{path} is not a server's certificate: it has no extended key usage serverAuth",
+            hint="create one with `kubelend ca issue --role broker`",
+        )
+    if not any(isinstance(one.value, x509.SubjectAlternativeName) for one in extensions):
+        raise InvalidSettings(
+            f"{path} has no subject alternative name, by which clients verify a server",
+            hint="create one with `kubelend ca issue --role broker`",
+        )
 
 
 def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

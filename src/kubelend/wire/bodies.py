@@ -286,6 +286,17 @@ class ReservationRequest(Body, frozen=True):
     """Constraints on the provider."""
 
 
+class HoldReport(Body, frozen=True):
+    """Whether the nodes of the provider really keep the resources, as it reports."""
+
+    held: bool
+    """Whether all of the reserved resources are held."""
+    reason: Annotated[str, Meta(pattern="^[A-Za-z]{1,64}$")]
+    """Held, PartiallyHeld, NotConfigured or Overcommitted."""
+    message: Annotated[str, Meta(max_length=512)] = ""
+    """How much is held. Control characters and line breaks become spaces."""
+
+
 class ReservationStatus(Body, frozen=True):
     """Phase of a reservation with its reason and timestamps."""
 
@@ -298,6 +309,7 @@ class ReservationStatus(Body, frozen=True):
     acknowledged_at: Timestamp | None = None
     activated_at: Timestamp | None = None
     finished_at: Timestamp | None = None
+    held: HoldReport | None = None
 
 
 class AgreedCost(Body, frozen=True):
@@ -346,6 +358,12 @@ class RenewRequest(Body, frozen=True):
     """Duration from now. Defaults to the original duration."""
 
     duration: Duration = ""
+
+
+class AcknowledgeRequest(Body, frozen=True):
+    """What the provider reports about its hold. Empty if it has not been decided yet."""
+
+    held: HoldReport | None = None
 
 
 class RefuseRequest(Body, frozen=True):

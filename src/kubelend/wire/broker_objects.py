@@ -170,6 +170,8 @@ class ReservationStatus(ObjectStruct, frozen=True):
     """Time at which a waiting request fails."""
     acknowledged_at: Timestamp | None = None
     """Time at which the provider acknowledged the reservation."""
+    held: bodies.HoldReport | None = None
+    """Whether the nodes of the provider really keep the resources, as it reports."""
     activated_at: Timestamp | None = None
     """Time at which the requester activated the reservation."""
     finished_at: Timestamp | None = None
@@ -204,6 +206,15 @@ class ClusterSessionSpec(ObjectStruct, frozen=True):
     request: AgentRequest | None = None
 
 
+class HandshakeNotice(ObjectStruct, frozen=True):
+    """Reservations whose other side has sent a peering handshake. Each notice is written once."""
+
+    id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
+    """Another one for each notice."""
+    reservations: Annotated[tuple[Name, ...], Meta(extra_json_schema={"maxItems": 256})] = ()
+    """IDs of the reservations."""
+
+
 class ClusterSessionStatus(ObjectStruct, frozen=True):
     """The broker's response to the cluster."""
 
@@ -217,6 +228,8 @@ class ClusterSessionStatus(ObjectStruct, frozen=True):
     """An agent that has seen this revision has missed no object that was removed since."""
     last_update_time: Timestamp | None = None
     """When this status last changed."""
+    handshakes: HandshakeNotice | None = None
+    """The last notice of peering handshakes, which the agent gets with the `handshake` request."""
     response: BrokerResponse | None = None
 
 

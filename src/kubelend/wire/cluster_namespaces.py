@@ -34,6 +34,7 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?
 _INSTRUCTION_DECODER: Final = msgspec.json.Decoder(bodies.Instruction)
 _RESERVATION_DECODER: Final = msgspec.json.Decoder(bodies.Reservation)
 _HANDSHAKE_DECODER: Final = msgspec.json.Decoder(bodies.HandshakeResult)
+_KEYS_DECODER: Final = msgspec.json.Decoder(bodies.KeySet)
 _ADVERTISEMENT_DECODER: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
@@ -92,6 +93,14 @@ def request_fields(request: AgentRequest) -> dict[str, object]:
     }
 
 
+def acknowledgement_from_request(request: AgentRequest) -> bodies.AcknowledgeRequest:
+    """Agents of earlier versions report nothing."""
+    try:
+        return msgspec.json.decode(request.arguments or "{}", type=bodies.AcknowledgeRequest)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"acknowledgement: {error}") from None
+
+
 def response_fields(response: BrokerResponse) -> dict[str, object]:
     return {"requestID": response.request_id, "body": response.body, "error": response.error}
 
@@ -113,6 +122,11 @@ def reservation_from_response(response: BrokerResponse | None) -> bodies.Reserva
 def handshake_from_response(response: BrokerResponse | None) -> bodies.HandshakeResult:
     """The result of a handshake; empty if the broker does not support this verb."""
     return _decode_response(response, _HANDSHAKE_DECODER) or bodies.HandshakeResult()
+
+
+def keys_from_response(response: BrokerResponse | None) -> bodies.KeySet:
+    """The keys that verify grants; none if the broker does not support this verb."""
+    return _decode_response(response, _KEYS_DECODER) or bodies.KeySet([])
 
 
 def error_from_response(response: BrokerResponse | None) -> KubelendError | None:

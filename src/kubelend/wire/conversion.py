@@ -257,6 +257,14 @@ def from_cluster_status(
     )
 
 
+def to_hold_report(body: bodies.HoldReport) -> models.HoldReport:
+    return models.HoldReport(body.held, body.reason, validation.to_single_line(body.message))
+
+
+def from_hold_report(found: models.HoldReport | None) -> bodies.HoldReport | None:
+    return None if found is None else bodies.HoldReport(found.is_held, found.reason, found.message)
+
+
 def from_reservation(found: models.Reservation) -> bodies.Reservation:
     return bodies.Reservation(
         id=found.id,
@@ -271,6 +279,7 @@ def from_reservation(found: models.Reservation) -> bodies.Reservation:
             expires_at=found.expires_at,
             wait_until=found.wait_until,
             acknowledged_at=found.acknowledged_at,
+            held=from_hold_report(found.held),
             activated_at=found.activated_at,
             finished_at=found.finished_at,
         ),

@@ -46,6 +46,7 @@ Duration = Annotated[
 ]
 Wait = Annotated[str, Meta(extra_json_schema={**json_types.WAIT, **json_types.max_length(64)})]
 ClusterIds = Annotated[tuple[Name, ...], Meta(extra_json_schema=json_types.max_items(256))]
+Namespaces = Annotated[tuple[Name, ...], Meta(extra_json_schema=json_types.max_items(16))]
 Priority = Annotated[int, Meta(extra_json_schema=json_types.INT32)]
 
 
@@ -245,6 +246,10 @@ class ResourceRequestSpec(RequestedAmounts, frozen=True):
     """Constraints on the provider."""
     renew: bool = False
     """Renew the reservation until this object is deleted, instead of letting it expire after duration."""
+    namespaces: Namespaces = ()
+    """Namespaces whose pods may be scheduled onto borrowed nodes while the reservation lasts. Only the
+    namespace of this object is allowed. With Liqo: a NamespaceOffloading, unless there is one already.
+    """
 
 
 class SentRequest(ObjectStruct, frozen=True):
@@ -286,7 +291,7 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     """Generation of the spec that this status refers to."""
     asked: SentRequest | None = None
     conditions: Conditions = ()
-    """Latest observations: Reserved, Peered and Ready."""
+    """Latest observations: Reserved, Peered, Ready, and Held as the provider reports it."""
 
 
 _IMMUTABLE: Final = tuple(
@@ -316,6 +321,8 @@ class ReservationInstructionSpec(InstructionSpec, frozen=True, kw_only=True):
 
     target_cluster_id: Name
     """ID of the provider cluster."""
+    namespaces: Namespaces = ()
+    """Namespaces whose pods may be scheduled onto the virtual node."""
 
 
 class ReservationInstructionStatus(ObjectStruct, frozen=True):
@@ -345,7 +352,7 @@ class ReservationInstructionStatus(ObjectStruct, frozen=True):
     node_name: Name = ""
     """Name of the virtual node that offers the reserved resources."""
     conditions: Conditions = ()
-    """Latest observations: Peered and Ready."""
+    """Latest observations: Peered, Ready, and Held as the provider reports it."""
 
 
 class ReservationInstruction(Object, frozen=True):
@@ -370,7 +377,7 @@ class AgentRequest(ObjectStruct, frozen=True):
         Meta(
             extra_json_schema=json_types.enum_of(
                 *("publish", "reserve", "activate", "renew", "release"),
-                *("acknowledge", "refuse", "ping", "read", "listen", "leave", "handshake"),
+                *("acknowledge", "refuse", "ping", "read", "listen", "leave", "handshake", "keys"),
             )
         ),
     ]

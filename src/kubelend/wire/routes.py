@@ -263,10 +263,11 @@ INSTRUCTION_ROUTES: tuple[Route, ...] = (
     _post(
         "acknowledge",
         "/instructions/{reservation}/acknowledge",
-        "Acknowledge that the provider holds the resources",
+        "Acknowledge that the provider holds the resources, and report whether its nodes keep them",
         Access.PROVIDER,
         bodies.Reservation,
-        errors=_TRANSITION_ERRORS,
+        bodies.AcknowledgeRequest,
+        errors=(errors.InvalidInput, *_TRANSITION_ERRORS),
         idempotent=True,
     ),
     _put(

@@ -18,11 +18,11 @@ def in_phase(phase, message="because"):
 @pytest.mark.parametrize(
     "before, after, wanted",
     [
-        ("", "Held", [("Normal", "Held")]),
+        ("", "Held", [("Normal", "Accepted")]),
         ("Held", "Held", []),
         ("Held", "Withdrawn", [("Normal", "Withdrawn")]),
         ("", "Refused", [("Warning", "Refused")]),
-        ("Withdrawn", "Held", [("Normal", "Held")]),
+        ("Withdrawn", "Held", [("Normal", "Accepted")]),
     ],
 )
 def test_change_of_phase_is_an_event(before, after, wanted):
@@ -36,7 +36,7 @@ def test_event_without_a_message_has_that_of_the_spec():
     assert found.message == HELD.spec.message
 
 
-@pytest.mark.parametrize("cpu, wanted", [("3", ["Held", "Withdrawn"]), ("9", ["Refused"])])
+@pytest.mark.parametrize("cpu, wanted", [("3", ["Accepted", "Withdrawn"]), ("9", ["Refused"])])
 @in_virtual_time
 async def test_provider_emits_them(cpu, wanted):
     rig = providers.Rig(nodes="cpu=4,memory=8Gi")

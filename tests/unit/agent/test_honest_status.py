@@ -14,7 +14,7 @@ from kubelend.agent import conditions
 from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
 from kubelend.agent.ports import Readiness
 from kubelend.core.errors import Unavailable
-from kubelend.core.models import ReservationId
+from kubelend.core.models import HoldReport, ReservationId
 from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import (
     Metadata,
@@ -61,9 +61,9 @@ class Rig(requesters.Rig):
         await self.acknowledge()
         return key
 
-    async def acknowledge(self, reservation="rsv-1"):
+    async def acknowledge(self, reservation="rsv-1", held=None):
         found = self.broker.runner[ReservationId(reservation)]
-        self.broker.runner.acknowledge(found.id, str(found.target))
+        self.broker.runner.acknowledge(found.id, str(found.target), held)
         await self.notify(reservation)
         await settled()
 
@@ -138,6 +138,31 @@ async def test_events_without_a_peering_name_each_step(rig):
     await settled()
     assert rig.events("ResourceRequest")[3:] == ["Released"]
     assert rig.events("ReservationInstruction")[2:] == ["Finished"]
+
+
+# -- what the provider holds
+
+
+@unpeered
+async def test_report_of_the_provider_is_a_condition_and_an_event_of_both_objects(rig):
+    key = await rig.reserve()
+    assert "Held" not in await rig.conditions(key)
+    for report, status in (
+        (HoldReport(False, "PartiallyHeld", "1 CPU of 4 CPU held"), "False"),
+        (HoldReport(True, "Held", "4 CPU held"), "True"),
+        (HoldReport(False, "Overcommitted", "1 CPU is used"), "False"),
+    ):
+        await rig.acknowledge(held=report)
+        assert (await rig.conditions(key))["Held"] == (status, report.reason)
+        [told] = [one for one in (await rig.use()).status.conditions if one.type == "Held"]
+        assert (told.status, told.reason, told.message) == (status, report.reason, report.message)
+    reasons = ["PartiallyHeld", "Held", "Overcommitted"]
+    for kind in ("ResourceRequest", "ReservationInstruction"):
+        assert [one for one in rig.events(kind) if one in reasons] == reasons
+    await rig.delete(key)
+    await settled()
+    [over] = [one for one in (await rig.use()).status.conditions if one.type == "Held"]
+    assert (over.status, over.reason) == ("False", "Finished")
 
 
 # -- with a peering

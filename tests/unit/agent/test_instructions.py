@@ -157,6 +157,7 @@ async def test_list_during_a_reconcile_is_no_failure():
         ExpiryTracker(now, lambda: 0.0),
         lambda reservation: "default",
         lambda reservation: None,
+        offload_lookup=lambda reservation: (),
         cluster_id="me",
         finished_ttl=RETENTION,
         chance=lambda: 0.0,
@@ -198,6 +199,19 @@ async def test_instruction_waits_until_its_namespace_is_known(rig):
     assert await rig.instructions() == []
     await passed(2)
     assert await rig.instructions() == ["default/rsv-2", "team-a/rsv-1"]
+
+
+@requester(namespace="kubelend")
+async def test_instruction_names_the_namespace_to_offload_also_after_a_restart(rig):
+    await rig.create_request(namespace="team-a", namespaces=("team-a",))
+    await rig.create_request("other", namespace="team-a")
+    for _ in range(2):
+        found = await rig.objects.list(ReservationInstruction)
+        offloaded = {one.metadata.name: one.spec.namespaces for one in found}
+        assert offloaded == {"rsv-1": ("team-a",), "rsv-2": ()}
+        assert {one.metadata.generation for one in found} == {1}
+        await rig.restart()
+        await passed(1)
 
 
 class SlowObjects(FailingObjects):

@@ -4,8 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from fake_broker import UNREACHABLE
-from kubelend.agent import instructions
+from kubelend.agent import conditions, instructions
 from kubelend.agent.peering import PEERING_FINALIZER
+from kubelend.agent.ports import Readiness
 from kubelend.core.errors import Unavailable
 from peers import Rig, peering
 from virtual_time import in_virtual_time, passed, settled
@@ -246,6 +247,53 @@ async def test_failover_disconnects_from_the_old_provider_and_connects_to_the_ne
     assert rig.broker.activated == ["rsv-1", "rsv-1"]
 
 
+@peering()
+async def test_previous_provider_is_used_until_the_new_one_is_ready(rig):
+    await rig.instruct("rsv-1", "one")
+    rig.peering.unready["rsv-1 two"] = "no virtual node yet"
+    await rig.instruct("rsv-1", "two")
+    await passed(60)
+    assert rig.peering.connected == {("rsv-1", "one"), ("rsv-1", "two")}
+    assert rig.peering.count("disconnect") == 0
+    rig.peering.unready.clear()
+    await passed(10)
+    assert rig.peering.connected == {("rsv-1", "two")}
+
+
+@peering()
+async def test_previous_provider_is_used_for_two_minutes_at_most(rig):
+    await rig.instruct("rsv-1", "one")
+    rig.peering.unready["rsv-1 two"] = "no virtual node yet"
+    await rig.instruct("rsv-1", "two")
+    await passed(110)
+    assert rig.peering.count("disconnect") == 0
+    await passed(20)
+    assert rig.peering.connected == {("rsv-1", "two")}
+
+
+@peering()
+async def test_unusable_previous_provider_is_not_waited_for(rig):
+    await rig.instruct("rsv-1", "one")
+    rig.peering.unready["rsv-1"] = "API server: no route to host"
+    await rig.instruct("rsv-1", "two")
+    assert rig.peering.connected == {("rsv-1", "two")}
+    assert rig.peering.count("disconnect one") == 1
+
+
+@peering()
+async def test_short_outage_disconnects_nothing(rig):
+    key = await rig.instruct("rsv-1", "one")
+    rig.peering.unready["rsv-1"] = "APIServerStatus: Error"
+    rig.peering.notify("one")
+    await passed(10)
+    await rig.expect(key, "Connecting", "APIServerStatus: Error", "one")
+    rig.peering.unready.clear()
+    rig.peering.notify("one")
+    await settled()
+    await rig.expect(key, "Ready", "node ready", "one")
+    assert rig.peering.count("disconnect") == 0
+
+
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 @peering()
 async def test_unreachable_provider_does_not_block_the_next(rig, how):
@@ -320,6 +368,34 @@ async def test_restart_disconnects_what_ended_meanwhile(how):
 
 
 # -- disconnecting
+
+
+@pytest.mark.parametrize("how", ["finished", "deleted", "moved"])
+@peering()
+async def test_steps_of_a_disconnection_are_reported_once(rig, how):
+    key = await rig.instruct("rsv-1", "one")
+    for step, kind in (
+        ("Draining", "Normal"),
+        ("Disconnecting", ""),
+        ("ForceUnpeering", "Warning"),
+    ):
+        reason = f"waiting for {step}"
+        rig.peering.incomplete["disconnect"] = Readiness(False, reason, step=step)
+        if step == "Draining":
+            await end(rig, key, how)
+        await passed(5)
+        found = [one for one in rig.events if one.reason == step]
+        assert [one.type for one in found] == [kind] * bool(kind)
+        assert all(one.message == f"Disconnecting from cluster one: {reason}" for one in found)
+        peered = conditions.find((await rig.status(key)).conditions, "Peered")
+        assert peered is not None
+        assert peered.status == "True"
+        assert (peered.reason, peered.message) == (
+            ("Connected", "peered with two") if how == "moved" else (step, reason)
+        )
+    rig.peering.incomplete.clear()
+    await passed(5)
+    assert rig.peering.connected == ({("rsv-1", "two")} if how == "moved" else set())
 
 
 @pytest.mark.parametrize("how", ["finished", "deleted", "released", "by force"])

@@ -365,6 +365,19 @@ def resource_request(generation=1, spec=SPEC, **status):
     return ResourceRequest(metadata, spec, ResourceRequestStatus(**status))
 
 
+@pytest.mark.parametrize("namespaces", [("team-b",), ("team-a", "kube-system")])
+@requester()
+async def test_only_its_own_namespace_may_be_offloaded(rig, namespaces):
+    key = await rig.create_request(namespace="team-a", namespaces=namespaces)
+    message = f"spec.namespaces: {namespaces[-1]} is not the namespace of this ResourceRequest"
+    status = await rig.expect(key, "Failed", reason="InvalidInput")
+    assert status.message == f"{message}; create a ResourceRequest in that namespace"
+    assert rig.broker.keys == []
+    found = await rig.found(key)
+    expected = ("team-a",) if "team-a" in namespaces else ()
+    assert resource_requests.allowed_namespaces(found) == expected
+
+
 @requester()
 async def test_all_of_the_spec_reaches_the_broker(rig):
     rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}

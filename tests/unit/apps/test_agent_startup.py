@@ -258,6 +258,9 @@ class NoExchange:
     async def exchange_handshake(self, reservation, handshake):
         raise AssertionError("nothing is peered here")
 
+    async def grant_keys(self):
+        raise AssertionError("nothing is peered here")
+
 
 async def test_kubeconfigs_select_liqoctl_unless_peering_is_disabled(
     settings, environment, tmp_path

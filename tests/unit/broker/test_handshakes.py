@@ -8,7 +8,7 @@ import make
 from kubelend.broker import handshakes
 from kubelend.broker.handshakes import HandshakeRelay
 from kubelend.broker.streams import StreamHub
-from kubelend.core.errors import Forbidden, WrongPhase
+from kubelend.core.errors import Forbidden, InvalidInput, WrongPhase
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
 from kubelend.wire.bodies import Handshake
@@ -51,9 +51,25 @@ def test_other_side_is_notified_once_of_each_new_handshake(relay, hub, reservati
     assert feed.take_handshakes() == other.take_handshakes() == []
 
 
+def test_other_side_is_notified_until_it_has_got_the_handshake(relay, hub, reservation):
+    """It may not have listened the first time."""
+    feed = hub.open(A, 0)
+    for _ in range(2):
+        relay.exchange(reservation, R, START)
+        assert feed.take_handshakes() == [reservation.id]
+    relay.exchange(reservation, A, NONCE)
+    relay.exchange(reservation, R, START)
+    assert feed.take_handshakes() == []
+
+
 def test_only_requester_and_current_provider_take_part(relay, reservation):
     with pytest.raises(Forbidden, match="rsv-1 is not placed on b"):
         relay.exchange(reservation, B, NONCE)
+
+
+def test_texts_are_plain_because_the_other_side_shows_them(relay, reservation):
+    with pytest.raises(InvalidInput, match=r"error: .* contains a control"):
+        relay.exchange(reservation, R, Handshake("liqo-r", error="\x84"))
 
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RELEASED, Phase.FAILED])

@@ -22,6 +22,7 @@ from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry
 from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
 from kubelend.core.events import Archived, ClusterDeleted, CommittedChanges
 from kubelend.core.models import Cluster, ClusterId, ReservationId
+from kubelend.wire import bodies
 from virtual_time import settled
 from waiting import PATIENCE, until
 
@@ -393,7 +394,10 @@ async def test_follower_rejects_changes_and_names_the_leader(store, replica):
     "change",
     [
         pytest.param(authorization.owned_by, id="release"),
-        pytest.param(authorization.acknowledge_hold, id="acknowledge"),
+        pytest.param(
+            partial(authorization.acknowledge_hold, body=bodies.AcknowledgeRequest()),
+            id="acknowledge",
+        ),
         pytest.param(partial(authorization.refuse_hold, reason="no"), id="refuse"),
     ],
 )

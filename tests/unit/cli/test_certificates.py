@@ -16,9 +16,10 @@ from kubelend.apps.settings import ClientSettings
 from kubelend.cli import certificates as certificate_commands
 from kubelend.cli import output
 from kubelend.core.errors import Conflict, NotFound
+from kubelend.core.grants import GRANT_ISSUER, Grant
 from kubelend.kits import backoff
 from kubelend.pki import files, identity, tokens
-from kubelend.pki.grants import GRANT_ISSUER, Grant, GrantKeys
+from kubelend.pki.grants import GrantKeys
 from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
 from scripted_broker import body, hang_up, problem, raw, say_nothing

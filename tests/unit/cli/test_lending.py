@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 import make
 import object_samples
-from kubelend.cli import kube_objects, lending
+from kubelend.cli import kube_objects, lending, reservations
 from kubelend.cli.reservations import Role
 from kubelend.wire import bodies
 
@@ -28,8 +28,27 @@ def rows(role, found, *, wide=False):
 
 def test_borrowed_of_a_broker_has_no_use_and_no_node():
     header, row = rows(Role.REQUESTER, FOUND)
-    assert header == ["NAME", "PHASE", "FROM", "CPU", "MEMORY", "USED", "UNTIL", "PRICE", "NODE"]
-    assert row == ["rsv-1", "Active", "bonn", "4", "16Gi", "-", UNTIL, "0.5", "EUR/h", "-"]
+    assert header == [
+        "NAME",
+        "PHASE",
+        "FROM",
+        "CPU",
+        "MEMORY",
+        "HELD",
+        "USED",
+        "UNTIL",
+        "PRICE",
+        "NODE",
+    ]
+    assert row == ["rsv-1", "Active", "bonn", "4", "16Gi", "-", "-", UNTIL, "0.5", "EUR/h", "-"]
+
+
+def test_borrowed_says_whether_the_provider_holds_it():
+    held = bodies.HoldReport(held=False, reason="PartiallyHeld", message="1 CPU of 4 CPU held")
+    found = replace(FOUND, status=replace(FOUND.status, held=held))
+    assert rows(Role.REQUESTER, found)[1][5] == "PartiallyHeld"
+    shown = reservations.details(found, make.T0)
+    assert "PartiallyHeld: 1 CPU of 4 CPU held" in shown
 
 
 def test_borrowed_of_a_cluster_has_use_and_node():
@@ -37,7 +56,7 @@ def test_borrowed_of_a_cluster_has_use_and_node():
         FOUND, kube_objects.InstructedBody, node_name="n", used=bodies.Amounts("1", "2Gi")
     )
     _, row = rows(Role.REQUESTER, found)
-    assert row[5:7] == ["1", "2Gi"]
+    assert row[6:8] == ["1", "2Gi"]
     assert row[-1] == "n"
 
 

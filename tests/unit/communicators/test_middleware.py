@@ -26,7 +26,7 @@ CALLS = {
     "release": ("rsv-1",),
     "find": ("rsv-1",),
     "instructions": (),
-    "acknowledge": ("rsv-1",),
+    "acknowledge": ("rsv-1", bodies.HoldReport(True, "Held")),
     "refuse": ("rsv-1", "busy"),
     "ping": (),
 }

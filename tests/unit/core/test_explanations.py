@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -193,7 +193,6 @@ def test_candidate_shows_its_price_in_its_own_currency():
     assert (found["b"].price, found["b"].currency) == (None, "")
 
 
-@settings(max_examples=200)
 @given(ledgers(), requests())
 def test_explanation_agrees_with_the_decision(ledger, request):
     question = make.question(request)
@@ -393,7 +392,6 @@ FIXABLE = INSUFFICIENT_AMOUNT | {
 }
 
 
-@settings(max_examples=300)
 @given(ledgers(), requests())
 def test_every_suggestion_is_true_and_no_part_of_it_larger_than_need_be(ledger, request):
     """Doing what it says makes the very cluster fit, and one unit or one billionth less does not.
@@ -419,7 +417,6 @@ def test_every_suggestion_is_true_and_no_part_of_it_larger_than_need_be(ledger, 
             assert not is_placed(cheaper, cluster, ledger)
 
 
-@settings(max_examples=200)
 @given(ledgers(), requests())
 def test_there_is_a_suggestion_whenever_some_change_would_do(ledger, request):
     found = explanations.explain_placement(make.question(request), ledger.fleet, 10)

@@ -455,6 +455,6 @@ def as_followed(changes):
         yield document or RecordDeleted(kind, id_)
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=50)
+LedgerMachine.TestCase.settings = settings(stateful_step_count=50)
 # A failure takes long to shrink, and is worth it: cut short, it says nothing.
 TestLedgerMachine = pytest.mark.timeout(600)(LedgerMachine.TestCase)

@@ -7,7 +7,14 @@ import pytest
 
 from kubelend.core import pod_requests
 from kubelend.core.inventory import Hold, Inventory
-from kubelend.core.pod_requests import KubernetesPod, Node, OffloadedFrom, Pod, PodScheduling
+from kubelend.core.pod_requests import (
+    BY_RESERVATION,
+    KubernetesPod,
+    Node,
+    OffloadedFrom,
+    Pod,
+    PodScheduling,
+)
 from kubelend.core.resources import NOTHING, Resources
 
 R = "rsv-rome-1"
@@ -33,7 +40,7 @@ def test_what_is_offered_does_not_depend_on_placeholders(inventory):
     before = inventory.totals()
     inventory.put_pod(placeholder(3))
     after = inventory.totals()
-    assert (after.allocated, after.free) == (before.allocated, before.free) == (NOTHING, cpu(9))
+    assert (after.allocated, after.free) == (before.allocated, before.free) == (NOTHING, cpu(5))
     assert after.largest == cpu(5)
 
 
@@ -46,9 +53,16 @@ def test_the_larger_of_reserved_and_used_counts_with_placeholders_too(inventory)
     origin = OffloadedFrom("rome", R)
     inventory.put_pod(placeholder(1))
     inventory.put_pod(Pod("w", "n1", cpu(2), offloaded_from=origin))
-    assert inventory.free() == cpu(9)
+    assert inventory.free() == cpu(5)
     inventory.put_pod(Pod("w", "n1", cpu(5), offloaded_from=origin))
-    assert inventory.free() == cpu(7)
+    assert inventory.free() == cpu(3)
+
+
+def test_pods_that_liqo_has_authenticated_count_once_whatever_its_id_of_the_requester_is(inventory):
+    inventory.put_pod(Pod("w", "n1", cpu(2), offloaded_from=OffloadedFrom(BY_RESERVATION, R)))
+    assert inventory.free() == cpu(5)
+    inventory.put_pod(Pod("x", "n1", cpu(2), offloaded_from=OffloadedFrom("liqo-id", R)))
+    assert inventory.free() == cpu(3), "of a cluster that may be another one"
 
 
 def test_room_is_what_the_scheduler_has_left(inventory):

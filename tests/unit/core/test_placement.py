@@ -449,7 +449,7 @@ class Dice(random.Random):
         )
 
 
-@settings(max_examples=1500)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.integers(0, 2**32))
 def test_engine_equals_the_reference(seed):
     """The same choice with the same score, the same rejections of every cluster, the same prices."""
@@ -473,7 +473,7 @@ def test_engine_equals_the_reference(seed):
         assert prices is None or prices.hourly_cost(question.request.resources) == agreed
 
 
-@settings(max_examples=500)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.integers(0, 2**32), st.booleans())
 def test_feasible_is_all_filters_together(seed, constrained):
     """Requests without constraints take a shorter way through the filters, to the same clusters."""

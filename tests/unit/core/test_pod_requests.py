@@ -9,6 +9,7 @@ import pytest
 
 from kubelend.core import errors, pod_requests, resources
 from kubelend.core.pod_requests import (
+    BY_RESERVATION,
     KubernetesNode,
     KubernetesPod,
     Node,
@@ -49,6 +50,9 @@ def node(labels=None, conditions=(READY,), status=None, **spec):
         pytest.param(False, node(conditions=[]), id="no conditions"),
         pytest.param(False, node(conditions=[{**READY, "type": "Other"}]), id="another condition"),
         pytest.param(True, node(conditions=[{"type": "Other"}, READY]), id="ready among others"),
+        pytest.param(True, node(taints=[{"effect": "PreferNoSchedule"}]), id="preference"),
+        pytest.param(False, node(taints=[{"effect": "NoSchedule"}]), id="taint NoSchedule"),
+        pytest.param(False, node(taints=[{"effect": "NoExecute"}]), id="taint NoExecute"),
         pytest.param(False, node({"liqo.io/type": "virtual-node"}), id="liqo"),
         pytest.param(False, node({"liqo.io/type": ""}), id="liqo of any kind"),
         pytest.param(False, node({"type": "virtual-kubelet"}), id="virtual kubelet"),
@@ -106,6 +110,10 @@ LIQO = {
 }
 
 
+NODE, CREATOR = "offloading.liqo.io/nodename", "liqo.io/creator-user"
+RESERVED = LIQO | {NODE: "rsv-1"}
+
+
 def projected(cpu="1", node="n1", labels=None, phase="Running"):
     """The projection of a Pod that comes as JSON, as an API server sends it."""
     found = {
@@ -150,6 +158,10 @@ def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
         ({name: LIQO[name] for name in LIQO if "origin" not in name}, None),
         ({name: LIQO[name] for name in LIQO if "nodename" not in name}, OffloadedFrom("rome", "")),
         ({"liqo.io/shadowPod": "true"}, None),
+        ({**RESERVED, CREATOR: "rsv-1-0a1b"}, OffloadedFrom(BY_RESERVATION, "rsv-1")),
+        ({**RESERVED, NODE: "rsv-1.2", CREATOR: "rsv-1.2-0a"}, OffloadedFrom("*", "rsv-1")),
+        ({**RESERVED, CREATOR: "rsv-2-0a1b"}, OffloadedFrom("rome", "rsv-1")),
+        ({**LIQO, CREATOR: "res-1-0a1b"}, OffloadedFrom("rome", "res-1")),
     ],
     ids=[
         "offloaded",
@@ -158,6 +170,10 @@ def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
         "no_origin",
         "no_virtual_node",
         "own_abroad",
+        "authenticated",
+        "authenticated_after_a_move",
+        "of_another_slice",
+        "of_another_peering",
     ],
 )
 def test_offloaded_pod_is_known_by_its_labels(labels, source):
@@ -346,7 +362,7 @@ RESIZED = {
     ),
     "pod shrinking": (
         resized_pod("pod: cpu=1 memory=5 | overhead: cpu=100m", "cpu=2100m"),
-        "cpu=2100m memory=5",
+        "cpu=2200m memory=5",
     ),
     "pod growing": (
         resized_pod("pod: cpu=3 | overhead: cpu=100m", "", "cpu=1100m memory=9"),
@@ -355,9 +371,17 @@ RESIZED = {
     "pod allocated": (resized_pod("pod: cpu=1", "", "cpu=2"), "cpu=2"),
     "pod infeasible": (resized_pod("pod: cpu=8", "cpu=2", **INFEASIBLE), "cpu=2"),
     "pod infeasible, nothing reported": (pod("pod: cpu=8", INFEASIBLE), "cpu=8"),
-    "pod with less than its overhead": (
+    "pod infeasible, only allocated": (
+        pod("pod: cpu=8", {"allocatedResources": amounts("cpu=2"), **INFEASIBLE}),
+        "cpu=8",
+    ),
+    "pod infeasible with overhead": (
         resized_pod("pod: cpu=8 | overhead: cpu=1", "cpu=500m", **INFEASIBLE),
-        "cpu=1",
+        "cpu=1500m",
+    ),
+    "pod with the overhead in its status, as since 1.36": (
+        resized_pod("pod: cpu=2 | overhead: cpu=250m", "cpu=2250m", "cpu=2250m"),
+        "cpu=2500m",
     ),
 }
 

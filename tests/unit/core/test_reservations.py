@@ -9,6 +9,7 @@ from kubelend.core.events import (
     Activated,
     Failed,
     FailoverBlocked,
+    HoldReported,
     Nominated,
     Placed,
     ProviderRecovered,
@@ -17,7 +18,7 @@ from kubelend.core.events import (
     RetentionExpired,
 )
 from kubelend.core.lifecycle import ALLOWED_TRANSITIONS, FINAL, Phase, Reason
-from kubelend.core.models import ClusterId, Reservation, ReservationId
+from kubelend.core.models import ClusterId, HoldReport, Reservation, ReservationId
 
 LATER = make.T0 + make.MINUTE
 END = LATER + make.HOUR
@@ -29,6 +30,7 @@ EVENTS = {
     "FailoverBlocked": FailoverBlocked(LATER, ID, "no provider fits"),
     "ProviderRecovered": ProviderRecovered(LATER, ID),
     "Acknowledged": Acknowledged(LATER, ID),
+    "HoldReported": HoldReported(LATER, ID, HoldReport(True, "Held")),
     "Activated": Activated(LATER, ID),
     "Renewed": Renewed(LATER, ID, END),
     "Released": Released(LATER, ID, Reason.BY_REQUESTER, "given back"),
@@ -102,6 +104,20 @@ def finish(runner, how):
         runner.refuse(held, "a")
     assert runner[held].phase == how
     return held
+
+
+def test_report_is_of_one_provider_and_kept_until_the_next_one(runner):
+    held = runner.reserve("cpu=1,memory=1Gi", pinned="a")
+    report = HoldReport(is_held=False, reason="PartiallyHeld", message="half of it")
+    runner.acknowledge(held, "a", report)
+    revision = runner[held].revision
+    for repeated in (report, None):
+        runner.acknowledge(held, "a", repeated)
+    assert (runner[held].held, runner[held].revision) == (report, revision)
+    other = runner.reserve("cpu=1,memory=1Gi")
+    runner.acknowledge(other, str(runner[other].target), report)
+    runner.refuse(other, str(runner[other].target))
+    assert (runner[other].phase, runner[other].held) == ("Reserved", None), "of the next provider"
 
 
 def test_reserved_at_once_with_target_end_and_text_of_the_contract(runner):

@@ -7,9 +7,8 @@ import pytest
 from kubelend.agent.ports import Peer
 from kubelend.core import resources
 from kubelend.peerings import liqo_objects, liqo_provider
-from kubelend.peerings.liqo_objects import LiqoResource
+from kubelend.peerings.liqo_objects import LiqoResource, OwnedMetadata
 from kubelend.peerings.liqo_provider import LentReservation
-from kubelend.wire.objects import Metadata
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RESERVED = resources.parse_requested({"cpu": "2", "memory": "4Gi", "gpu": "1"})
@@ -28,7 +27,7 @@ GRANTED = {"type": "Resources", "status": "Accepted", "message": "reservation rs
 
 def resource_slice(amounts=AMOUNTS, kind="kubelend", conditions=(AUTHENTICATED,), **status):
     return LiqoResource(
-        Metadata("rsv-1", "liqo-tenant-paris", resource_version="7"),
+        OwnedMetadata("rsv-1", "liqo-tenant-paris", resource_version="7"),
         {"class": kind, "resources": amounts},
         {"conditions": list(conditions), **status},
     )
@@ -104,7 +103,9 @@ def test_amounts_that_a_requester_gave_itself_are_taken_back():
 
 def node(ready="True", amounts=AMOUNTS):
     conditions = [{"type": "Ready", "status": ready, "message": "it says so"}]
-    return LiqoResource(Metadata("rsv-1"), {}, {"conditions": conditions, "allocatable": amounts})
+    return LiqoResource(
+        OwnedMetadata("rsv-1"), {}, {"conditions": conditions, "allocatable": amounts}
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_granted_and_offered_in_full_is_ready():
 def foreign(role="Provider", identity="Ready", server="Established"):
     module = {"conditions": [{"type": "AuthIdentityControlPlaneStatus", "status": identity}]}
     return LiqoResource(
-        Metadata("liqo-b"),
+        OwnedMetadata("liqo-b"),
         {},
         {
             "role": role,

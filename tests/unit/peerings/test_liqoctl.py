@@ -16,6 +16,7 @@ from kubelend.agent.ports import Peer
 from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedResponse
 from kubelend.peerings import liqoctl
 from kubelend.peerings.liqoctl import LiqoctlPeering
+from kubelend.wire import bodies
 from waiting import until
 
 PEER = Peer("rsv-home-1", "one", make.resources("cpu=500m,memory=1Gi,gpu=2,storage=5Gi"))
@@ -66,9 +67,35 @@ async def test_slice_has_the_size_and_name_of_the_reservation(liqo, peering):
     own = str(liqo.kubeconfigs / "home.kubeconfig")
     assert liqo.log[2] == [
         *("liqoctl", "create", "resourceslice", "rsv-home-1", "--remote-cluster-id", "one"),
+        *("--class", "kubelend"),
         *("--cpu", "500m", "--memory", "1Gi", "--resource", "nvidia.com/gpu=2"),
         *("--resource", "ephemeral-storage=5Gi", "--kubeconfig", own, "--skip-confirm"),
     ]
+
+
+class Grants:
+    """What the broker says about a handshake."""
+
+    async def exchange_handshake(self, reservation, handshake):
+        return bodies.HandshakeResult(None, grant=f"signed for {handshake.cluster_id}")
+
+
+async def test_slice_carries_the_grant_that_the_provider_asks_for(liqo):
+    await connect(made(liqo, exchange=Grants()), PEER)
+    [created] = [call for call in liqo.log if call[1:3] == ["create", "resourceslice"]]
+    place = created.index("--global-annotations")
+    assert created[place + 1] == "kubelend.io/grant=signed for home"
+
+
+async def test_peering_is_recognized_by_its_identity_and_not_by_its_foreign_cluster(liqo, peering):
+    """Liqo leaves the ForeignCluster, and `unpeer` fails without a peering."""
+    await connect(peering, PEER)
+    for _ in range(2):
+        await peering.disconnect(PEER)
+    assert liqo.commands.count("liqoctl unpeer") == 1
+    asked = [call[2] for call in liqo.log if call[:2] == ["kubectl", "get"]]
+    assert asked[-1] == "identities.authentication.liqo.io/controlplane-one"
+    assert not [kind for kind in asked if kind.startswith("foreignclusters")]
 
 
 async def test_two_reservations_on_one_provider_share_the_peering_and_no_slice(liqo, peering):

@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import openssl
@@ -334,7 +334,6 @@ def test_a_short_life_is_backdated_by_no_more_than_itself(lifetime, start):
     assert certificate.not_valid_after_utc == NOON + lifetime
 
 
-@settings(max_examples=200)
 @given(
     lifetime=st.integers(1, 3650 * 86400).map(lambda seconds: timedelta(seconds=seconds)),
     fraction=st.timedeltas(min_value=timedelta(0), max_value=SECOND),

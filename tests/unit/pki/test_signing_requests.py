@@ -290,7 +290,7 @@ DER = [base64.b64decode("".join(text.splitlines()[1:-1])) for text in REQUESTS]
 REQUEST = x509.load_pem_x509_csr(REQUESTS[0].encode())
 SIGNED, NAME = REQUEST.tbs_certrequest_bytes, REQUEST.subject.public_bytes()
 
-some = settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+some = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 def checked(sent):

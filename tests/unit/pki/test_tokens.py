@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 import make
 import openssl
 from kubelend.core.errors import InvalidGrant, InvalidInput, InvalidSettings
+from kubelend.core.grants import GRANT_ISSUER, Grant
 from kubelend.pki import tokens
 from kubelend.pki.authority import Authority
-from kubelend.pki.grants import GRANT_ISSUER, Grant, GrantKeys, verify_grant
+from kubelend.pki.grants import GrantKeys, verify_grant
 from kubelend.pki.keys import Algorithm, to_pem
 
 REFUSAL = (
@@ -76,7 +77,7 @@ NEARLY = st.builds(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.text(max_size=60) | NEARLY)
 @example(TOKEN)
 @example("\ud800")
@@ -304,8 +305,16 @@ RIGHT = to_pem(Ed25519PrivateKey.generate())
         (b"-----BEGIN PRIVATE KEY-----\nAAAA\n", 0o600, "contains no"),
         (OF_ANOTHER_KIND, 0o600, "contains no Ed25519 key"),
         (RIGHT + OF_ANOTHER_KIND, 0o600, "contains no Ed25519 key"),
+        (RIGHT + b"-----BEGIN PRIVATE KEY-----\nAAAA\n", 0o600, "text after its last private key"),
     ],
-    ids=["others can read it", "no key", "corrupt", "another kind", "another kind beside it"],
+    ids=[
+        "others can read it",
+        "no key",
+        "corrupt",
+        "another kind",
+        "another kind beside it",
+        "rest",
+    ],
 )
 def test_file_with_anything_else_than_private_keys_of_this_kind_is_refused(
     tmp_path, content, mode, problem

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -200,3 +202,98 @@ def test_modified_record_is_not_archived(path, store):
     execute(path, "UPDATE reservations SET record = replace(record, '1000', '9000')")
     with pytest.raises(StoreFailed, match=r"'rsv-1' .* checksum"):
         store.commit([Archived(ReservationId("rsv-1"))], 2)
+
+
+# -- commits that are lost
+
+
+@pytest.fixture
+def killed(path, tmp_path):
+    """The files of a broker that was killed after ten commits, all of them in the log alone."""
+    copy = tmp_path / "killed"
+    SqliteStore.open(path).close()  # the tables are not in the log
+    with closing(SqliteStore.open(path)) as store:
+        store.load()
+        for number in range(1, 11):
+            store.commit([make.reservation(f"r{number}")], number)
+        shutil.copytree(path.parent, copy, ignore=shutil.ignore_patterns("killed"))
+    return copy / path.name
+
+
+def log_of(path):
+    return path.with_name(f"{path.name}-wal")
+
+
+def flip_a_bit(path):
+    content = bytearray(log_of(path).read_bytes())
+    content[len(content) // 2] ^= 1
+    log_of(path).write_bytes(content)
+
+
+def cut_the_log(path):
+    os.truncate(log_of(path), log_of(path).stat().st_size // 2)
+
+
+def remove_the_log(path):
+    log_of(path).unlink()
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_the_log, remove_the_log])
+@pytest.mark.parametrize("open_store", [SqliteStore.open, SqliteStore.open_readonly])
+def test_store_that_ends_before_its_last_commit_does_not_load(killed, damage, open_store):
+    """SQLite takes a log for complete that ends at a damaged frame."""
+    damage(killed)
+    lost = r"it ends at revision \d, but revision 10 was committed"
+    with closing(open_store(killed)) as store, pytest.raises(StoreFailed, match=lost):
+        store.load()
+
+
+def test_lost_commits_are_given_up_by_removing_the_lock_file(killed):
+    cut_the_log(killed)
+    killed.with_name("store.db-lock").unlink()
+    with closing(SqliteStore.open(killed)) as store:
+        assert 0 < store.load().revision < 10
+
+
+def test_all_of_the_log_is_written_again_when_the_store_is_opened(killed, tmp_path):
+    """A failed sync may have left it in the kernel's cache alone."""
+    with closing(SqliteStore.open(killed)):
+        assert log_of(killed).stat().st_size == 0
+        alone = tmp_path / "alone.db"
+        shutil.copy(killed, alone)
+    with closing(SqliteStore.open_readonly(alone)) as store:
+        assert store.load().revision == 10
+
+
+def test_store_that_another_program_reads_is_not_opened_before_it_is_synced(killed, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_SECONDS", 0)
+    with closing(SqliteStore.open(killed)) as store:
+        store.load()
+        with closing(sqlite3.connect(killed)) as shell:
+            shell.execute("BEGIN")
+            shell.execute("SELECT * FROM meta").fetchall()
+            store.commit([make.reservation("late")], 11)
+            store.close()
+            with pytest.raises(StoreFailed, match="is being read by another program"):
+                SqliteStore.open(killed)
+    with closing(SqliteStore.open(killed)) as store:
+        assert store.load().revision == 11
+
+
+def test_lost_store_is_not_replaced_by_an_empty_one(path, store):
+    store.commit([make.reservation("r")], 1)
+    store.close()
+    path.unlink()
+    missing = r"store\.db was in use, and is missing; move it back.* remove store\.db-lock"
+    with pytest.raises(StoreFailed, match=missing):
+        SqliteStore.open(path)
+    assert not path.exists()
+    path.with_name("store.db-lock").unlink()
+    with closing(SqliteStore.open(path)) as new:
+        assert new.load().revision == 0
+
+
+def test_store_whose_last_revision_is_unknown_does_not_load(path, store):
+    path.with_name("store.db-lock").write_text("seven")
+    with pytest.raises(StoreFailed, match=r"store\.db-lock does not contain a revision"):
+        store.load()

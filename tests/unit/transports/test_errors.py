@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from msgspec.structs import replace
 
 from certificates import Certificates
 from kubelend.core.errors import (
@@ -264,3 +265,17 @@ def test_a_key_that_others_can_read_is_a_warning_since_kubernetes_mounts_it_so(o
     (directory / "tls.key").chmod(0o644)
     assert "mode 0644, so other users can access it; chmod 600" in tls.key_mode_warning(directory)
     tls.server_context(directory)
+
+
+@pytest.mark.parametrize(
+    "profile, problem",
+    [
+        (identity.client_profile("a"), "no extended key usage serverAuth; create one with"),
+        (replace(identity.server_profile(), names=()), "no subject alternative name, by which"),
+    ],
+    ids=["client", "no name"],
+)
+def test_server_does_not_start_with_a_certificate_that_clients_reject(own, profile, problem):
+    directory = own.write("other", profile)
+    with pytest.raises(InvalidSettings, match=problem):
+        reloading_context(directory)

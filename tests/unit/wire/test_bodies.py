@@ -22,7 +22,7 @@ FIELDS = {
     ),
     bodies.Constraints: "labels region exclude maxPricePerHour currency",
     bodies.ReservationStatus: (
-        "phase message reason reservedAt expiresAt waitUntil acknowledgedAt activatedAt finishedAt"
+        "phase message reason reservedAt expiresAt waitUntil acknowledgedAt activatedAt finishedAt held"
     ),
     bodies.AgreedCost: "pricePerHour currency",
     bodies.Reservation: (
@@ -32,6 +32,8 @@ FIELDS = {
     bodies.ReservationList: "reservations next",
     bodies.PublishResult: "advertisement providerInstructions",
     bodies.RenewRequest: "duration",
+    bodies.HoldReport: "held reason message",
+    bodies.AcknowledgeRequest: "held",
     bodies.RefuseRequest: "reason",
     bodies.CordonRequest: "reason",
     bodies.ClusterStatus: (

@@ -51,6 +51,8 @@ class Dependencies(NamedTuple):
     """Signs the grants for the two sides of a reservation."""
     session_timeout: timedelta = timedelta(minutes=15)
     """After which an agent session without requests expires."""
+    grant_keys: str = ""
+    """The keys that verify grants, as the REST interface returns them."""
 
 
 class RequestHandlers:
@@ -61,6 +63,7 @@ class RequestHandlers:
         self._terms = dependencies.terms
         self._sessions = dependencies.sessions
         self._sign_grant = dependencies.sign_grant
+        self._grant_keys = dependencies.grant_keys
         self._cluster = cluster
         self._namespace = namespace
 
@@ -115,7 +118,10 @@ class RequestHandlers:
             self.authorize(request)
             match request.verb:
                 case "acknowledge":
-                    return await authorization.acknowledge_hold(self._broker, lent, self._cluster)
+                    body = cluster_namespaces.acknowledgement_from_request(request)
+                    return await authorization.acknowledge_hold(
+                        self._broker, lent, self._cluster, body
+                    )
                 case "refuse":
                     return await authorization.refuse_hold(
                         self._broker, lent, self._cluster, request.arguments
@@ -124,6 +130,8 @@ class RequestHandlers:
 
     async def handle_session(self, request: AgentRequest) -> str:
         """The response body for the named reservation as the REST interface returns it; else empty."""
+        if request.verb == "keys":
+            return self._grant_keys
         if request.verb not in ("read", "handshake") or not request.arguments:
             return ""
         found = await authorization.visible_to(
@@ -229,6 +237,7 @@ class AgentStream:
         cluster: ClusterId,
         agent: str,
         on_end: Callable[[AgentStream], None],
+        on_handshakes: Callable[[list[ReservationId]], None],
     ) -> None:
         """Also ends after a timeout without a request: no connection shows that the process died."""
         self.name = f"{agent or 'unnamed'}/{uuid.uuid4().hex[:12]}"
@@ -238,6 +247,7 @@ class AgentStream:
         self._cluster = cluster
         self._last_request_at = self._broker.clock()
         self._on_end = on_end
+        self._on_handshakes = on_handshakes
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, origin: str) -> None:
@@ -269,6 +279,8 @@ class AgentStream:
                     started.set_result(None)
                     while not feed.closed and not self._is_expired():
                         await feed.read(SESSION_CHECK_SECONDS)
+                        if handshakes := feed.take_handshakes():
+                            self._on_handshakes(handshakes)
         except KubelendError as error:
             if not started.done():
                 started.set_exception(error)

@@ -8,6 +8,7 @@ cache as the API server returned it.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
@@ -44,6 +45,8 @@ log = structlog.get_logger("kubelend.cluster_namespaces")
 MAX_CONCURRENT_WRITES = 16
 """Concurrent writes in one namespace."""
 
+MAX_HANDSHAKES_PER_NOTICE = 256
+
 INSTRUCTION_RESOURCE = resources.resource_for(ProviderInstruction)
 
 
@@ -66,6 +69,8 @@ class NamespaceReconciler:
         self._handlers = RequestHandlers(dependencies, cluster, namespace)
         self._enqueue = enqueue
         self._stream: handlers.AgentStream | None = None
+        self._handshakes: dict[ReservationId, None] = {}
+        """Reservations with a new handshake, of which the agent is not notified yet."""
         self._ledger: Ledger | None = None
         """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
         self._writer = NamespaceWriter(dependencies, namespace, cluster, self.cache)
@@ -267,7 +272,7 @@ class NamespaceReconciler:
             raise
         except KubelendError as error:
             response = replace(response, error=cluster_namespaces.error_text(error))
-        status |= {
+        status |= self._handshake_notice() | {
             "session": "" if self._stream is None else self._stream.name,
             "lastUpdateTime": self._dependencies.broker.clock(),
             "response": cluster_namespaces.response_fields(response),
@@ -292,7 +297,9 @@ class NamespaceReconciler:
         return {"revision": ends[0], "compactedRevision": ends[1]}
 
     async def _open_stream(self, agent: str) -> None:
-        stream = handlers.AgentStream(self._dependencies, self.cluster, agent, self._on_stream_end)
+        stream = handlers.AgentStream(
+            self._dependencies, self.cluster, agent, self._on_stream_end, self._on_handshakes
+        )
         await stream.start(f"in namespace {self.namespace}")
         previous, self._stream = self._stream, stream
         if previous is not None:
@@ -303,6 +310,10 @@ class NamespaceReconciler:
             self._stream = None
             self._enqueue()
 
+    def _on_handshakes(self, reservations: list[ReservationId]) -> None:
+        self._handshakes.update(dict.fromkeys(reservations))
+        self._enqueue()
+
     def _check_ready(self) -> None:
         if (reason := self._dependencies.broker.unready) is not None:
             raise NotReady(f"the broker is not ready: {reason}", hint="try again later")
@@ -312,10 +323,20 @@ class NamespaceReconciler:
         name = "" if self._stream is None else self._stream.name
         if session is None:
             return
-        if (session.status.session, session.status.cluster_id) != (name, self.cluster):
+        notice = self._handshake_notice()
+        if (session.status.session, session.status.cluster_id) != (name, self.cluster) or notice:
             now = self._dependencies.broker.clock()
             status = {"session": name, "clusterID": self.cluster, "lastUpdateTime": now}
-            await self._writer.patch_status(session, status)
+            await self._writer.patch_status(session, status | notice)
+
+    def _handshake_notice(self) -> dict[str, object]:
+        """For a patch of the status. The rest is for the next notice."""
+        taken = [*self._handshakes][:MAX_HANDSHAKES_PER_NOTICE]
+        for each in taken:
+            del self._handshakes[each]
+        if self._handshakes:
+            self._enqueue()
+        return {"handshakes": {"id": uuid.uuid4().hex, "reservations": taken}} if taken else {}
 
     def _error_response(
         self, obj: InstructionObject, request: AgentRequest, error: KubelendError

@@ -12,7 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from kubelend.core import durations, prices, resources
-from kubelend.core.models import UNCONSTRAINED, Cluster, Constraints, Reservation
+from kubelend.core.models import (
+    UNCONSTRAINED,
+    Cluster,
+    Constraints,
+    HoldReport,
+    Reservation,
+)
 from kubelend.stores import batch
 from kubelend.stores.batch import CorruptRecord, Document
 from kubelend.stores.kubernetes import objects
@@ -121,10 +127,18 @@ def reservation_status(record: Reservation) -> Status:
         "expiresAt": _timestamp(record.expires_at),
         "waitUntil": _timestamp(record.wait_until),
         "acknowledgedAt": _timestamp(record.acknowledged_at),
+        "held": _hold_report(record.held),
         "activatedAt": _timestamp(record.activated_at),
         "finishedAt": _timestamp(record.finished_at),
         "lastUpdateTime": _timestamp(changed_at),
     }
+
+
+def _hold_report(found: HoldReport | None) -> Status | None:
+    """With all fields, so that a patch replaces all of the previous one."""
+    if found is None:
+        return None
+    return {"held": found.is_held, "reason": found.reason, "message": found.message}
 
 
 def stored_record(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> StoredRecord:

@@ -1,0 +1,241 @@
+"""Plans the removal of a reservation's virtual node, and of a peering after its last one. Pure.
+
+    the node      cordon, evict its pods until the deadline, delete the slice, wait until Liqo has removed it
+    the peering   Identity, ForeignCluster, tenant namespace, in this order, if our handshake has created them
+
+Each step is planned from the objects as they are, so that an agent may be killed between any two of them. The
+tenant namespace goes last, because it records whose Liqo cluster ID this is.
+
+A provider that does not respond would block it: Liqo's replicator waits for the provider's copy of the slice,
+and its drain, of which there is one for all nodes, for pods that only the provider can end. After a time the
+ForeignCluster is declared permanently unreachable, as `liqoctl force unpeer` does. Liqo then removes our side
+alone. The declaration has no effect while the provider responds, and is withdrawn when it is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kubelend.peerings import liqo_objects
+from kubelend.peerings.liqo_objects import (
+    FOREIGN_CLUSTERS,
+    IDENTITIES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SLICES,
+    LiqoKind,
+    LiqoResource,
+    Manifest,
+)
+
+DRAINING, PROVIDER_UNREACHABLE, FORCED = "Draining", "ProviderUnreachable", "ForceUnpeering"
+DISCONNECTING: Final = "Disconnecting"
+"""Reasons of the steps, in conditions and Events."""
+
+DRAIN_ANNOTATION: Final = "kubelend.io/draining-since"
+"""Of a slice: when its node was cordoned. Recorded there, so that a restarted agent keeps the deadline."""
+FORCED_ANNOTATION: Final = "kubelend.io/removed-by-force"
+"""Of a ForeignCluster: that we have declared it unreachable. Of a slice: the change makes Liqo's replicator
+try again at once, and not after its backoff."""
+UNREACHABLE_ANNOTATION: Final = "liqo.io/foreign-cluster-permanently-unreachable"
+DEADLINE_GRACE_SECONDS: Final = 30
+"""For pods that are left at the deadline."""
+
+
+class RemovalLimits(NamedTuple):
+    """How long a removal may wait for others."""
+
+    drain_timeout: timedelta
+    """For pods to be evicted, which PodDisruptionBudgets may delay."""
+    force_after: timedelta
+    """For an unreachable provider, from when it stopped responding."""
+
+
+class Delete(NamedTuple):
+    """Deletes an object; `grace_seconds` is for pods, None for their own."""
+
+    kind: LiqoKind
+    found: LiqoResource
+    grace_seconds: int | None = None
+
+
+class Patch(NamedTuple):
+    kind: LiqoKind
+    found: LiqoResource
+    change: Manifest
+
+
+class Evict(NamedTuple):
+    """Deletes a pod unless a PodDisruptionBudget forbids it now."""
+
+    pod: LiqoResource
+
+
+Action = Delete | Patch | Evict
+
+
+class RemovalStep(NamedTuple):
+    """What to do now, and what to wait for then."""
+
+    actions: tuple[Action, ...] = ()
+    waits_for: str = ""
+    """Empty if nothing is left."""
+    reason: str = DISCONNECTING
+
+
+NOTHING_LEFT: Final = RemovalStep()
+
+
+class ObservedNode(NamedTuple):
+    """What is left of a reservation's virtual node."""
+
+    cluster: str
+    """The provider's ID at the broker."""
+    slice: LiqoResource | None
+    node: LiqoResource | None
+    pods: Sequence[LiqoResource]
+    """On the node."""
+    foreign: LiqoResource | None
+
+
+def plan_node_removal(seen: ObservedNode, limits: RemovalLimits, now: datetime) -> RemovalStep:
+    if seen.slice is None and seen.node is None:
+        return NOTHING_LEFT
+    since = liqo_objects.unreachable_since(seen.foreign)
+    if since is not None:
+        at = since + limits.force_after
+        return _force_node(seen) if now >= at else _wait_for_provider(seen, at)
+    if seen.slice is not None and not seen.slice.is_being_deleted:
+        return _drain(seen, seen.slice, limits, now)
+    left = _deletions([one for one in seen.pods if not one.is_being_deleted])
+    return RemovalStep((*left, *_cordon(seen.node)), _node_text(seen))
+
+
+def _wait_for_provider(seen: ObservedNode, at: datetime) -> RemovalStep:
+    waits_for = f"{seen.cluster}, which is unreachable; removal by force at {at:%Y-%m-%dT%H:%M:%SZ}"
+    return RemovalStep(_cordon(seen.node), waits_for, PROVIDER_UNREACHABLE)
+
+
+def _force_node(seen: ObservedNode) -> RemovalStep:
+    """Everything that needs the provider is done without it. Liqo has to know that first."""
+    waits_for = f"{_node_text(seen)} without {seen.cluster}, which is unreachable"
+    declared = _annotations(seen.foreign).get(UNREACHABLE_ANNOTATION) == "true"
+    if seen.foreign is not None and not declared:
+        declare = Patch(FOREIGN_CLUSTERS, seen.foreign, _declaration("true"))
+        return RemovalStep((*_cordon(seen.node), declare), waits_for, FORCED)
+    actions: list[Action] = [Delete(PODS, pod, grace_seconds=0) for pod in seen.pods]
+    if seen.slice is not None and not seen.slice.is_being_deleted:
+        actions.append(Delete(SLICES, seen.slice))
+    elif seen.slice is not None and FORCED_ANNOTATION not in _annotations(seen.slice):
+        actions.append(Patch(SLICES, seen.slice, _annotate(FORCED_ANNOTATION, "true")))
+    return RemovalStep(tuple(actions), waits_for, FORCED)
+
+
+def _drain(
+    seen: ObservedNode, found: LiqoResource, limits: RemovalLimits, now: datetime
+) -> RemovalStep:
+    evictable = [pod for pod in seen.pods if not pod.is_of_daemon_set]
+    since = _parse_time(_annotations(found).get(DRAIN_ANNOTATION, ""))
+    deadline = (since or now) + limits.drain_timeout
+    if not evictable or now >= deadline:
+        actions = (*_cordon(seen.node), *_deletions(evictable), Delete(SLICES, found))
+        return RemovalStep(actions, _node_text(seen))
+    start = () if since else (Patch(SLICES, found, _annotate(DRAIN_ANNOTATION, now.isoformat())),)
+    evictions = tuple(Evict(pod) for pod in evictable if not pod.is_being_deleted)
+    waits_for = f"{len(evictable)} pods on node {found.metadata.name} to be evicted"
+    waits_for += f", at most until {deadline:%Y-%m-%dT%H:%M:%SZ}"
+    return RemovalStep((*start, *_cordon(seen.node), *evictions), waits_for, DRAINING)
+
+
+def _deletions(pods: Sequence[LiqoResource]) -> tuple[Action, ...]:
+    return tuple(Delete(PODS, pod, DEADLINE_GRACE_SECONDS) for pod in pods)
+
+
+def _cordon(node: LiqoResource | None) -> tuple[Action, ...]:
+    if node is None or node.spec.get("unschedulable") or node.is_being_deleted:
+        return ()
+    return (Patch(NODES, node, {"spec": {"unschedulable": True}}),)
+
+
+def _node_text(seen: ObservedNode) -> str:
+    if seen.slice is not None:
+        return f"ResourceSlice {seen.slice.metadata.name} to be deleted"
+    name = "" if seen.node is None else seen.node.metadata.name
+    return f"virtual node {name} to be deleted"
+
+
+def plan_withdrawal(foreign: LiqoResource | None) -> tuple[Action, ...]:
+    """For a provider that is used again: withdraws our declaration, and not that of others."""
+    if foreign is None or FORCED_ANNOTATION not in _annotations(foreign):
+        return ()
+    return (Patch(FOREIGN_CLUSTERS, foreign, _declaration(None)),)
+
+
+class ObservedPeering(NamedTuple):
+    """What is left of the peering with a provider."""
+
+    cluster: str
+    identity: LiqoResource | None
+    namespace: LiqoResource | None
+    foreign: LiqoResource | None
+    is_used: bool
+    """Whether there are slices of this provider, of other reservations or of others."""
+    tenant: LiqoResource | None = None
+    """If this cluster lends to the same one. It is in the same namespace."""
+
+
+def plan_peering_removal(seen: ObservedPeering) -> RemovalStep:
+    """What our handshake has created, and nothing that others have."""
+    if seen.identity is not None:
+        if seen.is_used or not seen.identity.is_managed:
+            return NOTHING_LEFT
+        return _delete(IDENTITIES, seen.identity, f"the Identity for {seen.cluster}")
+    if seen.namespace is None or not seen.namespace.is_managed or seen.is_used:
+        return NOTHING_LEFT
+    if seen.tenant is not None:
+        is_leaving = seen.tenant.is_being_deleted
+        return (
+            RemovalStep((), f"the Tenant of {seen.cluster} to be deleted")
+            if is_leaving
+            else NOTHING_LEFT
+        )
+    # Liqo leaves it, and creates it again as long as the Identity is there.
+    if seen.foreign is not None and seen.foreign.status.get("role") in _UNUSED_ROLES:
+        return _delete(FOREIGN_CLUSTERS, seen.foreign, f"the ForeignCluster of {seen.cluster}")
+    return _delete(NAMESPACES, seen.namespace, f"namespace {seen.namespace.metadata.name}")
+
+
+_UNUSED_ROLES: Final = (None, "", "Unknown", "Provider")
+"""Of a ForeignCluster without an Identity. One with another role belongs to another peering."""
+
+
+def _delete(kind: LiqoKind, found: LiqoResource, name: str) -> RemovalStep:
+    actions = () if found.is_being_deleted else (Delete(kind, found),)
+    return RemovalStep(actions, f"{name} to be deleted")
+
+
+def _annotate(name: str, value: str) -> Manifest:
+    return {"metadata": {"annotations": {name: value}}}
+
+
+def _declaration(value: str | None) -> Manifest:
+    names = (UNREACHABLE_ANNOTATION, FORCED_ANNOTATION)
+    return {"metadata": {"annotations": dict.fromkeys(names, value)}}
+
+
+def _annotations(found: LiqoResource | None) -> dict[str, str]:
+    return {} if found is None else found.metadata.annotations
+
+
+def _parse_time(text: str) -> datetime | None:
+    """None if it is not a time; then the drain starts again."""
+    try:
+        found = msgspec.convert(text, datetime)
+    except msgspec.ValidationError:
+        return None
+    return found if found.tzinfo is not None else None
