@@ -59,7 +59,7 @@ class FakeBroker:
         """Whether calls take effect without a response."""
         self.resets_streams = False
         """Whether a stream that is opened again starts with a reset."""
-        self.rejections: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}
         """The reason of each refusal, by reservation."""
         self.keys: list[str] = []
         """The idempotency key of each request."""
@@ -173,7 +173,7 @@ class FakeBroker:
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         await self._called("refuse", reservation)
         self.runner.refuse(ReservationId(reservation), self.cluster, reason)
-        self.rejections.setdefault(reservation, reason)
+        self.refusals.setdefault(reservation, reason)
         return await self._response(reservation)
 
     async def activate(self, reservation: str) -> bodies.Reservation:

@@ -16,10 +16,12 @@ POLICY = bodies.LendingPolicy(
 CONSTRAINTS = bodies.Constraints({"tier": "gold"}, "eu", ["berlin"], "2.50", "EUR")
 WEIGHTS = {"headroom": 0.5, "price": 2.0}
 CONDITION = objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
-KEPT = broker_objects.StoredRecord(2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}')
+STORED_RECORD = broker_objects.StoredRecord(
+    2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}'
+)
 
-QUESTION = objects.AgentRequest("q-1", "renew", "2h", "one", "{}")
-REPLY = objects.BrokerResponse("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')
+BROKER_REQUEST = objects.AgentRequest("q-1", "renew", "2h", "one", "{}")
+BROKER_RESPONSE = objects.BrokerResponse("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')
 
 
 def metadata(name: str) -> Metadata:
@@ -101,8 +103,10 @@ RESERVATION_INSTRUCTION = objects.ReservationInstruction(
 )
 PROVIDER_INSTRUCTION = objects.ProviderInstruction(
     metadata("rsv-a-1-provider"),
-    objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", response=REPLY),
-    objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT, QUESTION, (CONDITION,)),
+    objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", response=BROKER_RESPONSE),
+    objects.ProviderInstructionStatus(
+        True, AT, "Held", "set aside", AT, BROKER_REQUEST, (CONDITION,)
+    ),
 )
 CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
     metadata("a-adv"),
@@ -123,7 +127,7 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         region="eu",
         valid_for="5m",
         policy=POLICY,
-        request=QUESTION,
+        request=BROKER_REQUEST,
     ),
     broker_objects.ClusterAdvertisementStatus(
         phase="Active",
@@ -136,8 +140,8 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         valid_until=AT,
         cordon_reason="maintenance",
         reservations=3,
-        record=KEPT,
-        response=REPLY,
+        record=STORED_RECORD,
+        response=BROKER_RESPONSE,
     ),
 )
 RESERVATION = broker_objects.Reservation(
@@ -152,7 +156,7 @@ RESERVATION = broker_objects.Reservation(
         policy="balanced",
         weights=WEIGHTS,
         constraints=CONSTRAINTS,
-        request=QUESTION,
+        request=BROKER_REQUEST,
     ),
     broker_objects.ReservationStatus(
         phase="Active",
@@ -169,23 +173,24 @@ RESERVATION = broker_objects.Reservation(
         last_update_time=AT,
         conditions=(CONDITION,),
         observed_generation=1,
-        record=KEPT,
-        response=REPLY,
+        record=STORED_RECORD,
+        response=BROKER_RESPONSE,
     ),
 )
-MAILBOX = broker_objects.ClusterSession(
+CLUSTER_SESSION = broker_objects.ClusterSession(
     metadata("session"),
-    broker_objects.ClusterSessionSpec(QUESTION),
+    broker_objects.ClusterSessionSpec(BROKER_REQUEST),
     broker_objects.ClusterSessionStatus(
         cluster_id="a",
         session="one/1",
         revision=7,
         compacted_revision=3,
         last_update_time=AT,
-        response=REPLY,
+        handshakes=broker_objects.HandshakeNotice("1", ("rsv-a",)),
+        response=BROKER_RESPONSE,
     ),
 )
-LEDGER_RECORD = broker_objects.LedgerRecord(metadata("head"), "head", KEPT)
+LEDGER_RECORD = broker_objects.LedgerRecord(metadata("head"), "head", STORED_RECORD)
 
 ALL = (
     ADVERTISEMENT,
@@ -194,6 +199,6 @@ ALL = (
     PROVIDER_INSTRUCTION,
     CLUSTER_ADVERTISEMENT,
     RESERVATION,
-    MAILBOX,
+    CLUSTER_SESSION,
     LEDGER_RECORD,
 )

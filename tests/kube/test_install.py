@@ -17,7 +17,7 @@ import pytest
 import audited_cluster
 import charts
 import kube_objects
-from kubelend.core.errors import InvalidSettings, UnexpectedAnswer
+from kubelend.core.errors import InvalidSettings, UnexpectedResponse
 from kubelend.envtest import liqo, network_namespace, servers
 from kubelend.peerings.liqo_objects import SLICE_RESOURCE
 from waiting import PATIENCE, wait_until
@@ -264,7 +264,7 @@ def attempts(site, reservation):
     def attempt(*arguments):
         try:
             return site.bonn.kubectl(*arguments, namespace, kubeconfig=identity)
-        except UnexpectedAnswer as error:
+        except UnexpectedResponse as error:
             return str(error)
 
     patch = ("patch", SLICES, reservation, "--type=merge")
@@ -344,7 +344,7 @@ def test_agent_may_change_only_what_belongs_to_a_peering(life, site):
         ("get", "secret", "agent-client-tls", f"--namespace={HOME}"),
         ("get", "secrets", "--namespace=liqo"),
     ):
-        with pytest.raises(UnexpectedAnswer, match=r"(?i)forbidden"):
+        with pytest.raises(UnexpectedResponse, match=r"(?i)forbidden"):
             site.bonn.kubectl(*refused, kubeconfig=agent)
     site.bonn.kubectl("delete", "namespace", "liqo-tenant-other")
     site.bonn.kubectl("delete", "pod", "local", "--namespace=default")

@@ -488,7 +488,7 @@ def test_a_restarted_agent_goes_on_and_owned_placeholders_end_with_their_instruc
     wait_until(lambda: lender.pod("web")["spec"].get("schedulingGates"))
     assert lender.placeholders() == before
     lender.age_lease(minutes=3)
-    with pytest.raises(UnexpectedAnswer, match="hands held resources over, was last there at 20"):
+    with pytest.raises(UnexpectedResponse, match="hands held resources over, was last there at 20"):
         lender.offloaded("late", reservation, "1")
     lender.local("own", "1")
     with start() as agent:

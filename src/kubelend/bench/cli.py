@@ -290,9 +290,7 @@ TARGETS = (
     Target("kube", "idle_writes_per_minute", "writes per minute when idle", at_most=0),
     Target("kube", "start_seconds", "s until ready, {history:,} reservations"),
     Target("kube", "violations", "violations found by the audit", at_most=0),
-    Target(
-        "peering", "first_ready_ms", "ms to the first node, with the handshake, p50 of {firsts}"
-    ),
+    Target("peering", "first_ready_ms", "ms to the first node with Liqo, p50 of {firsts}"),
     Target("peering", "liqo_first_ready_ms", "ms to the first node, Liqo alone"),
     Target("peering", "first_ratio", "ratio of the two", at_most=1.2),
     Target("peering", "next_ready_ms", "ms to the next node, p50 of {reservations:,} reservations"),

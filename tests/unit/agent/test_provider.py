@@ -157,7 +157,7 @@ async def test_reservation_that_does_not_fit_is_refused_and_moves_on(rig):
     await rig.notify(found)
     assert rig.broker.runner.target(found) == "other"
     reason = "requested 3 CPU / 1Gi Memory, but only 2 CPU / 7Gi Memory is free"
-    assert rig.broker.rejections == {found: reason}
+    assert rig.broker.refusals == {found: reason}
     assert (rig.holds(), rig.hold_changes) == ({}, [])
     status = (await rig.instruction(found)).status
     assert (status.phase, status.enforced, status.message) == ("Refused", False, reason)
@@ -180,7 +180,7 @@ async def test_second_of_two_concurrent_reservations_for_the_last_capacity_is_re
     await sleep(2)
     assert rig.is_acknowledged(first)
     assert rig.holds() == {first: make.resources("cpu=5,memory=1Gi")}
-    assert rig.broker.rejections[second].endswith("only 3 CPU / 7Gi Memory is free")
+    assert rig.broker.refusals[second].endswith("only 3 CPU / 7Gi Memory is free")
 
 
 @provider(policy=make.policy(max_per_requester="cpu=4"))
@@ -265,7 +265,7 @@ async def test_reservations_of_other_clusters_are_ignored(rig):
 @provider(policy=make.policy(hours=[f"Mon 00:00-00:{each:02}" for each in range(1, 60)] * 2))
 async def test_reason_is_never_longer_than_the_api_allows(rig):
     found = await rig.place()
-    assert len(rig.broker.rejections[found]) == 1024
+    assert len(rig.broker.refusals[found]) == 1024
 
 
 # -- the end of a hold
@@ -291,7 +291,9 @@ def expire(runner, _):
     runner.expire()
 
 
-DRAINED = "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 PreviousProvider"
+DRAINED = (
+    "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 NotPinned, 1 PreviousProvider"
+)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +465,7 @@ async def test_restored_hold_is_not_decided_again():
     async with rig.running():
         await rig.notify(found)
         assert rig.holds() == {found: THREE}
-        assert rig.broker.rejections == {}
+        assert rig.broker.refusals == {}
 
 
 @in_virtual_time
