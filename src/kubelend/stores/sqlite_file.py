@@ -135,7 +135,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             record TEXT NOT NULL,
             PRIMARY KEY (kind, id)
         )""",
-        """CREATE TABLE audit_log (
+        """CREATE TABLE journal (
             number INTEGER PRIMARY KEY NOT NULL,
             digest BLOB NOT NULL,
             line TEXT NOT NULL
@@ -143,7 +143,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         # The end of the audit log is in the row of the revision, which every commit writes anyway.
         "ALTER TABLE meta ADD COLUMN line INTEGER NOT NULL DEFAULT 0",
         f"ALTER TABLE meta ADD COLUMN digest BLOB NOT NULL DEFAULT x'{'00' * 32}'",
-        "INSERT INTO meta (key, value, checksum) VALUES ('audit log start', 0, 0)",
+        "INSERT INTO meta (key, value, checksum) VALUES ('journal start', 0, 0)",
     ),
     (
         # Rows in insertion order, and no index: see `RowIds`.
@@ -158,6 +158,10 @@ MIGRATIONS: tuple[Migration, ...] = (
         """INSERT INTO reservations
             SELECT rowid, id, phase, checksum, record FROM indexed_reservations""",
         "DROP TABLE indexed_reservations",
+    ),
+    (
+        "ALTER TABLE journal RENAME TO audit_log",
+        "UPDATE meta SET key = 'audit log start' WHERE key = 'journal start'",
     ),
 )
 
