@@ -20,7 +20,7 @@ import msgspec
 
 from kubelend.core import audit_log
 from kubelend.core.audit_log import AuditLine, ChainHead
-from kubelend.core.events import Change, RecordKind, WorkingSet
+from kubelend.core.events import Change, DocumentKind, WorkingSet
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.stores import batch as stores_batch
 from kubelend.stores import sqlite_file
@@ -379,7 +379,7 @@ def _revision_row(revision: int) -> tuple[int, int]:
 
 
 def _read_documents(
-    connection: sqlite3.Connection, kind: RecordKind, decoder: msgspec.json.Decoder[RecordType]
+    connection: sqlite3.Connection, kind: DocumentKind, decoder: msgspec.json.Decoder[RecordType]
 ) -> list[RecordType]:
     return [
         stores_batch.decode_record(decoder, row)
