@@ -81,7 +81,7 @@ class Site:
 
     def start_agent(self, cluster):
         home = LabDirectory(self.directory)
-        command = [sys.executable, "-m", "kubelend", "agent", *LIMITS]
+        command = [sys.executable, "-m", "kubelend", "agent", "--hold=placeholders", *LIMITS]
         command += [
             f"--broker-url={self.state.broker}",
             f"--broker-cert-path={home.certificate(cluster)}",
