@@ -188,7 +188,7 @@ CLUSTER_SESSION = broker_objects.ClusterSession(
         revision=7,
         compacted_revision=3,
         last_update_time=AT,
-        handshakes=broker_objects.HandshakeNotice("1", ("rsv-a",)),
+        handshakes=broker_objects.HandshakeNotice("n1", ("rsv-a-1",)),
         response=BROKER_RESPONSE,
     ),
 )

@@ -48,7 +48,7 @@ REQUEST = """
 apiVersion: rear.fluidos.eu/v1alpha1
 kind: ResourceRequest
 metadata: {name: training, namespace: team}
-spec: {requestedCPU: 500m, requestedMemory: 256Mi, duration: 1h}
+spec: {requestedCPU: 500m, requestedMemory: 256Mi, duration: 1h, wait: 1m}
 """
 POD = """
 apiVersion: v1

@@ -23,7 +23,9 @@ async def test_namespace_of_others_does_not_become_ours(api, kube_client, namesp
     manifest = {"metadata": {"name": name, "labels": labels}}
     await kube_client.raw("POST", "/api/v1/namespaces", {"kind": "Namespace", **manifest})
     for _ in range(2):
-        found = await api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote, "berlin"))
+        found = await api.apply(
+            NAMESPACES, liqo_objects.namespace_manifest(remote, provider="berlin")
+        )
         assert found.is_managed == is_ours
         assert found.metadata.labels[MANAGED_LABEL] == labels[MANAGED_LABEL]
         assert liqo_objects.kubelend_cluster(found) == "berlin"

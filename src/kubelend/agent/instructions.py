@@ -220,7 +220,7 @@ class InstructionReconciler:
         self, found: ReservationInstruction, change: StatusChange
     ) -> ReservationInstruction | None:
         return await controller.update_status(
-            self._objects, found, change, self._clock, self._on_written
+            self._objects, found, change, self._clock, self._on_written, is_current=True
         )
 
     def _evict_later(self, reservation: str) -> None:

@@ -28,21 +28,27 @@ from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.kube import informer
 from kubelend.kube.informer import Deleted, Listed
-from kubelend.peerings import liqo_objects
+from kubelend.peerings import liqo_objects, liqo_removal
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     CORDON_ANNOTATION,
+    FOREIGN_CLUSTERS,
     GRANT_ANNOTATION,
+    IDENTITIES,
     NAMESPACES,
+    REMOTE_LABEL,
+    REQUESTER_ANNOTATION,
     RESERVATION_LABEL,
     SECRETS,
     SHADOW_PODS,
     SLICE_CLASS,
     SLICES,
+    TENANT_NAMESPACES,
     TENANTS,
     LiqoResource,
     Manifest,
 )
+from kubelend.peerings.liqo_removal import ObservedRequester
 from kubelend.wire import bodies
 
 ACCEPTED, DENIED = "Accepted", "Denied"
@@ -53,6 +59,10 @@ REPLICATED: Final = "liqo.io/replicated=true"
 """Selects the slices of other clusters, and not those with which this cluster borrows."""
 REMOVAL_INTERVAL: Final = timedelta(seconds=1)
 """How often the removal of a requester is checked."""
+REMOVAL_DELAY: Final = timedelta(seconds=5)
+"""After the start: until then the broker has reported the reservations that are not held yet."""
+_REMOVAL: Final = ""
+"""The key in the queue for the removal of unused requesters, beside the IDs of reservations."""
 
 RECLAIM_INTERVAL: Final = timedelta(seconds=5)
 """How often pods of an ended reservation are looked for, after they were deleted."""
@@ -305,12 +315,10 @@ class LiqoProvider:
         self._cluster_id = ""
         self._slices: dict[str, LiqoResource] = {}
         """By namespace and name."""
-        self._admitted: set[str] = set()
-        """Reservations whose requester has what it needs for its identity here."""
-        self._removing: set[str] = set()
-        """Liqo IDs of requesters whose Tenant is being removed."""
+        self._admitted: dict[str, bodies.Handshake] = {}
+        """What requesters need for their identity here, by reservation. The broker does not store it."""
         self._grants: dict[str, str] = {}
-        """This cluster's own grant of each reservation."""
+        """This cluster's own grant of each reservation for which a handshake has begun."""
         self._ended: dict[str, float] = {}
         """When the reservation of a slice was found to have ended, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
@@ -318,10 +326,16 @@ class LiqoProvider:
         """By themselves: a slice need not wait until a handshake is answered."""
 
     def on_change(self, reservation: str) -> None:
-        """The reservation, or its handshake, has changed."""
-        if reservation in {*self._lent(), *self._admitted} or self._slices_of(reservation):
-            self._handshakes.add(reservation)
+        """The reservation has changed."""
+        if reservation not in self._admitted:
+            self.on_handshake(reservation)
+        if reservation in {*self._lent(), *self._grants} or self._slices_of(reservation):
             self._queue.add(reservation)
+
+    def on_handshake(self, reservation: str) -> None:
+        """The requester has sent a part of its handshake, perhaps once more."""
+        if reservation in self._lent():
+            self._handshakes.add(reservation)
 
     async def run(self) -> None:
         await tasks.run_all(
@@ -353,6 +367,8 @@ class LiqoProvider:
                     changed = []
             for one in changed:
                 self._queue.add(liqo_objects.reservation_of(one))
+            if isinstance(change, Listed):
+                self._queue.add_after(_REMOVAL, REMOVAL_DELAY)
 
     def _slices_of(self, reservation: str) -> list[LiqoResource]:
         """The slices of a reservation that are not being deleted, the oldest first."""
@@ -366,6 +382,9 @@ class LiqoProvider:
         )
 
     async def _reconcile(self, reservation: str) -> None:
+        if reservation == _REMOVAL:
+            await self._remove_unused_requesters()
+            return
         lent = self._lent().get(reservation)
         slices = [one for one in self._slices_of(reservation) if is_ours(one)]
         unused = lent
@@ -376,23 +395,23 @@ class LiqoProvider:
             # What is reserved is granted once, however many slices its requester makes for it.
             unused = None if is_own else unused
         if lent is None:
-            self._admitted.discard(reservation)
+            self._admitted.pop(reservation, None)
             self._grants.pop(reservation, None)
-            await self._remove_unused_tenants()
-            if self._removing:
-                self._queue.add_after(reservation, REMOVAL_INTERVAL)
+            self._queue.add(_REMOVAL)
 
     # -- the handshake
 
     async def _admit(self, reservation: str) -> None:
         """Answers the requester's handshake as far as it has come."""
         lent = self._lent().get(reservation)
-        if lent is None or reservation in self._admitted:
+        if lent is None:
             return
         own = bodies.Handshake(await self._own_id())
         try:
-            requester = await self._send(reservation, own)
-            while requester is not None and reservation not in self._admitted:
+            requester = await self._send(reservation, self._admitted.get(reservation, own))
+            while requester is not None and (
+                requester.signed_nonce or reservation not in self._admitted
+            ):
                 answer = await self._answer_handshake(reservation, own, requester, lent)
                 newest = await self._send(reservation, answer)
                 if newest == requester:
@@ -417,7 +436,7 @@ class LiqoProvider:
         tenant = await self._api.find(TENANTS, remote, liqo_objects.tenant_namespace(remote))
         if tenant is not None and liqo_objects.kubelend_cluster(tenant) != lent.requester:
             return replace(own, error=f"Liqo cluster ID {remote} belongs to another cluster")
-        nonce = await self._nonce(remote)
+        nonce = await self._nonce(remote, lent.requester)
         if not requester.signed_nonce:
             return replace(own, nonce=nonce)
         await self._api.apply(TENANTS, liqo_objects.tenant_manifest(lent.requester, requester))
@@ -429,12 +448,15 @@ class LiqoProvider:
         )
         if issued is None:
             return replace(own, nonce=nonce, error="Liqo has not issued a certificate yet")
-        self._admitted.add(reservation)
-        log.info("Requester admitted", reservation=reservation, requester=lent.requester)
-        return replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+        answer = replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+        if self._admitted.get(reservation) != answer:
+            self._admitted[reservation] = answer
+            log.info("Requester admitted", reservation=reservation, requester=lent.requester)
+        return answer
 
-    async def _nonce(self, remote: str) -> str:
-        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote))
+    async def _nonce(self, remote: str, requester: str) -> str:
+        namespace = liqo_objects.namespace_manifest(remote, requester=requester)
+        await self._api.apply(NAMESPACES, namespace)
         wanted = liqo_objects.nonce_manifest(remote)
         await self._api.apply(SECRETS, wanted)
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
@@ -551,29 +573,37 @@ class LiqoProvider:
                 "Failed to delete Secret of ResourceSlice", reservation=name, error=str(error)
             )
 
-    async def _remove_unused_tenants(self) -> None:
-        """After the last reservation of a requester: what its handshake has created here."""
-        requesters = {each.requester for each in self._lent().values()}
-        tenants = await self._api.list(TENANTS)
-        # Liqo creates a ForeignCluster again as long as the Tenant is there.
-        for remote in self._removing - {one.spec["clusterID"] for one in tenants}:
-            if not await self._api.delete_unused_foreign_cluster(remote):
-                self._removing.discard(remote)
-        for tenant in tenants:
-            namespace = tenant.metadata.namespace
-            is_used = liqo_objects.kubelend_cluster(tenant) in requesters
-            if tenant.is_managed and not is_used and not self._has_slices(namespace):
-                await self._remove_tenant(tenant)
+    async def _remove_unused_requesters(self) -> None:
+        """After the last reservation of a requester: what its handshake has created here.
 
-    async def _remove_tenant(self, tenant: LiqoResource) -> None:
-        self._removing.add(tenant.spec["clusterID"])
-        if not tenant.is_being_deleted:
-            await self._api.delete(TENANTS, tenant)
-            await self._api.delete_unused_namespace(tenant.metadata.namespace)
-            log.info("Requester removed", requester=liqo_objects.kubelend_cluster(tenant))
+        The tenant namespace records the requester and goes last, so that an agent that is killed meanwhile
+        finishes it after its restart.
+        """
+        used = {each.requester for each in self._lent().values()}
+        for namespace in await self._api.list(NAMESPACES, labels=TENANT_NAMESPACES):
+            requester = namespace.metadata.annotations.get(REQUESTER_ANNOTATION, "")
+            if requester and requester not in used and not self._has_slices(namespace):
+                await self._remove_requester(requester, namespace)
 
-    def _has_slices(self, namespace: str) -> bool:
-        return any(one.metadata.namespace == namespace for one in self._slices.values())
+    async def _remove_requester(self, requester: str, namespace: LiqoResource) -> None:
+        name, remote = namespace.metadata.name, namespace.metadata.labels[REMOTE_LABEL]
+        tenant, foreign, identities = await asyncio.gather(
+            self._api.find(TENANTS, remote, name),
+            self._api.find(FOREIGN_CLUSTERS, remote),
+            self._api.list(IDENTITIES, name),
+        )
+        seen = ObservedRequester(requester, namespace, tenant, foreign, bool(identities))
+        step = liqo_removal.plan_requester_removal(seen)
+        for action in step.actions:
+            await self._api.perform(action)
+        if step.waits_for:
+            self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
+        if tenant is not None and step.actions:
+            log.info("Requester removed", requester=requester)
+
+    def _has_slices(self, namespace: LiqoResource) -> bool:
+        name = namespace.metadata.name
+        return any(one.metadata.namespace == name for one in self._slices.values())
 
 
 def _key(found: LiqoResource) -> str:
