@@ -75,7 +75,7 @@ SELDOM = {
     "patch identities.authentication.liqo.io in all namespaces": "when a certificate is issued again",
     "patch tenants.authentication.liqo.io in all namespaces": "likewise",
     "get identities.authentication.liqo.io in all namespaces": "likewise",
-    "get resourceslices.authentication.liqo.io in all namespaces": "when one of that name exists already",
+    "get resourceslices.authentication.liqo.io in all namespaces": "when a slice is resized",
     "patch resourceslices.authentication.liqo.io in all namespaces": "when a requester does not give back",
     "list shadowpods.offloading.liqo.io in all namespaces": "likewise",
     "delete shadowpods.offloading.liqo.io in all namespaces": "likewise",
