@@ -233,7 +233,7 @@ def check_documented(method: str, path: str, answer: Answer) -> None:
     route = route_of(method, path)
     if route is None:
         return
-    described = _DOCUMENT["paths"][route.path][method.lower()]["responses"]
+    described = DOCUMENT["paths"][route.path][method.lower()]["responses"]
     known = described.get(str(answer.status))
     if known is None and answer.status in ALWAYS_POSSIBLE:
         known = described["default"]
@@ -282,7 +282,7 @@ def _event(lines: list[str]) -> Event:
 
 _TIMEOUT = aiohttp.ClientTimeout(total=PATIENCE)
 _ENDLESS = aiohttp.ClientTimeout(sock_connect=PATIENCE)
-_DOCUMENT = openapi.document("test")
+DOCUMENT = openapi.document("test")
 # Literal paths first: `instructions/stream` is no reservation called stream.
 _PATTERNS = sorted(
     ((route, re.compile(re.sub(r"\{\w+\}", "[^/]+", route.path))) for route in routes.ROUTES),

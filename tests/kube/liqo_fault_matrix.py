@@ -73,6 +73,11 @@ def test_part_is_killed(site, part, cluster, connecting, disconnecting):
     borrowed.wait_released()
 
 
+@pytest.mark.parametrize("seconds", [60, -60], ids=["provider ahead", "provider behind"])
+def test_clocks_may_be_a_minute_off(site, seconds):
+    liqo_sites.check_skew(site, seconds)
+
+
 def test_two_requesters_with_one_provider(site):
     """Each has a Tenant of its own, and the end of one does not touch the other."""
     first, second = site.borrow(REQUESTER), site.borrow(OTHER)
@@ -136,6 +141,19 @@ def test_released_before_it_was_ready(site, step):
     wait_step(borrowed, step)
     borrowed.release()
     borrowed.wait_released()
+
+
+@pytest.mark.parametrize("step", list(DISCONNECTING))
+def test_borrowed_again_while_the_peering_is_removed(site, step):
+    """The requester may still have an identity which the provider has removed already."""
+    first = site.borrow()
+    first.wait_ready()
+    first.release()
+    wait_step(first, step)
+    second = site.borrow()
+    second.wait_ready()
+    second.release()
+    second.wait_released()
 
 
 @pytest.mark.parametrize("part, cluster", PARTS[:5])

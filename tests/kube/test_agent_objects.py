@@ -198,3 +198,47 @@ async def test_object_that_cannot_be_decoded_is_reported_and_skipped(clusters):
 
 async def renewed(client, path, spec):
     return json.loads(await client.raw("GET", path)) | {"spec": spec}
+
+
+class Counted:
+    """A client that counts reads."""
+
+    def __init__(self, client):
+        self._client = client
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def find(self, *arguments, **options):
+        self.reads += 1
+        return await self._client.find(*arguments, **options)
+
+
+async def test_version_that_was_read_last_is_written_without_another_read(kube_client, namespace):
+    client: Any = Counted(kube_client)
+    objects = KubernetesObjects(client, {})
+    key = f"{namespace}/counted"
+    assert await objects.find(ResourceRequest, key) is None
+    wanted = ResourceRequest(Metadata("counted", namespace), ResourceRequestSpec("1", "1Gi"))
+    made = await objects.apply(wanted)
+    metadata = replace(made.metadata, finalizers=("example.org/ours",))
+    marked = await objects.apply(replace(made, metadata=metadata))
+    written = await objects.set_status(replace(marked, status=ResourceRequestStatus("Pending")))
+    assert written is not None
+    assert (written.status.phase, client.reads) == ("Pending", 1)
+    with pytest.raises(Conflict):
+        await objects.set_status(replace(marked, status=ResourceRequestStatus("Failed")))
+    await objects.apply(replace(written, metadata=replace(written.metadata, finalizers=())))
+
+
+async def test_object_that_was_deleted_since_it_was_read_has_no_status(kube_client, namespace):
+    objects, others = KubernetesObjects(kube_client, {}), KubernetesObjects(kube_client, {})
+    made = await objects.apply(
+        ResourceRequest(Metadata("gone", namespace), ResourceRequestSpec("1", "1Gi"))
+    )
+    await others.delete(ResourceRequest, made.key)
+    wanted = replace(made, status=ResourceRequestStatus("Pending"))
+    assert await objects.set_status(wanted) is None
+    with pytest.raises(Conflict):
+        await objects.apply(replace(made, spec=replace(made.spec, renew=True)))

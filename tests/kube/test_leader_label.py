@@ -109,4 +109,4 @@ async def test_removal_times_out(pod):
         async with Client.open(access, timeout=make.HOUR) as client:
             with capture_logs() as logs:
                 await LeaderLabel(client, pod, Vote()).remove()
-    assert [one["error"] for one in logs] == ["the API server did not answer in time"]
+    assert [one["error"] for one in logs] == ["the API server did not respond in time"]

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -324,3 +325,34 @@ def test_no_secret_of_the_handshake_is_logged(site):
     assert not [
         found for text in texts for found in re.findall(r"LS0tLS1CRUdJTi|PRIVATE KEY", text)
     ]
+
+
+def test_ten_lines_of_the_readme_run_a_pod_in_the_other_cluster(site):
+    """All but the first two, which start the clusters and name their kubeconfig."""
+    root = Path(__file__).parents[2]
+    _, _, rest = (
+        (root / "README.md").read_text("utf-8").partition("## On real Kubernetes API servers")
+    )
+    [block] = re.findall(r"^```bash\n(.*?)^```$", rest.partition("\n## ")[0], re.M | re.S)
+    first, second, *lines = block.splitlines()
+    assert len(lines) == 8
+    assert first.startswith("make clusters ")
+    assert second.startswith("export KUBECONFIG=")
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(site.directory / "kubeconfig"),
+        "PATH": f"{site.assets.kubectl.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(lines)],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=8 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^hello +1/1 +Running ", done.stdout, re.M)
+    site.kubectl(REQUESTER, "delete", "--filename=examples/liqo/")
+    site.kubectl(REQUESTER, "delete", "namespace", "demo")

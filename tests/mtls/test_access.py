@@ -17,12 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 import applicants
 import roles
 from applicants import Applicant
-from callers import offer, request_body
+from callers import DOCUMENT, offer, request_body
 from kubelend.cli import generate
 from kubelend.core.lifecycle import Role
 from kubelend.pki import identity
 from kubelend.pki.identity import BROKER_NAME, Profile
-from kubelend.wire import openapi, routes
+from kubelend.wire import routes
 from kubelend.wire.route import EVENT_STREAM
 
 MAY = "may"
@@ -242,7 +242,7 @@ def who(caller):
 def body_of(caller, route):
     if route.name in BODIES:
         return json.dumps(BODIES[route.name](caller)).encode()
-    operation = openapi.document("test")["paths"][route.path][route.method.lower()]
+    operation = DOCUMENT["paths"][route.path][route.method.lower()]
     needed = operation.get("requestBody", {}).get("required", False)
     assert not needed, f"{route.name} needs a body: say in BODIES which"
     return None

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from kubelend.agent.health import ComponentHealth
-from kubelend.agent.ports import Change, ClusterSource, NodeDeleted, PodDeleted, Snapshot
+from kubelend.agent.ports import ClusterChange, ClusterSource, NodeDeleted, PodDeleted, Snapshot
 from kubelend.core.errors import KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.core.pod_requests import Node, Pod
@@ -72,7 +72,7 @@ class Collector:
             return str(error)
         return "the stream of cluster changes ended unexpectedly"
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: ClusterChange) -> None:
         match change:
             case Snapshot(nodes, pods):
                 self._inventory.reset(nodes, pods)

@@ -49,7 +49,10 @@ async def apply_object(objects: LocalObjects, wanted: Kind) -> Kind:
     parts: Any = wanted
 
     async def attempt() -> Kind:
-        found = await objects.find(type(wanted), wanted.key)
+        found: Any = await objects.find(type(wanted), wanted.key)
+        if found is not None and found.spec == parts.spec:
+            current: Kind = found
+            return current
         return await objects.apply(wanted if found is None else replace(found, spec=parts.spec))
 
     return await retry_on_conflict(attempt)
@@ -61,11 +64,14 @@ async def update_status(
     change: Callable[[Kind], msgspec.Struct],
     clock: Clock,
     on_written: Callable[[Kind, Kind], None] | None = None,
+    *,
+    is_current: bool = False,
 ) -> Kind | None:
     """Set the status that `change` returns for the current object, stamped with the time.
 
     Writes nothing if nothing changes. None if the object is gone or was recreated. `on_written` is called
-    with the object before and after a write.
+    with the object before and after a write. `is_current`: `found` has just been read, and need not be read
+    again to find that nothing changes.
     """
 
     async def write(known: Kind, status: msgspec.Struct) -> Kind | None:
@@ -83,7 +89,9 @@ async def update_status(
 
     async def first() -> Kind | None:
         status = change(found)
-        return await write(found, status) if _is_changed(found, status) else await attempt()
+        if _is_changed(found, status):
+            return await write(found, status)
+        return found if is_current else await attempt()
 
     return await retry_on_conflict(attempt, first if found.metadata.resource_version else None)
 

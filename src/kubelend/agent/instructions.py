@@ -143,9 +143,10 @@ class InstructionReconciler:
             return
         wanted = reservation_instruction(body, namespace, self._namespaces(body.id))
         found = await controller.apply_object(self._objects, wanted)
-        await self._update_status(
+        updated = await self._update_status(
             found, lambda newest: delivered_status(newest, body, self._clock())
         )
+        _log_held(found, updated or found)
         known = self._targets.get(body.id)
         self._targets[body.id] = body.target_cluster_id
         if not found.status.delivered:
@@ -219,7 +220,7 @@ class InstructionReconciler:
         self, found: ReservationInstruction, change: StatusChange
     ) -> ReservationInstruction | None:
         return await controller.update_status(
-            self._objects, found, change, self._clock, self._on_written
+            self._objects, found, change, self._clock, self._on_written, is_current=True
         )
 
     def _evict_later(self, reservation: str) -> None:
@@ -234,6 +235,16 @@ class InstructionReconciler:
             del self._finished_since[reservation]
             self._targets.pop(reservation, None)
             self._reservations.remove(reservation)
+
+
+def _log_held(before: ReservationInstruction, after: ReservationInstruction) -> None:
+    """What the provider reports, if it has changed."""
+    was = conditions.find(before.status.conditions, conditions.HELD)
+    now = conditions.find(after.status.conditions, conditions.HELD)
+    if now is not None and (was is None or was.reason != now.reason):
+        write = log.info if now.status == "True" else log.warning
+        keys = {"reservation": after.metadata.name, "cluster": after.spec.target_cluster_id}
+        write("Provider reported its hold", **keys, reason=f"{now.reason}: {now.message}")
 
 
 def _reported_fields(found: ReservationInstruction) -> tuple[object, ...]:

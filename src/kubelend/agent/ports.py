@@ -38,7 +38,7 @@ class PodDeleted(NamedTuple):
     id: str
 
 
-Change = Snapshot | Node | NodeDeleted | Pod | PodDeleted
+ClusterChange = Snapshot | Node | NodeDeleted | Pod | PodDeleted
 """A node or a pod by itself means that it was added or modified."""
 
 
@@ -48,7 +48,7 @@ class ClusterSource(Protocol):
     async def identity(self) -> str:
         """A stable name for a cluster without a configured ID: the UID of namespace kube-system."""
 
-    def changes(self) -> AsyncGenerator[Change, None]:
+    def changes(self) -> AsyncGenerator[ClusterChange, None]:
         """Yields a `Snapshot`, then changes; after a gap in the watch another `Snapshot`.
 
         Does not end. Failures are retried inside and reported by `problem`.

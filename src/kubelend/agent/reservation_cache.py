@@ -26,7 +26,7 @@ from kubelend.wire import bodies
 
 log = structlog.get_logger("kubelend.agent")
 
-ChangeListener = Callable[[str], None]
+OnReservationChange = Callable[[str], None]
 """Called with the ID of a reservation that changed."""
 
 BEFORE_ANY_UPDATE: Final = -1
@@ -46,10 +46,10 @@ class ReservationCache:
         self._sequence = 0
         self._gap_at = BEFORE_ANY_UPDATE
         """States from up to this sequence number may be older than the gap."""
-        self._listeners: list[ChangeListener] = []
+        self._listeners: list[OnReservationChange] = []
         self._on_reconnect: list[Callable[[], None]] = []
 
-    def subscribe(self, listener: ChangeListener) -> None:
+    def subscribe(self, listener: OnReservationChange) -> None:
         self._listeners.append(listener)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:

@@ -180,9 +180,9 @@ log = structlog.get_logger("kubelend.api")
 class ConnectionMetrics(ConnectionObserver):
     """Observes the connections of one broker."""
 
-    def __init__(self, metrics: BrokerMetrics, journal: AuditLog, *, trust_proxies: bool) -> None:
+    def __init__(self, metrics: BrokerMetrics, audit_log: AuditLog, *, trust_proxies: bool) -> None:
         self._metrics = metrics
-        self._audit_log = journal
+        self._audit_log = audit_log
         self._trust_proxies = trust_proxies
         self._throttle = LogThrottle()
 

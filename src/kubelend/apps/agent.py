@@ -58,7 +58,7 @@ UNEXPECTED, USAGE = 1, 2
 RootCoroutine = Coroutine[object, object, None]
 
 if TYPE_CHECKING:
-    from kubelend.peerings.liqo_provider import LentReservation
+    from kubelend.peerings.slice_decision import LentReservation
 
 log = structlog.get_logger("kubelend.agent")
 
@@ -187,7 +187,7 @@ class AgentApp:
             "requester": self._run_when_active(self._make_requester(broker).run),
             "provider": self._run_when_active(provider.run),
             **self._placeholder_task(provider),
-            **self._peering_tasks(broker),
+            **self._peering_tasks(broker, provider),
             **self._renewal_task(),
         }
 
@@ -252,16 +252,17 @@ class AgentApp:
         )
 
     def _placeholder_task(self, provider: ProviderReconciler) -> dict[str, RootCoroutine]:
-        placeholders = self._placeholders
-        if placeholders is None:
+        if self._placeholders is None:
             return {}
+        return {"placeholders": self._run_with_holds(provider, self._placeholders.run)}
 
-        async def run() -> None:
-            """With restored holds only: placeholders of others are deleted."""
-            await provider.restore()
-            await placeholders.run()
-
-        return {"placeholders": self._run_when_active(run)}
+    async def _run_with_holds(
+        self, provider: ProviderReconciler, work: Callable[[], RootCoroutine]
+    ) -> None:
+        """Without them, placeholders and slices of live reservations would be removed as left over."""
+        await self._active_gate.wait()
+        await provider.restore()
+        await work()
 
     def _make_provider(self, broker: BrokerCommunicator) -> ProviderReconciler:
         settings, environment = self._settings, self._environment
@@ -283,7 +284,9 @@ class AgentApp:
             emit=environment.emit,
         )
 
-    def _peering_tasks(self, broker: BrokerCommunicator) -> dict[str, RootCoroutine]:
+    def _peering_tasks(
+        self, broker: BrokerCommunicator, provider: ProviderReconciler
+    ) -> dict[str, RootCoroutine]:
         """Both sides of the peering: with providers, and of requesters with this cluster."""
         environment, cache, peering = self._environment, self._reservation_cache, self.peering
         reconciler = PeeringReconciler(
@@ -298,9 +301,9 @@ class AgentApp:
         self._on_handshake.append(reconciler.on_peering_change)
         found = {"peering": self._run_when_active(reconciler.run)}
         if peering.provider is not None:
-            self._on_handshake.append(peering.provider.on_change)
+            self._on_handshake.append(peering.provider.on_handshake)
             cache.subscribe(peering.provider.on_change)
-            found["lending"] = self._run_when_active(peering.provider.run)
+            found["lending"] = self._run_with_holds(provider, peering.provider.run)
         return found
 
     def _renewal_task(self) -> dict[str, RootCoroutine]:

@@ -49,7 +49,7 @@ _LIQO_KINDS: Final = (
     (liqo_objects.SLICES, f"{liqo_objects.RESERVATION_LABEL},!liqo.io/replicated", ""),
     (liqo_objects.IDENTITIES, "", "Provider"),
     (liqo_objects.TENANTS, "", "Consumer"),
-    (liqo_objects.NAMESPACES, "liqo.io/tenant-namespace=true", ""),
+    (liqo_objects.NAMESPACES, liqo_objects.TENANT_NAMESPACES, ""),
 )
 """What a peering consists of, in the order of deletion: kind, labels, and the other cluster's role."""
 

@@ -24,7 +24,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from kubelend.agent import holds
-from kubelend.agent.ports import Change, PodDeleted
+from kubelend.agent.ports import ClusterChange, PodDeleted
 from kubelend.apps.agent import AgentApp
 from kubelend.apps.agent_environment import AgentEnvironment, OfferSettings
 from kubelend.apps.agent_settings import AgentSettings
@@ -393,7 +393,7 @@ class SimulationReplay:
             events += self._apply_changes(self._simulation.step().changes)
         return events
 
-    def _apply_changes(self, changes: Iterable[Change]) -> int:
+    def _apply_changes(self, changes: Iterable[ClusterChange]) -> int:
         pods = [change for change in changes if isinstance(change, Pod | PodDeleted)]
         for pod in pods:
             self._memory -= self._memory_by_pod.pop(pod.id, 0)

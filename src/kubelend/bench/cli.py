@@ -290,12 +290,12 @@ TARGETS = (
     Target("kube", "idle_writes_per_minute", "writes per minute when idle", at_most=0),
     Target("kube", "start_seconds", "s until ready, {history:,} reservations"),
     Target("kube", "violations", "violations found by the audit", at_most=0),
-    Target("peering", "first_ready_ms", "ms to the first node with Liqo, p50 of {firsts}"),
+    Target("peering", "first_ready_ms", "ms to the first node, p50 of {firsts} peerings"),
     Target("peering", "liqo_first_ready_ms", "ms to the first node, Liqo alone"),
-    Target("peering", "first_ratio", "ratio of the two", at_most=1.2),
-    Target("peering", "next_ready_ms", "ms to the next node, p50 of {reservations:,} reservations"),
+    Target("peering", "first_ratio", "first node, relative to Liqo alone", at_most=1.2),
+    Target("peering", "next_ready_ms", "ms to the next node, p50 of {reservations:,}"),
     Target("peering", "liqo_next_ready_ms", "ms to the next node, Liqo alone"),
-    Target("peering", "next_ratio", "ratio of the two", at_most=1.2),
+    Target("peering", "next_ratio", "next node, relative to Liqo alone", at_most=1.2),
 )
 
 HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")

@@ -41,6 +41,7 @@ from kubelend.cli import (
 )
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.output import OutputFormat
+from kubelend.core.errors import KubelendError
 from kubelend.kits import tables
 
 # -- commands that have no file of their own
@@ -90,7 +91,11 @@ def version(
     """
     found = Versions(kubelend.__version__)
     if settings is not None and not client:
-        answer = calls.call_broker(settings, lambda caller: caller.version())
+        try:
+            answer = calls.call_broker(settings, lambda caller: caller.version())
+        except KubelendError:
+            output.print_text(f"Client: {found.client}")
+            raise
         found = Versions(found.client, answer.version)
     broker = f"\nBroker: {tables.sanitize_line(found.broker)}" if found.broker else ""
     output.show(found, format, lambda: f"Client: {found.client}{broker}", [found.client])

@@ -184,7 +184,7 @@ Lifetime = Annotated[str, flag("Validity, for example 720h.", "DURATION")]
 
 
 Algorithm = StrEnum("Algorithm", ["P256", "RSA"])
-Role = StrEnum("Role", ["CLUSTER", "VIEWER", "ADMIN", "PROXY", "BROKER"])
+CertificateRole = StrEnum("CertificateRole", ["CLUSTER", "VIEWER", "ADMIN", "PROXY", "BROKER"])
 
 KeyAlgorithm = Annotated[Algorithm, flag("Key algorithm.")]
 AuthorityDirectory = Annotated[Path, flag("Directory of the authority.", "DIR", "--ca")]
@@ -229,7 +229,7 @@ def issue_certificate(
         str,
         options.argument("NAME", help="Cluster ID, or name of a person. Not used for the broker."),
     ],
-    role: Annotated[Role, flag("Role of the holder.")] = Role.CLUSTER,
+    role: Annotated[CertificateRole, flag("Role of the holder.")] = CertificateRole.CLUSTER,
     out: OutputDirectory = None,
     dns: Annotated[Many, flag("Host name of the broker; may be repeated.", "NAME")] = None,
     ip: Annotated[Many, flag("IP address of the broker; may be repeated.", "ADDRESS")] = None,
@@ -379,10 +379,10 @@ def _authority_text(found: AuthorityDirectoryInfo) -> str:
     return "\n".join(lines)
 
 
-def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile:
+def _profile(name: str, role: CertificateRole, names: list[str], namespace: str) -> Profile:
     from kubelend.pki import identity
 
-    if role is Role.BROKER:
+    if role is CertificateRole.BROKER:
         return identity.server_profile(namespace=namespace, names=names)
     if names:
         raise InvalidInput("--dns and --ip are for a broker", hint="add --role broker")
@@ -399,10 +399,10 @@ def client_profile_for(argument: str, name: str, role: lifecycle.Role) -> Profil
         raise InvalidInput(f"{argument}: {error.message}", hint=error.hint) from None
 
 
-def _next_step(role: Role, directory: Path) -> str:
-    if role is Role.BROKER:
+def _next_step(role: CertificateRole, directory: Path) -> str:
+    if role is CertificateRole.BROKER:
         return f"Next: kubelend broker --http-cert-path {shlex.quote(str(directory))}"
-    if role is Role.PROXY:
+    if role is CertificateRole.PROXY:
         return "Next: configure the proxy to use it, and start the broker with --trust-proxies"
     return f"Next: export KUBELEND_CERT_PATH={shlex.quote(str(directory))}"
 

@@ -139,7 +139,7 @@ def save(config: Config) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise InvalidSettings(f"{file.parent} cannot be made: {error.strerror}") from error
+        raise InvalidSettings(f"{file.parent} cannot be created: {error.strerror}") from error
     # The target of a link is replaced, not the link: a configuration may be stored elsewhere.
     content = output.yaml(config).encode()
     files.write_atomic(file.resolve(), content, mode=files.PRIVATE_MODE, overwrite=True)
@@ -328,7 +328,7 @@ def set_context(
     --cert-path certs/alice
     """
     if bool(name) == current:
-        raise InvalidInput("give the name of a context, or --current", hint="one of both")
+        raise InvalidInput("exactly one of CONTEXT and --current is required", hint="see --help")
     for _, problem in _problems(broker_url, "--broker-url", timeout, "--timeout"):
         raise InvalidInput(problem)
     with _changing():

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from kubelend.cli import options, reservations
 from kubelend.cli.options import Target
 from kubelend.cli.output import Column, OutputFormat, Printer
-from kubelend.cli.reservations import Role
+from kubelend.cli.reservations import Side
 from kubelend.wire import bodies
 
 LIVE: Final = "Reserved,Active"
@@ -18,7 +18,7 @@ PhaseNames = Annotated[
 ]
 
 
-def _get_side(role: Role, help: str) -> Callable[..., None]:
+def _get_side(role: Side, help: str) -> Callable[..., None]:
     def get(
         phase: PhaseNames = "",
         cluster: reservations.OfCluster = "",
@@ -39,14 +39,14 @@ def _get_side(role: Role, help: str) -> Callable[..., None]:
 
 
 get_borrowed = _get_side(
-    Role.REQUESTER,
+    Side.REQUESTER,
     """List what the cluster has borrowed: from whom, how much, until when, at what price.
 
     With `kubectl lend` also the virtual node, and how much its pods use.
     """,
 )
 get_lent = _get_side(
-    Role.PROVIDER,
+    Side.PROVIDER,
     """List what the cluster has lent: to whom, how much, until when, at what price.
 
     With `kubectl lend` also how much the requester's pods use.
@@ -97,10 +97,10 @@ def _side_printer(
 
 
 SIDES: Final = {
-    Role.REQUESTER: _side_printer(
+    Side.REQUESTER: _side_printer(
         "FROM",
         lambda one: one.target_cluster_id,
         Column("NODE", lambda one, _: str(getattr(one, "node_name", ""))),
     ),
-    Role.PROVIDER: _side_printer("TO", lambda one: one.requester_id),
+    Side.PROVIDER: _side_printer("TO", lambda one: one.requester_id),
 }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0
 
 
-Role = StrEnum("Role", ["REQUESTER", "PROVIDER"])
+Side = StrEnum("Side", ["REQUESTER", "PROVIDER"])
 """What `--role` takes: which side of a reservation a cluster is on."""
 
 PhaseNames = Annotated[
@@ -121,7 +121,7 @@ def get_reservations(
     ] = "",
     phase: PhaseNames = "",
     role: Annotated[
-        Role | None,
+        Side | None,
         flag("Only those where the cluster is requester or provider.", "requester|provider"),
     ] = None,
     cluster: OfCluster = "",
@@ -263,7 +263,7 @@ async def _find_all(
 
 def _check_watch(target: Target, role: str) -> None:
     """In a cluster only what is borrowed is watched: anything else would never print a line."""
-    if role == Role.PROVIDER and isinstance(target, KubeTarget):
+    if role == Side.PROVIDER and isinstance(target, KubeTarget):
         raise InvalidInput(
             "what a cluster lends cannot be watched by this command",
             hint="use `kubectl get providerinstructions --watch`",

@@ -265,7 +265,7 @@ def check_request(body: bodies.ReservationRequest) -> None:
 OPEN_ACTIONS = frozenset({"Use", "Wait", "Hold"})
 """Actions of unfinished reservations."""
 
-WatchEvent = Listed[Object] | Deleted[Object] | Object
+InformerEvent = Listed[Object] | Deleted[Object] | Object
 InstructionObject = Reservation | ProviderInstruction
 
 
@@ -349,7 +349,7 @@ class ObjectStream(NamedTuple):
             self._handle_event(obj)
         return found
 
-    def _handle_event(self, event: WatchEvent) -> bodies.Instruction | None:
+    def _handle_event(self, event: InformerEvent) -> bodies.Instruction | None:
         match event:
             case Listed():
                 raise BrokerUnreachable("the watch was restarted by a new list")
@@ -370,9 +370,9 @@ class WatchEvents:
 
     def __init__(self, caller: ObjectCaller) -> None:
         self._caller = caller
-        self._queue: asyncio.Queue[WatchEvent | BrokerUnreachable] = asyncio.Queue()
+        self._queue: asyncio.Queue[InformerEvent | BrokerUnreachable] = asyncio.Queue()
 
-    async def next(self) -> WatchEvent:
+    async def next(self) -> InformerEvent:
         found = await self._queue.get()
         if isinstance(found, BrokerUnreachable):
             raise found

@@ -89,7 +89,7 @@ class LeaderLabel:
             async with asyncio.timeout(REMOVE_TIMEOUT.total_seconds()):
                 await self._write(None)
         except (KubelendError, TimeoutError) as error:
-            message = str(error) or "the API server did not answer in time"
+            message = str(error) or "the API server did not respond in time"
             log.warning("Failed to remove leader label from pod", pod=self._pod.name, error=message)
         else:
             self._role = ""

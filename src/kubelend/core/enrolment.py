@@ -289,7 +289,7 @@ def _decide_known_member(
     if known.pending_key not in {"", applicant.key}:
         raise Conflict(
             f"another key has already requested to join as {known.role} {known.name}",
-            hint="an administrator has to decide first: `kubelend approve` or `reject`",
+            hint="an administrator has to decide first: `kubelend approve` or `deny`",
         )
     asking = replace(known, pending_key=applicant.key, requested_at=now, token=used.id)
     return JoinDecision(asking, used, False)

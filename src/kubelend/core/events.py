@@ -205,7 +205,7 @@ class Archived(msgspec.Struct, frozen=True):
 class RecordDeleted(msgspec.Struct, frozen=True):
     """Store change: delete this member, token or set of limits."""
 
-    kind: RecordKind
+    kind: DocumentKind
     id: str
 
 
@@ -215,7 +215,7 @@ class AuditLogTruncated(msgspec.Struct, frozen=True):
     line: int
 
 
-RecordKind = Literal["member", "token", "limits"]
+DocumentKind = Literal["member", "token", "limits"]
 Change = (
     Cluster
     | Reservation

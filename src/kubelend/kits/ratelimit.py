@@ -113,18 +113,15 @@ class LogThrottle:
         return count
 
 
-Action = Callable[[], None]
-
-
 class CoalescingTimer:
     """Runs a rare action immediately; batches frequent ones until the next tick."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last = float("-inf")
-        self._pending: list[Action] = []
+        self._pending: list[Callable[[], None]] = []
 
-    def schedule(self, action: Action) -> None:
+    def schedule(self, action: Callable[[], None]) -> None:
         """Run the action now, or together with others within `seconds`."""
         loop = asyncio.get_running_loop()
         is_often = loop.time() - self._last < self._seconds

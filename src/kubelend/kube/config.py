@@ -305,7 +305,7 @@ def select_context(paths: Sequence[Path], context: str = "") -> SelectedContext:
     if not name:
         raise InvalidSettings(
             f"{where} has no current-context",
-            hint="use --context, or run `kubectl config use-context`",
+            hint="name a context, or run `kubectl config use-context`",
         )
     _, chosen = _find_entry("context", name, where, found)
     cluster_file, cluster = _find_entry("cluster", chosen.cluster, where, found)
@@ -398,7 +398,7 @@ def _check_cluster(cluster: KubeCluster, choice: SelectedContext, authorities: D
         )
     if cluster.proxy_url and not _is_http_url(cluster.proxy_url):
         raise InvalidSettings(
-            f"{what}: proxy-url must be a URL with scheme http or https", hint="use such a proxy"
+            f"{what}: proxy-url must be a URL with scheme http or https", hint="correct proxy-url"
         )
     authorities.read(hint="correct certificate-authority")
 

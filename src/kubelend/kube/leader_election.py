@@ -143,7 +143,7 @@ class LeaderElection:
                 await self.try_acquire_or_renew()
         except TimeoutError:
             raise Unavailable(
-                "the API server did not answer in time", hint="is it overloaded, or cut off?"
+                "the API server did not respond in time", hint="check its load and the network"
             ) from None
 
     async def release(self) -> None:

@@ -25,6 +25,7 @@ from kubelend.peerings import liqo_objects, liqo_removal
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
+    GRANT_ANNOTATION,
     IDENTITIES,
     LEASES,
     MANAGED_LABEL,
@@ -58,6 +59,9 @@ KEYS_SECRET: Final = "authentication-keys"  # noqa: S105 - its name
 
 _MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 
+ANSWER_TIMEOUT: Final = 10.0
+"""Seconds after which a slice without an answer makes the handshake be repeated."""
+
 SignRequest = Callable[[str, str], Awaitable[str]]
 """Makes a certificate signing request: Liqo's private key and cluster ID to base64 of the PEM text."""
 
@@ -89,6 +93,10 @@ class LiqoPeering:
         self._identity: _OwnIdentity | None = None
         self._clusters: dict[str, str] = {}
         """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
+        self._unanswered: dict[str, float] = {}
+        """Since when a slice has no answer of its provider, by reservation, in the event loop's time."""
+        self._remotes: dict[str, str] = {}
+        """Liqo's ID of each provider that this cluster had an identity for when it was last connected."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
@@ -119,14 +127,18 @@ class LiqoPeering:
     # -- connecting
 
     async def connect(self, peer: Peer) -> Readiness:
-        if not await self._remote_id(peer):
-            return await self._handshake(peer)
-        return DONE
+        """Also repeats the handshake if the provider does not know our identity any more.
 
-    async def _remote_id(self, peer: Peer) -> str:
-        """Liqo's ID of a provider that this cluster has an identity for; empty if it has none."""
+        It removes its Tenant with the last reservation, of which it learns earlier than of the next one.
+        """
         found = await self._find_identity(peer.cluster)
-        return "" if found is None or found.is_being_deleted else found.spec["clusterID"]
+        if found is None or found.is_being_deleted:
+            self._remotes.pop(peer.cluster, None)
+            return await self._handshake(peer)
+        self._remotes[peer.cluster] = found.spec["clusterID"]
+        now = asyncio.get_running_loop().time()
+        is_overdue = now - self._unanswered.get(peer.reservation, now) > ANSWER_TIMEOUT
+        return await self._handshake(peer) if is_overdue else DONE
 
     async def _find_identity(self, cluster: str) -> LiqoResource | None:
         found = await self._api.list(IDENTITIES)
@@ -152,6 +164,8 @@ class LiqoPeering:
         if provider is None or not provider.certificate:
             return _handshaking(f"{peer.cluster} to issue a certificate")
         await self._api.apply(IDENTITIES, liqo_objects.identity_manifest(peer.cluster, provider))
+        self._remotes[peer.cluster] = provider.cluster_id
+        self._unanswered.pop(peer.reservation, None)
         return DONE
 
     async def _send(self, peer: Peer, part: bodies.Handshake) -> bodies.Handshake | None:
@@ -162,7 +176,7 @@ class LiqoPeering:
 
     async def _signed_nonce(self, cluster: str, provider: bodies.Handshake) -> str:
         remote = provider.cluster_id
-        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote, cluster))
+        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote, provider=cluster))
         wanted = liqo_objects.signed_nonce_manifest(remote, provider.nonce)
         await self._api.apply(SECRETS, wanted)
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
@@ -184,11 +198,10 @@ class LiqoPeering:
     # -- sizing
 
     async def size(self, peer: Peer) -> Readiness:
-        remote, slices = await asyncio.gather(
-            self._remote_id(peer), self._api.list(SLICES, labels=OWN_SLICES)
-        )
+        remote = self._remotes.get(peer.cluster, "")
+        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
         if not remote:
-            return _handshaking(f"the peering with {peer.cluster}, which was removed meanwhile")
+            return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
         if found is None:
             name, grant = await asyncio.gather(self._free_name(peer, slices), self._grant(peer))
@@ -197,6 +210,8 @@ class LiqoPeering:
         elif not liqo_objects.is_requested(found, peer):
             name, grant = found.metadata.name, await self._grant(peer)
             await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant, name))
+        elif liqo_objects.is_denied(found):
+            await self._replace_grant(peer, found)
         for namespace in peer.namespaces:
             await self._offload(namespace)
         return DONE
@@ -204,6 +219,14 @@ class LiqoPeering:
     async def _grant(self, peer: Peer) -> str:
         started = bodies.Handshake((await self._own_identity()).cluster_id)
         return (await self._exchange.exchange_handshake(peer.reservation, started)).grant
+
+    async def _replace_grant(self, peer: Peer, found: LiqoResource) -> None:
+        """Deletes a slice whose grant is outdated, such as after a change of the broker's key.
+
+        Liqo carries annotations to the provider only when a slice is created.
+        """
+        if found.metadata.annotations.get(GRANT_ANNOTATION) != await self._grant(peer):
+            await self._api.delete(SLICES, found)
 
     async def _offload(self, namespace: str) -> None:
         """One of a user stays as it is."""
@@ -223,15 +246,16 @@ class LiqoPeering:
         return liqo_objects.slice_name(peer.reservation, taken)
 
     async def ready(self, peer: Peer) -> Readiness:
-        remote, slices = await asyncio.gather(
-            self._remote_id(peer),
-            self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}"),
-        )
+        remote = self._remotes.get(peer.cluster, "")
+        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
+        if not remote:
+            return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
         name = peer.reservation if found is None else found.metadata.name
         node, foreign = await asyncio.gather(
             self._api.find(NODES, name), self._api.find(FOREIGN_CLUSTERS, remote)
         )
+        self._note_answer(peer.reservation, found)
         readiness = liqo_objects.readiness(found, node, peer)
         problem = liqo_objects.peering_problem(foreign)
         if readiness.is_ready and problem:
@@ -242,9 +266,16 @@ class LiqoPeering:
             await self._perform(liqo_removal.plan_withdrawal(foreign))
         return readiness
 
+    def _note_answer(self, reservation: str, found: LiqoResource | None) -> None:
+        if found is None or found.status.get("conditions"):
+            self._unanswered.pop(reservation, None)
+        else:
+            self._unanswered.setdefault(reservation, asyncio.get_running_loop().time())
+
     # -- disconnecting
 
     async def disconnect(self, peer: Peer) -> Readiness:
+        self._unanswered.pop(peer.reservation, None)
         remote = await self._known_remote_id(peer.cluster)
         if not remote:
             return DONE

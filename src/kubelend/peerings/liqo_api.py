@@ -21,9 +21,7 @@ from kubelend.core.errors import (
 from kubelend.kube.client import Client
 from kubelend.peerings import liqo_objects
 from kubelend.peerings.liqo_objects import (
-    IDENTITIES,
     MANAGED_LABEL,
-    NAMESPACES,
     PODS,
     LiqoKind,
     LiqoResource,
@@ -149,26 +147,6 @@ class LiqoApi:
         path = PODS.path(pod.metadata.namespace, pod.metadata.name, subresource)
         with contextlib.suppress(NotFound, Conflict):
             await self.client.raw(method, path, body)
-
-    async def delete_unused_namespace(self, name: str) -> None:
-        """Provider: deletes a tenant namespace of ours, unless this cluster borrows from the same one."""
-        found = await self.find(NAMESPACES, name)
-        if found is None or not found.is_managed or found.is_being_deleted:
-            return
-        if not await self.list(IDENTITIES, name):
-            await self.delete(NAMESPACES, found)
-
-    async def delete_unused_foreign_cluster(self, remote: str, role: str = "Consumer") -> bool:
-        """Deletes the ForeignCluster of a removed peering; False if there is none to delete.
-
-        `role` is the one that it had in the peering. One with another role belongs to another peering.
-        """
-        found = await self.find(liqo_objects.FOREIGN_CLUSTERS, remote)
-        if found is None or found.status.get("role", "Unknown") not in ("Unknown", role):
-            return False
-        if not found.is_being_deleted:
-            await self.delete(liqo_objects.FOREIGN_CLUSTERS, found)
-        return True
 
 
 async def is_installed(client: Client) -> bool:

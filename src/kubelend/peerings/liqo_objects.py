@@ -155,7 +155,10 @@ MAX_PODS: Final = "110"
 MANAGED_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "kubelend-agent"
 CLUSTER_ANNOTATION: Final = "kubelend.io/cluster"
-"""The other cluster's ID at the broker, on Identities and Tenants."""
+"""The other cluster's ID at the broker, on Identities, Tenants, and tenant namespaces in a requester."""
+TENANT_NAMESPACES: Final = "liqo.io/tenant-namespace=true"
+REQUESTER_ANNOTATION: Final = "kubelend.io/requester"
+"""Of a tenant namespace in a provider: the ID at the broker of the cluster that has been admitted."""
 RESERVATION_LABEL: Final = "kubelend.io/reservation"
 GRANT_ANNOTATION: Final = "kubelend.io/grant"
 NAMESPACES_ANNOTATION: Final = "kubelend.io/namespaces"
@@ -268,11 +271,11 @@ def _metadata(name: str, remote: str, namespace: str = "", **labels: str) -> Man
     return found | ({"namespace": namespace} if namespace else {})
 
 
-def namespace_manifest(remote: str, provider: str = "") -> Manifest:
-    """`provider` is recorded by a requester: whose Liqo cluster ID this is, also without an Identity."""
+def namespace_manifest(remote: str, *, provider: str = "", requester: str = "") -> Manifest:
+    """Records whose Liqo cluster ID this is, and what for: also without an Identity or a Tenant."""
     metadata = _metadata(tenant_namespace(remote), remote, tenant_namespace="true")
-    named = {"annotations": {CLUSTER_ANNOTATION: provider}} if provider else {}
-    return {"metadata": metadata | named}
+    named = {CLUSTER_ANNOTATION: provider, REQUESTER_ANNOTATION: requester}
+    return {"metadata": metadata | {"annotations": {key: one for key, one in named.items() if one}}}
 
 
 def nonce_manifest(remote: str) -> Manifest:
@@ -363,6 +366,14 @@ def is_requested(found: LiqoResource, peer: Peer) -> bool:
     """Whether a slice asks for what is reserved, with the namespaces of its request."""
     is_sized: bool = found.spec["resources"] == slice_amounts(peer.resources)
     return is_sized and offloaded_namespaces(found) >= {*peer.namespaces}
+
+
+def is_denied(found: LiqoResource) -> bool:
+    """Whether the provider has denied a slice."""
+    conditions = found.status.get("conditions") or []
+    return any(
+        (one.get("type"), one.get("status")) == ("Resources", "Denied") for one in conditions
+    )
 
 
 def offloaded_namespaces(found: LiqoResource) -> set[str]:

@@ -13,39 +13,52 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 
 from kubelend.agent.ports import Clock, HandshakeExchange
-from kubelend.core import grants, resources
-from kubelend.core.errors import InvalidGrant, InvalidInput, KubelendError, NotFound, WrongPhase
+from kubelend.core import grants
+from kubelend.core.errors import InvalidGrant, KubelendError, NotFound, WrongPhase
 from kubelend.core.grants import Grant
-from kubelend.core.resources import Resources
 from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.kube import informer
 from kubelend.kube.informer import Deleted, Listed
-from kubelend.peerings import liqo_objects
+from kubelend.peerings import liqo_objects, liqo_removal, slice_decision
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     CORDON_ANNOTATION,
+    FOREIGN_CLUSTERS,
     GRANT_ANNOTATION,
+    IDENTITIES,
     NAMESPACES,
-    RESERVATION_LABEL,
+    REMOTE_LABEL,
+    REQUESTER_ANNOTATION,
     SECRETS,
     SHADOW_PODS,
-    SLICE_CLASS,
     SLICES,
+    TENANT_NAMESPACES,
     TENANTS,
     LiqoResource,
-    Manifest,
+)
+from kubelend.peerings.liqo_removal import ObservedRequester
+from kubelend.peerings.slice_decision import (
+    ACCEPTED,
+    DENIED,
+    INVALID_GRANT,
+    NO_GRANT,
+    UNKNOWN_KEY,
+    Denial,
+    LentReservation,
+    SliceDecision,
+    is_granted,
+    is_ours,
 )
 from kubelend.wire import bodies
 
-ACCEPTED, DENIED = "Accepted", "Denied"
 CORDONED_ANNOTATION: Final = "kubelend.io/cordoned"
 """Marks a cordon of the agent."""
 _CORDON_ANNOTATIONS: Final = (CORDON_ANNOTATION, CORDONED_ANNOTATION)
@@ -53,6 +66,10 @@ REPLICATED: Final = "liqo.io/replicated=true"
 """Selects the slices of other clusters, and not those with which this cluster borrows."""
 REMOVAL_INTERVAL: Final = timedelta(seconds=1)
 """How often the removal of a requester is checked."""
+REMOVAL_DELAY: Final = timedelta(seconds=5)
+"""After the start: until then the broker has reported the reservations that are not held yet."""
+_REMOVAL: Final = ""
+"""The key in the queue for the removal of unused requesters, beside the IDs of reservations."""
 
 RECLAIM_INTERVAL: Final = timedelta(seconds=5)
 """How often pods of an ended reservation are looked for, after they were deleted."""
@@ -66,156 +83,8 @@ MAX_VERIFIED: Final = 256
 log = structlog.get_logger("kubelend.agent")
 
 
-class LentReservation(NamedTuple):
-    """A reservation that this cluster holds."""
-
-    requester: str
-    resources: Resources
-    expires_at: datetime | None = None
-    """As the broker reports it now: later than in a grant that was signed before a renewal."""
-
-
 Lent = Callable[[], Mapping[str, LentReservation]]
 """Returns the reservations that this cluster holds now, by ID."""
-
-
-class Denial(NamedTuple):
-    """Why a slice is not accepted, or its grant does not count."""
-
-    reason: str
-    message: str
-
-
-class SliceDecision(NamedTuple):
-    """What the provider answers to a slice."""
-
-    status: str
-    reason: str
-    message: str
-    amounts: dict[str, str] = {}  # noqa: RUF012 - never changed
-
-
-NO_GRANT, INVALID_GRANT, UNKNOWN_KEY = "NoGrant", "InvalidGrant", "UnknownKey"
-EXPIRED, NOT_YET_VALID = "Expired", "NotYetValid"
-MORE_THAN_RESERVED, INVALID_QUANTITY = "MoreThanReserved", "InvalidQuantity"
-
-_KEPT: Final = {EXPIRED, UNKNOWN_KEY, MORE_THAN_RESERVED, INVALID_QUANTITY}
-"""Denials that leave an accepted slice with the reserved amounts: its grant was valid at that time."""
-_PASSING: Final = {UNKNOWN_KEY, NOT_YET_VALID}
-"""Denials that time alone can end."""
-
-
-def grant_denial(
-    grant: Grant, reservation: str, lent: LentReservation, cluster: str, now: datetime
-) -> Denial | None:
-    """Why a grant with a valid signature does not cover a reservation of this cluster; None if it does.
-
-    The grant proves that the broker has decided it. How long it lasts is what the broker reports now: a
-    renewal does not reach the grant in a slice.
-    """
-    if grant.jti != reservation:
-        return Denial("OtherReservation", f"the grant is of reservation {grant.jti}")
-    if grant.sub != lent.requester:
-        return Denial("OtherRequester", f"the grant is of requester {grant.sub}")
-    if grant.aud != cluster or grant.iss != grants.GRANT_ISSUER:
-        return Denial("OtherProvider", f"the grant is for provider {grant.aud}")
-    try:
-        granted = resources.parse_offered(grant.resources)
-    except InvalidInput as error:
-        return Denial(INVALID_GRANT, error.message)
-    if not lent.resources.fits_in(granted):
-        return Denial("MoreThanGranted", f"only {granted.describe()} is granted")
-    return _grant_time_denial(grant, lent, now)
-
-
-def _grant_time_denial(grant: Grant, lent: LentReservation, now: datetime) -> Denial | None:
-    if now.timestamp() < grant.nbf - grants.LEEWAY:
-        return Denial(NOT_YET_VALID, f"the grant of {grant.jti} is not valid yet")
-    renewed = grant.exp if lent.expires_at is None else lent.expires_at.timestamp()
-    if now.timestamp() >= max(grant.exp, renewed):
-        return Denial(EXPIRED, f"the grant of {grant.jti} has expired")
-    return None
-
-
-def decide_slice(
-    found: LiqoResource,
-    requester: str,
-    lent: LentReservation | None,
-    unproven: Denial | None = None,
-) -> SliceDecision | None:
-    """Returns the answer to a slice; None if it is not for us, or not authenticated by Liqo yet.
-
-    `unproven` is why its grant does not count.
-    """
-    if not is_ours(found) or not _is_accepted(found, "Authentication"):
-        return None
-    name = liqo_objects.reservation_of(found)
-    if lent is None:
-        return SliceDecision(DENIED, "NotReserved", f"this cluster holds no reservation {name}")
-    if requester != lent.requester:
-        return SliceDecision(DENIED, "OtherRequester", f"reservation {name} is not yours")
-    denial = unproven or _amounts_denial(found, lent)
-    if denial is not None and not (denial.reason in _KEPT and is_granted(found)):
-        return SliceDecision(DENIED, *denial)
-    amounts = liqo_objects.slice_amounts(lent.resources)
-    message = f"reservation {name}" + (f"; {denial.message}" if denial else "")
-    return SliceDecision(ACCEPTED, "Reserved", message, amounts)
-
-
-def _amounts_denial(found: LiqoResource, lent: LentReservation) -> Denial | None:
-    try:
-        wanted = liqo_objects.parse_amounts(found.spec.get("resources") or {})
-    except InvalidInput as error:
-        return Denial(INVALID_QUANTITY, error.message)
-    if wanted.fits_in(lent.resources):
-        return None
-    return Denial(MORE_THAN_RESERVED, f"only {lent.resources.describe()} is reserved")
-
-
-def is_ours(found: LiqoResource) -> bool:
-    """Slices of other classes are Liqo's, or of other controllers."""
-    return found.spec.get("class") == SLICE_CLASS
-
-
-def is_granted(found: LiqoResource) -> bool:
-    """Whether Liqo has a Quota of it: a denial afterwards changes nothing of that."""
-    return bool(found.status.get("resources"))
-
-
-def ended_decision(found: LiqoResource, *, is_overdue: bool) -> SliceDecision:
-    """The answer after the end: still Accepted, because Liqo leaves the Quota of a denied slice as it is."""
-    amounts = {name: str(amount) for name, amount in found.status["resources"].items()}
-    if is_overdue:
-        amounts = dict.fromkeys(amounts, "0")
-    message = f"reservation {found.metadata.name} has ended"
-    return SliceDecision(ACCEPTED, "Ended", message, amounts)
-
-
-def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) -> Manifest:
-    """Returns the change of a slice's status; empty if it says that already.
-
-    The list of conditions is replaced as a whole, because Liqo's CRD gives it no keys: with another list the
-    condition of Liqo itself would be lost.
-    """
-    known = _condition(found, "Resources")
-    is_same = (known.get("status"), known.get("message")) == (decision.status, decision.message)
-    amounts = found.status.get("resources") or {}
-    if is_same and (decision.status == DENIED or amounts == decision.amounts):
-        return {}
-    others = [one for one in found.status["conditions"] if one.get("type") != "Resources"]
-    condition = {
-        "type": "Resources",
-        "status": decision.status,
-        "reason": decision.reason,
-        "message": decision.message,
-        "lastTransitionTime": f"{now:%Y-%m-%dT%H:%M:%SZ}",
-    }
-    status: Manifest = {"conditions": [*others, condition]}
-    if decision.status == ACCEPTED:
-        stale = dict.fromkeys(amounts.keys() - decision.amounts.keys())
-        status["resources"] = {**stale, **decision.amounts}
-        status["nodeLabels"] = {RESERVATION_LABEL: liqo_objects.reservation_of(found)}
-    return {"metadata": {"resourceVersion": found.metadata.resource_version}, "status": status}
 
 
 VerifySignature = Callable[[str, bodies.KeySet], Awaitable[str]]
@@ -305,12 +174,10 @@ class LiqoProvider:
         self._cluster_id = ""
         self._slices: dict[str, LiqoResource] = {}
         """By namespace and name."""
-        self._admitted: set[str] = set()
-        """Reservations whose requester has what it needs for its identity here."""
-        self._removing: set[str] = set()
-        """Liqo IDs of requesters whose Tenant is being removed."""
+        self._admitted: dict[str, bodies.Handshake] = {}
+        """What requesters need for their identity here, by reservation. The broker does not store it."""
         self._grants: dict[str, str] = {}
-        """This cluster's own grant of each reservation."""
+        """This cluster's own grant of each reservation for which a handshake has begun."""
         self._ended: dict[str, float] = {}
         """When the reservation of a slice was found to have ended, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
@@ -318,10 +185,16 @@ class LiqoProvider:
         """By themselves: a slice need not wait until a handshake is answered."""
 
     def on_change(self, reservation: str) -> None:
-        """The reservation, or its handshake, has changed."""
-        if reservation in {*self._lent(), *self._admitted} or self._slices_of(reservation):
-            self._handshakes.add(reservation)
+        """The reservation has changed."""
+        if reservation not in self._admitted:
+            self.on_handshake(reservation)
+        if reservation in {*self._lent(), *self._grants} or self._slices_of(reservation):
             self._queue.add(reservation)
+
+    def on_handshake(self, reservation: str) -> None:
+        """The requester has sent a part of its handshake, perhaps once more."""
+        if reservation in self._lent():
+            self._handshakes.add(reservation)
 
     async def run(self) -> None:
         await tasks.run_all(
@@ -353,6 +226,8 @@ class LiqoProvider:
                     changed = []
             for one in changed:
                 self._queue.add(liqo_objects.reservation_of(one))
+            if isinstance(change, Listed):
+                self._queue.add_after(_REMOVAL, REMOVAL_DELAY)
 
     def _slices_of(self, reservation: str) -> list[LiqoResource]:
         """The slices of a reservation that are not being deleted, the oldest first."""
@@ -366,6 +241,9 @@ class LiqoProvider:
         )
 
     async def _reconcile(self, reservation: str) -> None:
+        if reservation == _REMOVAL:
+            await self._remove_unused_requesters()
+            return
         lent = self._lent().get(reservation)
         slices = [one for one in self._slices_of(reservation) if is_ours(one)]
         unused = lent
@@ -376,23 +254,23 @@ class LiqoProvider:
             # What is reserved is granted once, however many slices its requester makes for it.
             unused = None if is_own else unused
         if lent is None:
-            self._admitted.discard(reservation)
+            self._admitted.pop(reservation, None)
             self._grants.pop(reservation, None)
-            await self._remove_unused_tenants()
-            if self._removing:
-                self._queue.add_after(reservation, REMOVAL_INTERVAL)
+            self._queue.add(_REMOVAL)
 
     # -- the handshake
 
     async def _admit(self, reservation: str) -> None:
         """Answers the requester's handshake as far as it has come."""
         lent = self._lent().get(reservation)
-        if lent is None or reservation in self._admitted:
+        if lent is None:
             return
         own = bodies.Handshake(await self._own_id())
         try:
-            requester = await self._send(reservation, own)
-            while requester is not None and reservation not in self._admitted:
+            requester = await self._send(reservation, self._admitted.get(reservation, own))
+            while requester is not None and (
+                requester.signed_nonce or reservation not in self._admitted
+            ):
                 answer = await self._answer_handshake(reservation, own, requester, lent)
                 newest = await self._send(reservation, answer)
                 if newest == requester:
@@ -417,7 +295,7 @@ class LiqoProvider:
         tenant = await self._api.find(TENANTS, remote, liqo_objects.tenant_namespace(remote))
         if tenant is not None and liqo_objects.kubelend_cluster(tenant) != lent.requester:
             return replace(own, error=f"Liqo cluster ID {remote} belongs to another cluster")
-        nonce = await self._nonce(remote)
+        nonce = await self._nonce(remote, lent.requester)
         if not requester.signed_nonce:
             return replace(own, nonce=nonce)
         await self._api.apply(TENANTS, liqo_objects.tenant_manifest(lent.requester, requester))
@@ -429,12 +307,15 @@ class LiqoProvider:
         )
         if issued is None:
             return replace(own, nonce=nonce, error="Liqo has not issued a certificate yet")
-        self._admitted.add(reservation)
-        log.info("Requester admitted", reservation=reservation, requester=lent.requester)
-        return replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+        answer = replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+        if self._admitted.get(reservation) != answer:
+            self._admitted[reservation] = answer
+            log.info("Requester admitted", reservation=reservation, requester=lent.requester)
+        return answer
 
-    async def _nonce(self, remote: str) -> str:
-        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote))
+    async def _nonce(self, remote: str, requester: str) -> str:
+        namespace = liqo_objects.namespace_manifest(remote, requester=requester)
+        await self._api.apply(NAMESPACES, namespace)
         wanted = liqo_objects.nonce_manifest(remote)
         await self._api.apply(SECRETS, wanted)
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
@@ -455,7 +336,7 @@ class LiqoProvider:
         unproven = None
         if lent is not None and requester == lent.requester:
             unproven = await self._grant_denial(found, lent)
-        decision = decide_slice(found, requester, lent, unproven)
+        decision = slice_decision.decide_slice(found, requester, lent, unproven)
         if is_granted(found) and (lent is None or (decision and decision.status == DENIED)):
             await self._withdraw(found)
         elif decision is not None:
@@ -468,21 +349,22 @@ class LiqoProvider:
         text = found.metadata.annotations.get(GRANT_ANNOTATION, "")
         grant = await self._verifier.verify(text, self._grants.get(name, ""))
         if isinstance(grant, Grant):
-            denial = grant_denial(grant, name, lent, self._options.cluster, now)
+            denial = slice_decision.grant_denial(grant, name, lent, self._options.cluster, now)
         else:
             denial = grant
-        if denial is not None and denial.reason in _PASSING:
+        if denial is not None and denial.reason in slice_decision.PASSING:
             self._queue.add_after(name, KEYS_INTERVAL)
         return denial
 
     async def _write_status(self, found: LiqoResource, decision: SliceDecision) -> None:
-        patch = status_patch(found, decision, self._clock())
+        patch = slice_decision.status_patch(found, decision, self._clock())
         if not patch:
             return
         name, namespace = found.metadata.name, found.metadata.namespace
         await self._api.client.patch(SLICES, name, namespace, patch, subresource="status")
         keys = {"reservation": name, "reason": decision.message}
-        log.info(f"ResourceSlice {decision.status.lower()}", **keys)
+        is_accepted = decision.status == ACCEPTED
+        log.info("ResourceSlice accepted" if is_accepted else "ResourceSlice denied", **keys)
 
     async def _requester_of(self, found: LiqoResource) -> str:
         """The ID at the broker of the cluster that has sent a slice; empty if it is not admitted.
@@ -501,7 +383,9 @@ class LiqoProvider:
         ended_at = self._ended.setdefault(_key(found), now)
         overdue_at = ended_at + self._options.reclaim_after.total_seconds()
         found = await self._set_cordon(found, is_cordoned=True)
-        await self._write_status(found, ended_decision(found, is_overdue=now >= overdue_at))
+        await self._write_status(
+            found, slice_decision.ended_decision(found, is_overdue=now >= overdue_at)
+        )
         if now < overdue_at:
             self._queue.add_after(name, timedelta(seconds=overdue_at - now))
         elif await self._delete_pods(found):
@@ -551,40 +435,39 @@ class LiqoProvider:
                 "Failed to delete Secret of ResourceSlice", reservation=name, error=str(error)
             )
 
-    async def _remove_unused_tenants(self) -> None:
-        """After the last reservation of a requester: what its handshake has created here."""
-        requesters = {each.requester for each in self._lent().values()}
-        tenants = await self._api.list(TENANTS)
-        # Liqo creates a ForeignCluster again as long as the Tenant is there.
-        for remote in self._removing - {one.spec["clusterID"] for one in tenants}:
-            if not await self._api.delete_unused_foreign_cluster(remote):
-                self._removing.discard(remote)
-        for tenant in tenants:
-            namespace = tenant.metadata.namespace
-            is_used = liqo_objects.kubelend_cluster(tenant) in requesters
-            if tenant.is_managed and not is_used and not self._has_slices(namespace):
-                await self._remove_tenant(tenant)
+    async def _remove_unused_requesters(self) -> None:
+        """After the last reservation of a requester: what its handshake has created here.
 
-    async def _remove_tenant(self, tenant: LiqoResource) -> None:
-        self._removing.add(tenant.spec["clusterID"])
-        if not tenant.is_being_deleted:
-            await self._api.delete(TENANTS, tenant)
-            await self._api.delete_unused_namespace(tenant.metadata.namespace)
-            log.info("Requester removed", requester=liqo_objects.kubelend_cluster(tenant))
+        The tenant namespace records the requester and goes last, so that an agent that is killed meanwhile
+        finishes it after its restart.
+        """
+        used = {each.requester for each in self._lent().values()}
+        for namespace in await self._api.list(NAMESPACES, labels=TENANT_NAMESPACES):
+            requester = namespace.metadata.annotations.get(REQUESTER_ANNOTATION, "")
+            if requester and requester not in used and not self._has_slices(namespace):
+                await self._remove_requester(requester, namespace)
 
-    def _has_slices(self, namespace: str) -> bool:
-        return any(one.metadata.namespace == namespace for one in self._slices.values())
+    async def _remove_requester(self, requester: str, namespace: LiqoResource) -> None:
+        name, remote = namespace.metadata.name, namespace.metadata.labels[REMOTE_LABEL]
+        tenant, foreign, identities = await asyncio.gather(
+            self._api.find(TENANTS, remote, name),
+            self._api.find(FOREIGN_CLUSTERS, remote),
+            self._api.list(IDENTITIES, name),
+        )
+        seen = ObservedRequester(requester, namespace, tenant, foreign, bool(identities))
+        step = liqo_removal.plan_requester_removal(seen)
+        for action in step.actions:
+            await self._api.perform(action)
+        if step.waits_for:
+            self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
+        if tenant is not None and step.actions:
+            log.info("Requester removed", requester=requester)
+
+    def _has_slices(self, namespace: LiqoResource) -> bool:
+        name = namespace.metadata.name
+        return any(one.metadata.namespace == name for one in self._slices.values())
 
 
 def _key(found: LiqoResource) -> str:
     """With the namespace: another requester can give its slices the same name."""
     return f"{found.metadata.namespace}/{found.metadata.name}"
-
-
-def _condition(found: LiqoResource, kind: str) -> Manifest:
-    conditions = found.status.get("conditions") or []
-    return next((one for one in conditions if one.get("type") == kind), {})
-
-
-def _is_accepted(found: LiqoResource, kind: str) -> bool:
-    return _condition(found, kind).get("status") == ACCEPTED

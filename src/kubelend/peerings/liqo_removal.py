@@ -1,7 +1,8 @@
 """Plans the removal of a reservation's virtual node, and of a peering after its last one. Pure.
 
-    the node      cordon, evict its pods until the deadline, delete the slice, wait until Liqo has removed it
-    the peering   Identity, ForeignCluster, tenant namespace, in this order, if our handshake has created them
+    the node       cordon, evict its pods until the deadline, delete the slice, wait until Liqo removed it
+    the peering    Identity, ForeignCluster, tenant namespace, in this order, if our handshake created them
+    the requester  in the provider: Tenant, ForeignCluster, tenant namespace
 
 Each step is planned from the objects as they are, so that an agent may be killed between any two of them. The
 tenant namespace goes last, because it records whose Liqo cluster ID this is.
@@ -27,7 +28,9 @@ from kubelend.peerings.liqo_objects import (
     NAMESPACES,
     NODES,
     PODS,
+    REQUESTER_ANNOTATION,
     SLICES,
+    TENANTS,
     LiqoKind,
     LiqoResource,
     Manifest,
@@ -214,12 +217,40 @@ _UNUSED_ROLES: Final = (None, "", "Unknown", "Provider")
 """Of a ForeignCluster without an Identity. One with another role belongs to another peering."""
 
 
+class ObservedRequester(NamedTuple):
+    """What is left in a provider of a requester to which it lends nothing any more."""
+
+    cluster: str
+    """Its ID at the broker."""
+    namespace: LiqoResource
+    tenant: LiqoResource | None
+    foreign: LiqoResource | None
+    has_identity: bool
+    """Whether this cluster borrows from the same one. Its Identity is in the same namespace."""
+
+
+def plan_requester_removal(seen: ObservedRequester) -> RemovalStep:
+    """What our handshake has created: Tenant, ForeignCluster, tenant namespace, in this order."""
+    if seen.tenant is not None and seen.tenant.is_managed:
+        return _delete(TENANTS, seen.tenant, f"the Tenant of {seen.cluster}")
+    if seen.tenant is not None or seen.has_identity or not seen.namespace.is_managed:
+        forget = Patch(NAMESPACES, seen.namespace, _annotate(REQUESTER_ANNOTATION, None))
+        return RemovalStep((forget,))
+    if seen.foreign is not None and seen.foreign.status.get("role") in _UNUSED_CONSUMER_ROLES:
+        return _delete(FOREIGN_CLUSTERS, seen.foreign, f"the ForeignCluster of {seen.cluster}")
+    return _delete(NAMESPACES, seen.namespace, f"namespace {seen.namespace.metadata.name}")
+
+
+_UNUSED_CONSUMER_ROLES: Final = (None, "", "Unknown", "Consumer")
+"""Of a ForeignCluster without a Tenant."""
+
+
 def _delete(kind: LiqoKind, found: LiqoResource, name: str) -> RemovalStep:
     actions = () if found.is_being_deleted else (Delete(kind, found),)
     return RemovalStep(actions, f"{name} to be deleted")
 
 
-def _annotate(name: str, value: str) -> Manifest:
+def _annotate(name: str, value: str | None) -> Manifest:
     return {"metadata": {"annotations": {name: value}}}
 
 

@@ -1,7 +1,7 @@
 """Peering with Liqo's command line, sized per reservation and removed afterwards.
 
     connect     liqoctl peer --create-resource-slice=false            once for each provider
-    size        liqoctl create resourceslice RESERVATION ...          a slice and a node for each reservation
+    size        liqoctl create resourceslice RESERVATION ...          a slice of class kubelend, and a node
     ready       kubectl get resourceslices/... nodes/...
     disconnect  kubectl delete resourceslices RESERVATION, and liqoctl unpeer after the last one
 

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from msgspec.structs import force_setattr
 
-from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
+from kubelend.agent.ports import ClusterChange, NodeDeleted, PodDeleted, Snapshot
 from kubelend.core import pod_requests
 from kubelend.core.errors import InvalidInput, UnexpectedResponse
 from kubelend.core.pod_requests import (
@@ -61,14 +61,14 @@ class KubernetesSource:
             raise UnexpectedResponse("namespace kube-system not found", hint="set --cluster-id")
         return found.metadata.uid
 
-    async def changes(self) -> AsyncGenerator[Change, None]:
+    async def changes(self) -> AsyncGenerator[ClusterChange, None]:
         nodes: ProjectionCache[Node, NodeDeleted] = ProjectionCache(
             NodeDeleted, lambda one: one.name
         )
         pods: ProjectionCache[Pod, PodDeleted] = ProjectionCache(PodDeleted, lambda one: one.uid)
         of_nodes = self._watch_cached(nodes, NODES)
         of_pods = self._watch_cached(pods, PODS, UNFINISHED_PODS_SELECTOR)
-        events: AsyncGenerator[Change | Relisted, None] = merge_streams(of_nodes, of_pods)
+        events: AsyncGenerator[ClusterChange | Relisted, None] = merge_streams(of_nodes, of_pods)
         delivered = 0, 0
         async with aclosing(events):
             async for event in events:

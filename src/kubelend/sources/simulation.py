@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.agent.ports import Change, PodDeleted, Snapshot
+from kubelend.agent.ports import ClusterChange, PodDeleted, Snapshot
 from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import NOTHING, Resources
 from kubelend.sources import simulation_spec
@@ -26,7 +26,7 @@ from kubelend.sources.simulation_spec import (
     SimulationSpec,
 )
 
-_Event = Callable[[], list[Change]]
+_Event = Callable[[], list[ClusterChange]]
 """In the heap a pod's ID stands for its end: there are thousands, and a closure takes more memory."""
 
 
@@ -35,7 +35,7 @@ class SimulationStep(NamedTuple):
 
     at: int
     """Microseconds since the start, as all times here."""
-    changes: list[Change]
+    changes: list[ClusterChange]
 
 
 class SimulatedCluster:
@@ -89,12 +89,12 @@ class SimulatedCluster:
         amounts, lifetime = work.amounts(), simulation_spec.parse_period(work.lifetime, "lifetime")
         numbers, pause = itertools.count(1), simulation_spec.rate_interval(work.rate)
 
-        def one_more(rest: Callable[[int], int]) -> list[Change]:
+        def one_more(rest: Callable[[int], int]) -> list[ClusterChange]:
             pod = Pod(f"{name}-{next(numbers)}", requests=_random_amounts(random, amounts))
             self._schedule(rest(_random_in(random, lifetime)), pod.id)
             return self._create_pod(pod)
 
-        def arrive() -> list[Change]:
+        def arrive() -> list[ClusterChange]:
             self._schedule(_random_interval(random, pause), arrive)
             return one_more(lambda whole: whole)
 
@@ -107,7 +107,7 @@ class SimulatedCluster:
 
     # -- events
 
-    def _create_pod(self, pod: Pod) -> list[Change]:
+    def _create_pod(self, pod: Pod) -> list[ClusterChange]:
         """Scheduled on the first node with enough free resources; else pending."""
         for name, free in self._free.items():
             if pod.requests.fits_in(free):
@@ -121,7 +121,7 @@ class SimulatedCluster:
         placed = self._pods[pod.id] = replace(pod, node=node)
         return placed
 
-    def _delete_pod(self, id: str) -> list[Change]:
+    def _delete_pod(self, id: str) -> list[ClusterChange]:
         pod = self._pods.pop(id)
         if not pod.node:
             del self._pending[id]
@@ -129,9 +129,9 @@ class SimulatedCluster:
         self._free[pod.node] += pod.requests
         return [PodDeleted(id), *self._schedule_pending(pod.node)]
 
-    def _schedule_pending(self, name: str) -> list[Change]:
+    def _schedule_pending(self, name: str) -> list[ClusterChange]:
         """Schedule pending pods: only this node has gained free resources."""
-        placed: list[Change] = []
+        placed: list[ClusterChange] = []
         for waiting in list(self._pending):
             pod = self._pods[waiting]
             if pod.requests.fits_in(self._free[name]):
@@ -205,7 +205,7 @@ class SimulatedSource:
         text = msgspec.json.encode(self.spec, order="deterministic").decode()
         return self.spec.cluster_id or str(uuid.uuid5(_ID_NAMESPACE, text))
 
-    async def changes(self) -> AsyncGenerator[Change, None]:
+    async def changes(self) -> AsyncGenerator[ClusterChange, None]:
         listener = _Consumer()
         self._consumers.append(listener)
         try:
@@ -245,11 +245,11 @@ class _Consumer:
     """What one consumer of `changes` has not received yet."""
 
     def __init__(self) -> None:
-        self.pending: deque[Change] = deque()
+        self.pending: deque[ClusterChange] = deque()
         self.is_behind = True
         """Needs a snapshot, as at the beginning."""
 
-    def put(self, changes: list[Change]) -> None:
+    def put(self, changes: list[ClusterChange]) -> None:
         if self.is_behind:
             return
         self.pending.extend(changes)

@@ -21,8 +21,8 @@ from kubelend.core.events import (
     AuditLogTruncated,
     Change,
     ClusterDeleted,
+    DocumentKind,
     RecordDeleted,
-    RecordKind,
 )
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, ClusterId, Limits, Reservation, ReservationId
@@ -33,7 +33,7 @@ ARCHIVE_FOR = timedelta(days=30)
 Document = Member | Token | Limits
 """Kinds of records with few instances: stores keep them in one place."""
 
-DOCUMENT_KINDS: dict[type[Document], RecordKind] = {
+DOCUMENT_KINDS: dict[type[Document], DocumentKind] = {
     Member: "member",
     Token: "token",
     Limits: "limits",
@@ -50,7 +50,7 @@ class WriteBatch(NamedTuple):
     reservations: dict[ReservationId, Reservation]
     archived: list[ReservationId]
     """Reservations to archive, after `reservations` are written: they may be among them."""
-    documents: dict[tuple[RecordKind, str], Document | None]
+    documents: dict[tuple[DocumentKind, str], Document | None]
     """None for a deleted record."""
     audit_records: list[AuditEntry]
     """Audit records to append, in this order."""
@@ -63,7 +63,7 @@ def fold(changes: Sequence[Change]) -> WriteBatch:
     clusters: dict[ClusterId, Cluster | None] = {}
     reservations: dict[ReservationId, Reservation] = {}
     archived: dict[ReservationId, None] = {}
-    documents: dict[tuple[RecordKind, str], Document | None] = {}
+    documents: dict[tuple[DocumentKind, str], Document | None] = {}
     entries: list[AuditEntry] = []
     cut = 0
     for change in changes:

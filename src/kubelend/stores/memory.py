@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kubelend.core import audit_log
 from kubelend.core.audit_log import AuditLine, ChainHead
-from kubelend.core.events import Change, RecordKind, WorkingSet
+from kubelend.core.events import Change, DocumentKind, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.stores import batch as stores_batch
 from kubelend.stores.batch import Document, WriteBatch
@@ -29,7 +29,7 @@ class MemoryStore:
         self._reservations: dict[ReservationId, Reservation] = {}
         self._archive: dict[ReservationId, Reservation] = {}
         self._finish_times: list[tuple[datetime, ReservationId]] = []
-        self._documents: dict[tuple[RecordKind, str], Document] = {}
+        self._documents: dict[tuple[DocumentKind, str], Document] = {}
         self._lines: list[AuditLine] = []
         self._start = audit_log.CHAIN_START
         self._revision = 0

@@ -20,7 +20,7 @@ import msgspec
 
 from kubelend.core import audit_log
 from kubelend.core.audit_log import AuditLine, ChainHead
-from kubelend.core.events import Change, RecordKind, WorkingSet
+from kubelend.core.events import Change, DocumentKind, WorkingSet
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.stores import batch as stores_batch
 from kubelend.stores import sqlite_file
@@ -144,7 +144,7 @@ class SqliteStore:
     ) -> None:
         self._file = database
         self._checked_tables = (
-            _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive", "journal")
+            _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive", "audit_log")
         )
         self._archive_for = archive_for
         self._position: FilePosition | None = None
@@ -379,7 +379,7 @@ def _revision_row(revision: int) -> tuple[int, int]:
 
 
 def _read_documents(
-    connection: sqlite3.Connection, kind: RecordKind, decoder: msgspec.json.Decoder[RecordType]
+    connection: sqlite3.Connection, kind: DocumentKind, decoder: msgspec.json.Decoder[RecordType]
 ) -> list[RecordType]:
     return [
         stores_batch.decode_record(decoder, row)
@@ -426,15 +426,15 @@ def _sortable_timestamp(at: datetime) -> str:
 
 
 _INSERT_AUDIT_LINES = InsertStatement(
-    "INSERT INTO journal (number, line, digest) VALUES", "(?, CAST(? AS TEXT), ?)"
+    "INSERT INTO audit_log (number, line, digest) VALUES", "(?, CAST(? AS TEXT), ?)"
 )
 _SELECT_AUDIT_LINES = """
-    SELECT number, CAST(line AS BLOB), digest FROM journal WHERE number > ? ORDER BY number LIMIT ?
+    SELECT number, CAST(line AS BLOB), digest FROM audit_log WHERE number > ? ORDER BY number LIMIT ?
 """
 _SELECT_AUDIT_LOG_END = "SELECT line, digest FROM meta WHERE key = 'revision'"
-_SELECT_AUDIT_LOG_START = "SELECT value, digest FROM meta WHERE key = 'journal start'"
-_UPDATE_AUDIT_LOG_START = "UPDATE meta SET value = ?, digest = ? WHERE key = 'journal start'"
-_DELETE_AUDIT_LINES = "DELETE FROM journal WHERE number <= ?"
+_SELECT_AUDIT_LOG_START = "SELECT value, digest FROM meta WHERE key = 'audit log start'"
+_UPDATE_AUDIT_LOG_START = "UPDATE meta SET value = ?, digest = ? WHERE key = 'audit log start'"
+_DELETE_AUDIT_LINES = "DELETE FROM audit_log WHERE number <= ?"
 
 
 def truncate_audit_lines(connection: sqlite3.Connection, line: int) -> None:

@@ -159,6 +159,10 @@ MIGRATIONS: tuple[Migration, ...] = (
             SELECT rowid, id, phase, checksum, record FROM indexed_reservations""",
         "DROP TABLE indexed_reservations",
     ),
+    (
+        "ALTER TABLE journal RENAME TO audit_log",
+        "UPDATE meta SET key = 'audit log start' WHERE key = 'journal start'",
+    ),
 )
 
 

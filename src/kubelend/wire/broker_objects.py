@@ -37,7 +37,7 @@ class StoredRecord(ObjectStruct, frozen=True):
     revision: int
     """The number of the store's commit that wrote it: the larger is the newer."""
     checksum: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
-    """Signature of the broker over the object's name, the revision and the data."""
+    """Checksum of the object's name, the revision and the data, keyed by the broker (HMAC)."""
     data: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**20))]
     """The record as JSON text. As text, because the API server rounds large numbers inside objects."""
 

@@ -15,7 +15,7 @@ from kubelend.agent import advertisement
 from kubelend.agent.advertisement import AdvertisementConfig
 from kubelend.agent.collector import Collector
 from kubelend.agent.health import ComponentHealth
-from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
+from kubelend.agent.ports import ClusterChange, NodeDeleted, PodDeleted, Snapshot
 from kubelend.agent.publisher import AdvertisementWriter, LocalPublisher, Publisher
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import (
@@ -265,7 +265,7 @@ class ScriptedSource:
         self.problem = ""
         self.opened: list[float] = []
         self.closed = 0
-        self._script: asyncio.Queue[Change | KubelendError | None] = asyncio.Queue()
+        self._script: asyncio.Queue[ClusterChange | KubelendError | None] = asyncio.Queue()
 
     async def identity(self):
         return "a"

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 import fake_broker
 import make
@@ -152,7 +153,10 @@ async def test_report_of_the_provider_is_a_condition_and_an_event_of_both_object
         (HoldReport(True, "Held", "4 CPU held"), "True"),
         (HoldReport(False, "Overcommitted", "1 CPU is used"), "False"),
     ):
-        await rig.acknowledge(held=report)
+        with capture_logs() as logs:
+            await rig.acknowledge(held=report)
+        [line] = [one for one in logs if one["event"] == "Provider reported its hold"]
+        assert line["log_level"] == ("info" if report.is_held else "warning")
         assert (await rig.conditions(key))["Held"] == (status, report.reason)
         [told] = [one for one in (await rig.use()).status.conditions if one.type == "Held"]
         assert (told.status, told.reason, told.message) == (status, report.reason, report.message)

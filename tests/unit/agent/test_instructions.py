@@ -201,19 +201,6 @@ async def test_instruction_waits_until_its_namespace_is_known(rig):
     assert await rig.instructions() == ["default/rsv-2", "team-a/rsv-1"]
 
 
-@requester(namespace="kubelend")
-async def test_instruction_names_the_namespace_to_offload_also_after_a_restart(rig):
-    await rig.create_request(namespace="team-a", namespaces=("team-a",))
-    await rig.create_request("other", namespace="team-a")
-    for _ in range(2):
-        found = await rig.objects.list(ReservationInstruction)
-        offloaded = {one.metadata.name: one.spec.namespaces for one in found}
-        assert offloaded == {"rsv-1": ("team-a",), "rsv-2": ()}
-        assert {one.metadata.generation for one in found} == {1}
-        await rig.restart()
-        await passed(1)
-
-
 class SlowObjects(FailingObjects):
     """ResourceRequests are listed after five seconds."""
 
@@ -222,6 +209,22 @@ class SlowObjects(FailingObjects):
         async with contextlib.aclosing(super().watch(kind)) as events:
             async for event in events:
                 yield event
+
+
+@requester(objects=SlowObjects, namespace="kubelend")
+async def test_instruction_names_the_namespace_to_offload_also_after_a_restart(rig):
+    """Its request is not known at first."""
+    await passed(5)
+    await rig.create_request(namespace="team-a", namespaces=("team-a",))
+    await rig.create_request("other", namespace="team-a")
+    for seconds in (1, 10):
+        found = await rig.objects.list(ReservationInstruction)
+        offloaded = {one.metadata.name: one.spec.namespaces for one in found}
+        assert offloaded == {"rsv-1": ("team-a",), "rsv-2": ()}
+        assert {one.metadata.generation for one in found} == {1}
+        await rig.restart()
+        await rig.notify("rsv-1")
+        await passed(seconds)
 
 
 @requester(objects=SlowObjects)

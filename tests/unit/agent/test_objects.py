@@ -78,6 +78,38 @@ async def test_write_is_retried_on_conflict_and_not_forever(write):
         await write(objects, made)
 
 
+class CountingObjects(ContendedObjects):
+    """Counts reads."""
+
+    reads = 0
+
+    async def find(self, kind, key):
+        self.reads += 1
+        return await super().find(kind, key)
+
+
+async def test_current_object_is_written_without_reading_it_again():
+    objects = CountingObjects()
+    made = await objects.apply(resource_request())
+    marked = await controller.add_finalizer(objects, made, "ours")
+    assert marked is not None
+    written = await controller.update_status(objects, marked, pending, lambda: LATER)
+    assert written is not None
+    assert (written.status.phase, written.metadata.finalizers) == ("Pending", ("ours",))
+    assert objects.reads == 0
+
+
+async def test_old_object_from_which_nothing_changes_is_compared_with_the_current_one():
+    objects = CountingObjects()
+    old = await objects.apply(resource_request(phase="Pending"))
+    old = replace(old, status=replace(old.status, phase="Pending"))
+    await objects.set_status(replace(old, status=replace(old.status, phase="Reserved")))
+    written = await controller.update_status(objects, old, pending, lambda: LATER)
+    assert written is not None
+    assert written.status.phase == "Pending"
+    assert await objects.find(ResourceRequest, old.key) == written
+
+
 async def test_finalizers_are_added_and_removed_beside_the_changes_of_others():
     objects = ContendedObjects(2)
     made = await objects.apply(resource_request())

@@ -251,7 +251,7 @@ async def test_failover_disconnects_from_the_old_provider_and_connects_to_the_ne
 async def test_previous_provider_is_used_until_the_new_one_is_ready(rig):
     await rig.instruct("rsv-1", "one")
     rig.peering.unready["rsv-1 two"] = "no virtual node yet"
-    await rig.instruct("rsv-1", "two")
+    await rig.instruct("rsv-1", "two", is_acknowledged=False)
     await passed(60)
     assert rig.peering.connected == {("rsv-1", "one"), ("rsv-1", "two")}
     assert rig.peering.count("disconnect") == 0

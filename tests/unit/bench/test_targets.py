@@ -43,12 +43,15 @@ def verdicts(bench, **figures):
         ("advertise", "rss_mb", 200, 200.1),
         ("restart", "seconds", 3, 3.01),
         ("agent", "rss_mb", 50, 50.1),
+        ("agent", "peering_rss_mb", 50, 50.1),
         ("deliver", "p50_ms", 50, 50.1),
         ("deliver", "p99_ms", 250, 250.1),
         ("agents", "missed", 0, 1),
         ("kube", "writes_per_reservation", 3, 3.001),
         ("kube", "idle_writes_per_minute", 0, 3.0),
         ("kube", "violations", 0, 1),
+        ("peering", "first_ratio", 1.2, 1.21),
+        ("peering", "next_ratio", 1.2, 1.21),
     ],
 )
 def test_limit_itself_is_met_and_anything_beyond_is_missed(bench, key, limit, beyond):
@@ -68,6 +71,7 @@ def test_limit_itself_is_met_and_anything_beyond_is_missed(bench, key, limit, be
         ("deliver", {"count": 20, "p50_ms": 80.0, "p99_ms": 900.0}),
         ("agents", {"count": 10_000, "missed": 3}),
         ("kube", {"connections": 1, "writes_per_reservation": 5.0}),
+        ("peering", {"reservations": 2, "first_ratio": 2.0, "next_ratio": 2.0}),
     ],
 )
 def test_run_of_another_size_has_no_verdict_nor_has_a_figure_without_limit(bench, size):
@@ -87,6 +91,12 @@ def test_table_has_a_row_for_each_target_with_figure_limit_and_verdict():
     assert ratio.split()[-4:] == ["0.25", ">=", "0.50", "missed"]
     assert len(lines) == len(cli.TARGETS)
     assert max(map(len, cli.targets_table(GOOD).splitlines())) <= 80
+
+
+def test_figures_of_a_part_that_was_skipped_have_no_row_and_no_verdict():
+    figures = {name: one for name, one in GOOD["agent"].items() if "peering" not in name}
+    assert "peering" not in cli.targets_table({"agent": figures})
+    assert cli.missed_targets({"agent": figures}) == []
 
 
 def test_benchmark_that_did_not_run_has_no_row():

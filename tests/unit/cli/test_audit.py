@@ -160,20 +160,20 @@ def test_an_untouched_log_is_intact(log, verify):
     assert report == {"breaks": 0, "lines": 5, "first": 1, "last": 5, "details": [], "notes": []}
 
 
-EDITED = "UPDATE journal SET line = replace(line, 'alice', 'bob') WHERE number = 2"
+EDITED = "UPDATE audit_log SET line = replace(line, 'alice', 'bob') WHERE number = 2"
 START_MOVED = (
-    "UPDATE meta SET value = 3, digest = (SELECT digest FROM journal WHERE number = 3)"
-    " WHERE key = 'journal start'"
+    "UPDATE meta SET value = 3, digest = (SELECT digest FROM audit_log WHERE number = 3)"
+    " WHERE key = 'audit log start'"
 )
 
 
 @pytest.mark.parametrize(
     "statement, problem",
     [
-        ("DELETE FROM journal WHERE number = 3", "line 3 is missing"),
-        ("DELETE FROM journal WHERE number = 5", "line 5 is missing"),
+        ("DELETE FROM audit_log WHERE number = 3", "line 3 is missing"),
+        ("DELETE FROM audit_log WHERE number = 5", "line 5 is missing"),
         (EDITED, "line 2 was modified"),
-        ("DELETE FROM journal", "lines 1 to 5 are missing"),
+        ("DELETE FROM audit_log", "lines 1 to 5 are missing"),
         (START_MOVED, "lines up to 3 are missing, and no line records their truncation"),
     ],
     ids=["removed", "truncated", "changed", "emptied", "start moved"],

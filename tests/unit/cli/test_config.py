@@ -170,7 +170,9 @@ def test_an_unknown_context_and_one_of_kubectl_name_no_broker(file, kubelend):
 def test_the_version_of_the_broker_is_asked_for_only_if_one_is_named(file, kubelend):
     assert kubelend("version")[1].startswith("Client: ")
     file.write_text(ALICE)
-    assert "/certs/alice/tls.crt is missing" in kubelend("version")[2]
+    _, printed, problem = kubelend("version")
+    assert "/certs/alice/tls.crt is missing" in problem
+    assert printed.startswith("Client: "), "also without a broker"
     assert kubelend("version", "--client")[0] == 0
 
 
@@ -233,8 +235,8 @@ def test_a_link_stays_a_link(file, kubelend, tmp_path):
 @pytest.mark.parametrize(
     "words, problem",
     [
-        ("set-context", "give the name of a context, or --current"),
-        ("set-context a --current", "give the name of a context, or --current"),
+        ("set-context", "exactly one of CONTEXT and --current is required"),
+        ("set-context a --current", "exactly one of CONTEXT and --current is required"),
         ("set-context --current", "there is no current context"),
         ("set-context a --broker-url http://x", "--broker-url: 'http://x' is not a broker URL"),
         ("set-context a --timeout soon", "--timeout: "),

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 import make
 import object_samples
 from kubelend.cli import kube_objects, lending, reservations
-from kubelend.cli.reservations import Role
+from kubelend.cli.reservations import Side
 from kubelend.wire import bodies
 
 FOUND = bodies.Reservation(
@@ -27,7 +27,7 @@ def rows(role, found, *, wide=False):
 
 
 def test_borrowed_of_a_broker_has_no_use_and_no_node():
-    header, row = rows(Role.REQUESTER, FOUND)
+    header, row = rows(Side.REQUESTER, FOUND)
     assert header == [
         "NAME",
         "PHASE",
@@ -46,7 +46,7 @@ def test_borrowed_of_a_broker_has_no_use_and_no_node():
 def test_borrowed_says_whether_the_provider_holds_it():
     held = bodies.HoldReport(held=False, reason="PartiallyHeld", message="1 CPU of 4 CPU held")
     found = replace(FOUND, status=replace(FOUND.status, held=held))
-    assert rows(Role.REQUESTER, found)[1][5] == "PartiallyHeld"
+    assert rows(Side.REQUESTER, found)[1][5] == "PartiallyHeld"
     shown = reservations.details(found, make.T0)
     assert "PartiallyHeld: 1 CPU of 4 CPU held" in shown
 
@@ -55,20 +55,20 @@ def test_borrowed_of_a_cluster_has_use_and_node():
     found = bodies.copy_fields(
         FOUND, kube_objects.InstructedBody, node_name="n", used=bodies.Amounts("1", "2Gi")
     )
-    _, row = rows(Role.REQUESTER, found)
+    _, row = rows(Side.REQUESTER, found)
     assert row[6:8] == ["1", "2Gi"]
     assert row[-1] == "n"
 
 
 def test_lent_names_the_requester():
-    header, row = rows(Role.PROVIDER, FOUND)
+    header, row = rows(Side.PROVIDER, FOUND)
     assert header[2] == "TO"
     assert row[2] == "rome"
     assert "NODE" not in header
 
 
 def test_wide_has_what_is_left_and_the_message():
-    header, row = rows(Role.PROVIDER, FOUND, wide=True)
+    header, row = rows(Side.PROVIDER, FOUND, wide=True)
     assert header[-4:] == ["LEFT", "GPU", "STORAGE", "MESSAGE"]
     assert row[-5:] == ["60m", "1", "-", "in", "use"]
 

@@ -12,6 +12,7 @@ from kubelend.peerings.liqo_removal import (
     Evict,
     ObservedNode,
     ObservedPeering,
+    ObservedRequester,
     Patch,
     RemovalLimits,
 )
@@ -222,3 +223,38 @@ def test_slice_gets_a_number_while_the_previous_one_has_its_name():
     assert liqo_objects.slice_name(longest, {longest}) == longest
     for name in ("rsv-1", "rsv-1.2"):
         assert liqo_objects.reservation_of(thing(name)) == "rsv-1"
+
+
+# -- the requester, in its provider
+
+LEAVING_NAMESPACE = thing(NAMESPACE, deleted=True)
+
+
+def requester(namespace=TENANT_NAMESPACE, tenant=None, role=None, *, has_identity=False):
+    known = None if role is None else thing("a", labels={}, status={"role": role})
+    seen = ObservedRequester("paris", namespace, tenant, known, has_identity)
+    step = liqo_removal.plan_requester_removal(seen)
+    return ", ".join(kinds(step)), bool(step.waits_for)
+
+
+@pytest.mark.parametrize(
+    "seen, actions, is_left",
+    [
+        ({"tenant": thing("a"), "role": "Consumer"}, "Delete Tenant", True),
+        ({"tenant": thing("a", deleted=True), "role": "Consumer"}, "", True),
+        ({"role": "Consumer"}, "Delete ForeignCluster", True),
+        ({"role": "Unknown"}, "Delete ForeignCluster", True),
+        # It belongs to another peering.
+        ({"role": "Provider"}, "Delete Namespace", True),
+        # A handshake that has not come as far as a Tenant.
+        ({}, "Delete Namespace", True),
+        ({"namespace": LEAVING_NAMESPACE, "role": "Unknown"}, "Delete ForeignCluster", True),
+        ({"namespace": LEAVING_NAMESPACE}, "", True),
+        # This cluster borrows from the same one, or others have created these objects.
+        ({"has_identity": True, "role": "Provider"}, "Patch Namespace", False),
+        ({"namespace": thing(NAMESPACE, labels={})}, "Patch Namespace", False),
+        ({"tenant": thing("a", labels={})}, "Patch Namespace", False),
+    ],
+)
+def test_requester_is_removed_in_an_order_that_survives_a_restart(seen, actions, is_left):
+    assert requester(**seen) == (actions, is_left)

@@ -83,7 +83,7 @@ def test_changed_row_with_a_right_checksum_is_found(file):
 
 def test_file_whose_lines_went_with_the_rows_does_not_pass(file):
     file.execute("DELETE FROM reservations")
-    file.execute("DELETE FROM journal")
+    file.execute("DELETE FROM audit_log")
     assert file.audit() == ["lines of the audit log are missing: see `kubelend audit verify`"]
 
 

@@ -225,7 +225,7 @@ def test_file_of_a_newer_version_is_rejected_unchanged(made, opener):
     sqlite_file.open_writer(made, (*sqlite_file.MIGRATIONS, EXTRA)).close()
     before = directory_contents(made)
     with pytest.raises(
-        InvalidSettings, match=r"store\.db has schema version 4, .*supports up to 3"
+        InvalidSettings, match=r"store\.db has schema version 5, .*supports up to 4"
     ):
         opener(made)
     assert directory_contents(made)["store.db"] == before["store.db"]
