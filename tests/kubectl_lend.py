@@ -1,20 +1,25 @@
-"""`kubectl lend` as a user runs it in a shell: the real kubectl, our console script, a kubeconfig.
+"""`kubectl lend` as a user runs it, with a kubeconfig.
 
 alice = kubectl_lend.user(assets, kubeconfig, tmp_path)
-assert alice.lend("get", "reservations").code == 0
+assert alice.lend("get", "reservations").code == 0       in this process, with the user's environment
+assert alice.run("kubectl", "lend", "version").code == 0 the real kubectl and our console script
 """
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import yaml
 
+from kubelend.cli import main
 from kubelend.envtest import credentials
 from kubelend.envtest.assets import Assets
 from waiting import PATIENCE
@@ -34,7 +39,11 @@ class User(NamedTuple):
     environment: dict[str, str]
 
     def lend(self, *arguments: str, **variables: str) -> Result:
-        return self.run("kubectl", "lend", *arguments, **variables)
+        environment = mock.patch.dict(os.environ, self.environment | variables, clear=True)
+        out, err = io.StringIO(), io.StringIO()
+        with environment, redirect_stdout(out), redirect_stderr(err):
+            code = main.run(list(arguments), "kubectl lend")
+        return Result(code, out.getvalue(), err.getvalue())
 
     def run(self, *command: str, **variables: str) -> Result:
         done = subprocess.run(

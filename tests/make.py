@@ -156,6 +156,7 @@ def request(
     max_price: str | None = None,
     currency: str = "",
     key: str | None = None,
+    failover: bool = True,
 ) -> Request:
     return Request(
         requester=ClusterId(requester),
@@ -173,6 +174,7 @@ def request(
             currency=currency,
         ),
         key=None if key is None else RequestKey(key),
+        failover=failover,
     )
 
 

@@ -73,6 +73,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
         weights=WEIGHTS,
         target_cluster_id="b",
         constraints=CONSTRAINTS,
+        failover=False,
         renew=True,
         namespaces=("default",),
     ),
@@ -88,7 +89,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
         asked=objects.SentRequest(
             1,
             bodies.ReservationRequest(
-                quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS
+                quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS, failover=False
             ),
         ),
         conditions=(CONDITION,),
@@ -156,6 +157,7 @@ RESERVATION = broker_objects.Reservation(
         policy="balanced",
         weights=WEIGHTS,
         constraints=CONSTRAINTS,
+        failover=False,
         request=BROKER_REQUEST,
     ),
     broker_objects.ReservationStatus(

@@ -94,7 +94,7 @@ def name_in(text):
 
 
 def test_developer_borrows_lists_and_releases_with_a_kubeconfig_only(site, developer):
-    borrowed = developer.lend(*BORROW, "--for", "2h")
+    borrowed = developer.run("kubectl", "lend", *BORROW, "--for", "2h")
     assert (borrowed.code, borrowed.err) == (0, "")
     name = name_in(borrowed.out)
     assert re.fullmatch(rf"{name} is (Reserved|Active) on {PROVIDER} for 2h\n", borrowed.out)
@@ -223,7 +223,7 @@ AMOUNTS = {"cpu": "4", "memory": "8Gi"}
 RECORD = {"revision": 1, "checksum": "0", "data": "{}"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def empty(lab):
     """A cluster that knows none of our kinds yet."""
     [cluster] = lab.start(f"empty-{secrets.token_hex(4)}")
@@ -231,9 +231,9 @@ def empty(lab):
     cluster.kill()
 
 
-@pytest.fixture
-def operator(empty, tmp_path):
-    return kubectl_lend.user(empty.assets, empty.admin_kubeconfig, tmp_path)
+@pytest.fixture(scope="module")
+def operator(empty):
+    return kubectl_lend.user(empty.assets, empty.admin_kubeconfig, empty.directory)
 
 
 def define(cluster, *kinds):
@@ -264,7 +264,7 @@ def create_advertisement(cluster, namespace, name):
     cluster.call("PUT", f"{path}/{name}-adv/status", json.dumps(found).encode())
 
 
-def test_cluster_without_crds_is_distinguished_from_an_empty_one(empty, operator):
+def test_each_kind_of_cluster_is_told_apart_by_what_it_serves(empty, operator):
     said = operator.lend("get", "reservations")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert f"the cluster of context '{empty.name}' serves neither ResourceRequests nor" in said.err
@@ -275,27 +275,8 @@ def test_cluster_without_crds_is_distinguished_from_an_empty_one(empty, operator
     said = operator.lend("get", "reservations")
     assert said == (0, "", "No reservations found in namespace default.\n")
 
-
-def test_brokers_namespace_is_found_unless_there_are_several(empty, operator):
+    # An agent's cluster that is also the broker's.
     define(empty, ClusterAdvertisement, Reservation)
-    assert operator.lend("get", "clusters").err == "No clusters found in namespace default.\n"
-    create_namespace(empty, "lending")
-    create_advertisement(empty, "lending", "rome")
-    assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
-    assert (
-        operator.lend("get", "reservations").err == "No reservations found in namespace lending.\n"
-    )
-
-    create_namespace(empty, "other")
-    create_advertisement(empty, "other", "oslo")
-    said = operator.lend("get", "clusters")
-    assert (said.code, said.out) == (2, "")
-    assert "brokers in the namespaces lending, other; select one with --namespace" in said.err
-    assert operator.lend("get", "clusters", "-oname", "-nother").out == "cluster/oslo\n"
-
-
-def test_brokers_namespace_in_a_cluster_with_both_kinds(empty, operator):
-    define(empty, ClusterAdvertisement, Reservation, ResourceRequest)
     create_namespace(empty, "lending")
     create_advertisement(empty, "lending", "rome")
     want = ("borrow", "--cpu=1", "--memory=1Gi", "--timeout=1s")
@@ -304,8 +285,31 @@ def test_brokers_namespace_in_a_cluster_with_both_kinds(empty, operator):
     assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
 
 
-def test_requester_in_a_cluster_namespace_is_its_cluster(empty, operator):
+@pytest.fixture(scope="module")
+def brokers(empty, operator):
+    """A cluster of brokers alone, of which there is none yet."""
+    for kind in (ResourceRequest, ClusterAdvertisement, Reservation):
+        empty.kubectl("delete", "crd", "--ignore-not-found", f"{kind.plural}.{kind.group}")
     define(empty, ClusterAdvertisement, Reservation)
+    return operator
+
+
+def test_brokers_namespace_is_found_unless_there_are_several(empty, brokers):
+    assert brokers.lend("get", "clusters").err == "No clusters found in namespace default.\n"
+    create_namespace(empty, "only")
+    create_advertisement(empty, "only", "rome")
+    assert brokers.lend("get", "clusters", "-oname").out == "cluster/rome\n"
+    assert brokers.lend("get", "reservations").err == "No reservations found in namespace only.\n"
+
+    create_namespace(empty, "other")
+    create_advertisement(empty, "other", "oslo")
+    said = brokers.lend("get", "clusters")
+    assert (said.code, said.out) == (2, "")
+    assert "brokers in the namespaces only, other; select one with --namespace" in said.err
+    assert brokers.lend("get", "clusters", "-oname", "-nother").out == "cluster/oslo\n"
+
+
+def test_requester_in_a_cluster_namespace_is_its_cluster(empty, brokers):
     create_namespace(empty, "mail-7", **{cluster_namespaces.CLUSTER_LABEL: "rome"})
     create_namespace(empty, "team")
     for namespace in ("mail-7", "team"):
@@ -319,7 +323,7 @@ def test_requester_in_a_cluster_namespace_is_its_cluster(empty, operator):
         empty.call("POST", path, json.dumps(body).encode())
 
     def requesters(*flags):
-        found = json.loads(operator.lend("get", "reservations", "-ojson", *flags).out)
+        found = json.loads(brokers.lend("get", "reservations", "-ojson", *flags).out)
         return [(one["id"], one["requesterID"]) for one in found["items"]]
 
     assert requesters("-nmail-7") == requesters("-nmail-7", "--cluster=rome") == [("mine", "rome")]

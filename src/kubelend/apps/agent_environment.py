@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from kubelend.kube.events import EventRecorder
 
 EVENT_COMPONENT: Final = "kubelend-agent"
+MAX_REQUESTS: Final = 8
+"""Concurrent requests to the API server, watches apart: each needs a connection, which takes memory."""
 
 
 class AgentEnvironment(NamedTuple):
@@ -170,7 +172,8 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
     namespace = _instruction_namespace(settings)
     offered = offer_settings(settings)
     policy = lending_policy(settings, offered)
-    async with Client.open(config.load_config(settings.kubeconfig)) as client:
+    opened = Client.open(config.load_config(settings.kubeconfig), max_concurrent=MAX_REQUESTS)
+    async with opened as client:
         objects = KubernetesObjects(client, _namespaces_by_kind(settings, namespace))
         yield AgentEnvironment(
             source=KubernetesSource(client),

@@ -22,11 +22,18 @@ IMPORT_VARIABLES: Final = {
 }
 """Set only during the imports, so that child processes of the agent do not inherit them."""
 
+TLS_BUFFER_BYTES: Final = 32 * 1024
+"""Read buffer of a TLS connection. asyncio takes 256 KiB for each, and an agent that peers has some forty."""
+
 
 def main() -> None:
     """Runs the agent."""
     with _without_unused_imports():
+        from asyncio import sslproto
+
         from kubelend.apps import agent
+
+        sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
     agent.main()
 
 

@@ -27,7 +27,7 @@ def get_clusters(
 ) -> None:
     """List clusters and their free resources, or show one.
 
-    Viewers and admins see all clusters, a cluster only itself.
+    Viewers and admins list all clusters. A cluster may get itself, by its name.
     """
     if name:
         one = calls.call_backend(target, lambda backend: backend.get_cluster(name))

@@ -48,6 +48,9 @@ MaxPrice = Annotated[str, flag("Maximum price per hour.", "NUMBER")]
 Currency = Annotated[
     str, flag("Currency in which prices are compared. Defaults to USD with --max-price.", "TEXT")
 ]
+NoFailover = Annotated[
+    bool, flag("Fail when the provider is lost, instead of moving to another cluster.")
+]
 
 FIELDS: Final = {
     **calls.fields_of("requestedResources.", "cpu", "memory", "gpu", "storage"),
@@ -60,6 +63,7 @@ FIELDS: Final = {
     "duration": "--for",
     "weights": "--weight",
     "targetClusterID": "--cluster",
+    "failover": "--no-failover",
     **calls.fields_of("constraints.", "region", "exclude", "currency"),
     "constraints.labels": "--label",
     "constraints.maxPricePerHour": "--max-price",
@@ -86,6 +90,7 @@ def request_from_flags(
     exclude: Exclude = None,
     max_price: MaxPrice = "",
     currency: Currency = "",
+    no_failover: NoFailover = False,
 ) -> bodies.ReservationRequest | None:
     """A builder: the request, perhaps incomplete (see `require_resources`); None if no flag is given."""
     if policy and weight:
@@ -104,6 +109,7 @@ def request_from_flags(
         },
         target_cluster_id=cluster,
         constraints=bodies.Constraints(labels, region, exclude or [], max_price, currency),
+        failover=not no_failover,
     )
     return None if request == _NO_FLAGS else request
 

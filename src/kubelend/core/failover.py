@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kubelend.core import commands, decision, quotas, timestamps
 from kubelend.core.commands import Command
-from kubelend.core.events import FailoverBlocked, ProviderRecovered
+from kubelend.core.events import Failed, FailoverBlocked, ProviderRecovered
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason, Role
 from kubelend.core.members import MembershipStatus, member_id
@@ -97,7 +97,8 @@ class ProviderMonitor:
 def fail_over(ledger: Ledger, monitor: ProviderMonitor, now: datetime) -> Command[list[Cluster]]:
     """Moves reservations off unreachable providers; returns the newly unreachable ones.
 
-    A reservation that fits nowhere else stays, because the provider may return, and is retried.
+    A reservation that fits nowhere else stays, because the provider may return, and is retried. One whose
+    requester wants no failover fails.
     """
     newly_unreachable: set[ClusterId] = set()
     if monitor.start_check(now):
@@ -132,6 +133,10 @@ def _fail_over_one(
     """The message omits why no cluster fits: that changes constantly, and `explain` reports it."""
     since = timestamps.format_time(provider.received_at, now)
     newly_unreachable = f"{provider.id}, unreachable since {since}"
+    if not found.request.failover:
+        message = f"Lost cluster {newly_unreachable}; failover is off"
+        yield Failed(now, found.id, Reason.PROVIDER_UNREACHABLE, message)
+        return
     chosen = decision.choose_cluster(quotas.query_for_reservation(ledger, found, now), ledger.fleet)
     if chosen is not None:
         move = commands.move_event(ledger, found, chosen.cluster, now)

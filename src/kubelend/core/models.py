@@ -115,6 +115,8 @@ class Request(Record, frozen=True):
     weights: dict[str, float] = {}
     constraints: Constraints = UNCONSTRAINED
     key: RequestKey | None = None
+    failover: bool = True
+    """Whether it moves to another cluster when its provider is lost, or fails."""
 
 
 class Charge(Record, frozen=True):

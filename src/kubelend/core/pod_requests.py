@@ -403,7 +403,18 @@ class NodeMetadata(PartialObject, frozen=True, gc=False):
 
 
 class Taint(PartialObject, frozen=True, gc=False):
+    key: str = ""
     effect: str = ""
+
+    @property
+    def keeps_pods_away(self) -> bool:
+        """Taints that repeat what is read from the node itself do not count: they come and go later."""
+        return self.effect in ("NoSchedule", "NoExecute") and self.key not in _REPEATED_TAINTS
+
+
+_REPEATED_TAINTS: Final = frozenset(
+    f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")
+)
 
 
 class NodeSpec(PartialObject, frozen=True, gc=False):
@@ -443,7 +454,7 @@ def project_node(found: KubernetesNode) -> Node:
             one.type == "Ready" and one.status == "True" for one in found.status.conditions
         ),
         is_schedulable=not found.spec.unschedulable,
-        is_tainted=any(one.effect in ("NoSchedule", "NoExecute") for one in found.spec.taints),
+        is_tainted=any(one.keeps_pods_away for one in found.spec.taints),
     )
 
 

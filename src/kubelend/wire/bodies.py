@@ -284,6 +284,8 @@ class ReservationRequest(Body, frozen=True):
     """Only this provider is considered. If empty, the broker chooses a provider."""
     constraints: Constraints = UNCONSTRAINED
     """Constraints on the provider."""
+    failover: bool = True
+    """Whether the reservation moves to another cluster when its provider is lost. If false, it fails."""
 
 
 class HoldReport(Body, frozen=True):

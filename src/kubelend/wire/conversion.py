@@ -71,6 +71,7 @@ def to_request(
         weights=body.weights,
         constraints=_to_constraints(body),
         key=RequestKey(key) if key else None,
+        failover=body.failover,
     )
 
 

@@ -244,6 +244,8 @@ class ResourceRequestSpec(RequestedAmounts, frozen=True):
     """Only this provider is considered. If empty, the broker chooses a provider."""
     constraints: bodies.Constraints = bodies.UNCONSTRAINED
     """Constraints on the provider."""
+    failover: bool = True
+    """Whether the reservation moves to another cluster when its provider is lost. If false, it fails."""
     renew: bool = False
     """Renew the reservation until this object is deleted, instead of letting it expire after duration."""
     namespaces: Namespaces = ()

@@ -394,13 +394,14 @@ async def test_all_of_the_spec_reaches_the_broker(rig):
         weights={"price": 2.0},
         target_cluster_id="p1",
         constraints=bodies.Constraints(labels={}, exclude=["p2"]),
+        failover=False,
         renew=True,
     )
     request = resource_requests.request_from_spec(spec)
     amounts = bodies.Quantities("1500m", "256Mi", "2", "10Gi", {"example.com/fpga": "1"})
     assert request.requested_resources == amounts
     names = ("priority", "duration", "wait", "policy", "weights", "target_cluster_id")
-    for field in (*names, "constraints"):
+    for field in (*names, "constraints", "failover"):
         assert getattr(request, field) == getattr(spec, field)
     await rig.objects.apply(ResourceRequest(Metadata("w"), spec))
     await settled()

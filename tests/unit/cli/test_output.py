@@ -494,6 +494,15 @@ def test_a_span_is_rounded(duration, text):
     assert tables.format_span(duration) == text
 
 
+def test_time_of_a_step_ends_at_the_last_column_and_a_long_title_is_wrapped():
+    assert tables.title_line(" 1  Start", 0.25) == " 1  Start".ljust(74) + "250 ms"
+    first, second = tables.title_line(f"node: {'refused ' * 10}", 1.2).splitlines()
+    assert len(second) == 80
+    assert second.startswith("    refused")
+    assert second.endswith(" 1.2 s")
+    assert f"{first} {second[4:-5].strip()}" == f"node: {'refused ' * 10}".strip()
+
+
 def test_times_counts_and_details():
     assert tables.format_time(NOW + timedelta(hours=3), NOW) == "2026-01-02T06:04:05Z (in 3h)"
     assert tables.format_time(NOW - 5 * MINUTE, NOW) == "2026-01-02T02:59:05Z (5m ago)"

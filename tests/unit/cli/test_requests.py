@@ -88,8 +88,17 @@ def test_every_field_of_a_request_has_a_flag():
     flags = set(inspect.signature(request_flags.request_from_flags).parameters)
     fields = {*bodies.Quantities.__struct_fields__, *bodies.ReservationRequest.__struct_fields__}
     renamed = {"extended", "requested_resources", "weights", "target_cluster_id", "constraints"}
-    assert fields - renamed <= flags
-    assert {"resource", "weight", "cluster", "label", "region", "exclude", "max_price"} <= flags
+    assert fields - renamed - {"failover"} <= flags
+    assert {
+        "no_failover",
+        "resource",
+        "weight",
+        "cluster",
+        "label",
+        "region",
+        "exclude",
+        "max_price",
+    } <= flags
     known = {name.replace("_", "-") for name in flags} - {"duration"} | {"for", "key"}
     assert {flag.removeprefix("--") for flag in request_flags.FIELDS.values()} == known
 

@@ -55,6 +55,17 @@ def test_what_it_lends_moves_in_the_moment_it_is_given_up(runner, monitor):
     assert runner.reserved("b") == make.resources(WANTED)
 
 
+def test_without_failover_it_fails_in_that_moment_and_nothing_is_reserved(runner, monitor):
+    """Though another cluster has room. What its other reservations want makes no difference."""
+    lost, moved = runner.reserve(WANTED, failover=False), runner.reserve(WANTED)
+    fall_silent(runner, monitor)
+    found = runner[lost]
+    assert (found.phase, found.reason) == ("Failed", "ProviderUnreachable")
+    assert found.message == "Lost cluster a, unreachable since 12:00:00 UTC; failover is off"
+    assert runner.target(moved) == "b"
+    assert not runner.reserved("a")
+
+
 @pytest.mark.parametrize("command", ["acknowledge", "activate"])
 def test_how_far_it_had_come_makes_no_difference(runner, monitor, command):
     held = runner.reserve(WANTED)

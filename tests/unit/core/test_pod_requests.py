@@ -38,6 +38,10 @@ def node(labels=None, conditions=(READY,), status=None, **spec):
     return pod_requests.project_node(msgspec.json.decode(text, type=KubernetesNode))
 
 
+def taint(state):
+    return {"key": f"node.kubernetes.io/{state}", "effect": "NoSchedule"}
+
+
 @pytest.mark.parametrize(
     "is_own, found",
     [
@@ -53,6 +57,8 @@ def node(labels=None, conditions=(READY,), status=None, **spec):
         pytest.param(True, node(taints=[{"effect": "PreferNoSchedule"}]), id="preference"),
         pytest.param(False, node(taints=[{"effect": "NoSchedule"}]), id="taint NoSchedule"),
         pytest.param(False, node(taints=[{"effect": "NoExecute"}]), id="taint NoExecute"),
+        pytest.param(True, node(taints=[taint("not-ready")]), id="ready before its taint is gone"),
+        pytest.param(False, node(taints=[taint("disk-pressure")]), id="disk pressure"),
         pytest.param(False, node({"liqo.io/type": "virtual-node"}), id="liqo"),
         pytest.param(False, node({"liqo.io/type": ""}), id="liqo of any kind"),
         pytest.param(False, node({"type": "virtual-kubelet"}), id="virtual kubelet"),

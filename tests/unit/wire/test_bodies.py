@@ -19,6 +19,7 @@ FIELDS = {
     ),
     bodies.ReservationRequest: (
         "requestedResources priority duration wait policy weights targetClusterID constraints"
+        " failover"
     ),
     bodies.Constraints: "labels region exclude maxPricePerHour currency",
     bodies.ReservationStatus: (

@@ -184,7 +184,8 @@ def defaults(record, path=""):
     if isinstance(record, msgspec.Struct) and not isinstance(record, objects.Metadata):
         for field in msgspec.structs.fields(record):
             value = getattr(record, field.name)
-            if not field.required and (not value or value == field.default):
+            is_empty = not value and field.default is not True
+            if not field.required and (is_empty or value == field.default):
                 yield f"{path}.{field.name}"
             yield from defaults(value, f"{path}.{field.name}")
 

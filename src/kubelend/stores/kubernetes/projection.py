@@ -110,6 +110,7 @@ def reservation_spec(record: Reservation) -> Spec:
             policy=request.policy,
             weights=request.weights,
             constraints=_constraints(request.constraints),
+            failover=request.failover,
         )
     )
 
