@@ -425,15 +425,26 @@ class Borrowed:
 
     def own(self, kind: str, name: str = "") -> Document:
         """An object of the requester's cluster, in the namespace for the provider."""
-        return self._find(self.cluster, kind, self.provider, name or self.reservation)
+        return self._find(self.cluster, kind, self.provider, name)
 
     def remote(self, kind: str, name: str = "") -> Document:
         """An object of the provider's cluster, in the namespace for the requester."""
-        return self._find(self.provider, kind, self.cluster, name or self.reservation)
+        return self._find(self.provider, kind, self.cluster, name)
 
     def _find(self, cluster: str, kind: str, other: str, name: str) -> Document:
-        namespace = liqo_objects.tenant_namespace(other)
-        return self._site.apis[cluster].get(f"{_collection(kind, namespace)}/{name}")
+        """By default the object of the reservation. One that replaces another has a number in its name."""
+        api, path = (
+            self._site.apis[cluster],
+            _collection(kind, liqo_objects.tenant_namespace(other)),
+        )
+        if name:
+            return api.get(f"{path}/{name}")
+        own = self._named(api.get(path))
+        return max(own, key=lambda one: "deletionTimestamp" not in one["metadata"], default={})
+
+    def _named(self, found: Document) -> list[Document]:
+        items: list[Document] = found.get("items", [])
+        return [one for one in items if one["metadata"]["name"].startswith(self.reservation)]
 
     @property
     def node(self) -> Document:
@@ -445,9 +456,7 @@ class Borrowed:
 
     def quotas(self) -> list[Document]:
         namespace = liqo_objects.tenant_namespace(self.cluster)
-        found = self._site.apis[self.provider].get(_collection("quotas", namespace))
-        items: list[Document] = found.get("items", [])
-        return [one for one in items if one["metadata"]["name"].startswith(self.reservation)]
+        return self._named(self._site.apis[self.provider].get(_collection("quotas", namespace)))
 
     def conditions(self) -> dict[str, str]:
         found = self.request.get("status", {}).get("conditions", [])
