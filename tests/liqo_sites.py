@@ -448,11 +448,11 @@ class Borrowed:
 
     @property
     def node(self) -> Document:
-        """The virtual node; empty if there is none. After a move it is that of the new provider."""
+        """The newest virtual node with the present provider; empty if there is none."""
         selector = f"labelSelector={RESERVATION_LABEL}={self.reservation}"
         found = self._site.apis[self.cluster].get(f"/api/v1/nodes?{selector}").get("items", [])
         own = [one for one in found if one["metadata"]["labels"][REMOTE_LABEL] == self.provider]
-        return own[0] if own else {}
+        return max(own, key=lambda one: one["metadata"]["creationTimestamp"], default={})
 
     def quotas(self) -> list[Document]:
         namespace = liqo_objects.tenant_namespace(self.cluster)
