@@ -229,15 +229,13 @@ class Site:
 
     def check_clean(self) -> None:
         """Waits until nothing is left. If something is, the next test does not count it as its own."""
+        for cluster in self.apis:
+            # Those of a test that has failed.
+            self.kubectl(cluster, "delete", "resourcerequests", "--all", "--wait=false")
         try:
             self.wait_clean()
-        except AssertionError:
-            for cluster in self.apis:
-                self.kubectl(cluster, "delete", "resourcerequests", "--all", "--wait=false")
-            with contextlib.suppress(AssertionError):
-                wait_until(lambda: not self.leftovers(), poll=0.5)
+        finally:
             self.note_objects()
-            raise
 
     def wait_clean(self) -> None:
         """Nothing is left in any cluster, nor at the broker."""
