@@ -58,7 +58,7 @@ UNEXPECTED, USAGE = 1, 2
 RootCoroutine = Coroutine[object, object, None]
 
 if TYPE_CHECKING:
-    from kubelend.peerings.liqo_provider import LentReservation
+    from kubelend.peerings.slice_decision import LentReservation
 
 log = structlog.get_logger("kubelend.agent")
 
