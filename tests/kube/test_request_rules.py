@@ -80,6 +80,8 @@ CHANGES = {
     "weights": {"price": 1},
     "targetClusterID": "bonn",
     "constraints": {"region": "eu", "labels": {"a": "b"}, "exclude": ["rome"]},
+    "failover": False,
+    "namespaces": ["batch"],
 }
 
 

@@ -132,7 +132,9 @@ def test_bodies_are_needed_where_they_are():
     assert needed == (
         "exchange_handshake explain publish renew_certificate reserve set_policy set_quota"
     )
-    assert optional == "approve_member cordon create_token drain refuse renew revoke_member"
+    assert optional == (
+        "acknowledge approve_member cordon create_token drain refuse renew revoke_member"
+    )
 
 
 async def test_body_that_is_not_needed_may_be_left_out_in_any_way(broker, admin):
