@@ -72,9 +72,9 @@ helm: ## Find or build the helm that renders the charts
 rotation: $(DEV) ## Prove that certificates of a minute rotate for ten under load
 	PYTHONPATH=tests $(BIN)/python -m proofs.rotation $(ARGS)
 
-.PHONY: liqo-faults
-liqo-faults: $(DEV) kube-assets liqo-assets ## Kill every part of clusters with Liqo after every step of a reservation (an hour)
-	KUBELEND_KUBE_TESTS=required $(BIN)/pytest tests/kube/liqo_fault_matrix.py $(ARGS)
+.PHONY: liqo-proofs
+liqo-proofs: $(DEV) kube-assets liqo-assets ## Kill every part of clusters with Liqo after every step; run demo and benchmarks there (an hour)
+	KUBELEND_KUBE_TESTS=required $(BIN)/pytest tests/kube/liqo_fault_matrix.py tests/kube/liqo_tools.py $(ARGS)
 
 .PHONY: properties
 properties: $(DEV) ## Try every property of the pure parts with fifty times as many examples, others each time

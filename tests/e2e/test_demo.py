@@ -90,3 +90,14 @@ def test_a_step_that_shows_something_else_is_one_line_and_exit_code_1(tmp_path):
     assert line.startswith("error: step 14, 'Stop all processes': processes exited with codes")
     assert "-9" in line
     assert clean(tmp_path)
+
+
+def test_demo_on_kubernetes_says_how_to_get_its_programs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    code, out, err = processes.finished(
+        processes.kubelend("dev", "demo", "--kubernetes", temporary=tmp_path)
+    )
+    assert (code, out) == (2, "")
+    hint = "run make kube-assets, or set KUBEBUILDER_ASSETS"
+    assert err == f"error: kube-apiserver, etcd and kubectl not found: {hint}\n"

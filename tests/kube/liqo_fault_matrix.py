@@ -1,4 +1,4 @@
-"""Every part of two clusters with Liqo, killed after every step of a reservation: `make liqo-faults`.
+"""Every part of two clusters with Liqo, killed after every step of a reservation: `make liqo-proofs`.
 
 An hour on two cores. `test_liqo_faults.py` has a few of these cases for every run.
 """

@@ -1,7 +1,7 @@
 """Reservations that end in a virtual node, while parts are killed, objects changed and clocks wrong.
 
 Each case ends as promised: Ready with exactly what is reserved, or ended with the reason; nothing is left.
-One lab serves all of them. `make liqo-faults` runs the whole matrix (`liqo_fault_matrix.py`).
+One lab serves all of them. `make liqo-proofs` runs the whole matrix (`liqo_fault_matrix.py`).
 """
 
 import json

@@ -1,4 +1,7 @@
-"""`kubelend dev bench peering` and `agent` with Liqo's programs, in small: keys, and nothing left behind."""
+"""The demo and the benchmarks on clusters with Liqo, until nothing is left behind: `make liqo-proofs`.
+
+Each of them starts clusters of its own, which takes most of a minute.
+"""
 
 import json
 import signal
@@ -8,7 +11,7 @@ import pytest
 import processes
 from waiting import PATIENCE, wait_until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.kube]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.kube]
 
 STEPS = ("reserve", "handshake", "grant", "node")
 
@@ -49,3 +52,35 @@ def test_an_interrupted_benchmark_leaves_nothing_behind(kube_assets, liqo_assets
     assert (code, out) == (130, "")
     assert list(tmp_path.iterdir()) == []
     assert processes.naming(tmp_path) == []
+
+
+# -- the demo
+
+
+def start_demo(tmp_path):
+    return processes.kubelend("dev", "demo", "--kubernetes", temporary=tmp_path)
+
+
+def is_clean(tmp_path):
+    return not list(tmp_path.iterdir()) and not processes.naming(tmp_path)
+
+
+def test_demo_runs_a_pod_in_another_cluster_and_fits_a_terminal(kube_assets, liqo_assets, tmp_path):
+    code, out, err = processes.finished(start_demo(tmp_path), 8 * PATIENCE)
+    assert (code, err) == (0, ""), out
+    shown = ["the same pod is Running", "is still Pending", "nothing of Liqo is left", "finished."]
+    assert sorted(shown, key=out.index) == shown
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+    assert is_clean(tmp_path)
+
+
+@pytest.mark.parametrize("moment", [" 1  Start the clusters", "ResourceSlice granted"])
+def test_demo_that_is_interrupted_leaves_nothing_behind(kube_assets, liqo_assets, tmp_path, moment):
+    started = start_demo(tmp_path)
+    assert started.stdout is not None
+    assert any(moment in line for line in started.stdout)
+    started.send_signal(signal.SIGINT)
+    code, _, _ = processes.finished(started, 8 * PATIENCE)
+    assert code == 130
+    wait_until(lambda: is_clean(tmp_path))
