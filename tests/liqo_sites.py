@@ -229,15 +229,13 @@ class Site:
 
     def check_clean(self) -> None:
         """Waits until nothing is left. If something is, the next test does not count it as its own."""
+        for cluster in self.apis:
+            # Those of a test that has failed.
+            self.kubectl(cluster, "delete", "resourcerequests", "--all", "--wait=false")
         try:
             self.wait_clean()
-        except AssertionError:
-            for cluster in self.apis:
-                self.kubectl(cluster, "delete", "resourcerequests", "--all", "--wait=false")
-            with contextlib.suppress(AssertionError):
-                wait_until(lambda: not self.leftovers(), poll=0.5)
+        finally:
             self.note_objects()
-            raise
 
     def wait_clean(self) -> None:
         """Nothing is left in any cluster, nor at the broker."""
@@ -425,29 +423,38 @@ class Borrowed:
 
     def own(self, kind: str, name: str = "") -> Document:
         """An object of the requester's cluster, in the namespace for the provider."""
-        return self._find(self.cluster, kind, self.provider, name or self.reservation)
+        return self._find(self.cluster, kind, self.provider, name)
 
     def remote(self, kind: str, name: str = "") -> Document:
         """An object of the provider's cluster, in the namespace for the requester."""
-        return self._find(self.provider, kind, self.cluster, name or self.reservation)
+        return self._find(self.provider, kind, self.cluster, name)
 
     def _find(self, cluster: str, kind: str, other: str, name: str) -> Document:
-        namespace = liqo_objects.tenant_namespace(other)
-        return self._site.apis[cluster].get(f"{_collection(kind, namespace)}/{name}")
+        """By default the object of the reservation. One that replaces another has a number in its name."""
+        api, path = (
+            self._site.apis[cluster],
+            _collection(kind, liqo_objects.tenant_namespace(other)),
+        )
+        if name:
+            return api.get(f"{path}/{name}")
+        own = self._named(api.get(path))
+        return max(own, key=lambda one: "deletionTimestamp" not in one["metadata"], default={})
+
+    def _named(self, found: Document) -> list[Document]:
+        items: list[Document] = found.get("items", [])
+        return [one for one in items if one["metadata"]["name"].startswith(self.reservation)]
 
     @property
     def node(self) -> Document:
-        """The virtual node; empty if there is none. After a move it is that of the new provider."""
+        """The newest virtual node with the present provider; empty if there is none."""
         selector = f"labelSelector={RESERVATION_LABEL}={self.reservation}"
         found = self._site.apis[self.cluster].get(f"/api/v1/nodes?{selector}").get("items", [])
         own = [one for one in found if one["metadata"]["labels"][REMOTE_LABEL] == self.provider]
-        return own[0] if own else {}
+        return max(own, key=lambda one: one["metadata"]["creationTimestamp"], default={})
 
     def quotas(self) -> list[Document]:
         namespace = liqo_objects.tenant_namespace(self.cluster)
-        found = self._site.apis[self.provider].get(_collection("quotas", namespace))
-        items: list[Document] = found.get("items", [])
-        return [one for one in items if one["metadata"]["name"].startswith(self.reservation)]
+        return self._named(self._site.apis[self.provider].get(_collection("quotas", namespace)))
 
     def conditions(self) -> dict[str, str]:
         found = self.request.get("status", {}).get("conditions", [])

@@ -61,7 +61,7 @@ def clean(site):
     site.check_clean()
 
 
-@pytest.mark.parametrize("part, cluster, connecting, disconnecting", cases())
+@pytest.mark.parametrize("part, cluster, connecting, disconnecting", list(cases()))
 def test_part_is_killed(site, part, cluster, connecting, disconnecting):
     borrowed = site.borrow()
     wait_step(borrowed, connecting)

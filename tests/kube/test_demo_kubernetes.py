@@ -28,7 +28,7 @@ def test_demo_runs_a_pod_in_another_cluster_and_fits_a_terminal(kube_assets, liq
     assert is_clean(tmp_path)
 
 
-@pytest.mark.parametrize("moment", [" 1  Start three clusters", "ResourceSlice granted"])
+@pytest.mark.parametrize("moment", [" 1  Start the clusters", "ResourceSlice granted"])
 def test_demo_that_is_interrupted_leaves_nothing_behind(kube_assets, liqo_assets, tmp_path, moment):
     started = start(tmp_path)
     assert started.stdout is not None

@@ -75,6 +75,7 @@ SELDOM = {
     "patch identities.authentication.liqo.io in all namespaces": "when a certificate is issued again",
     "patch tenants.authentication.liqo.io in all namespaces": "likewise",
     "get identities.authentication.liqo.io in all namespaces": "likewise",
+    "get resourceslices.authentication.liqo.io in all namespaces": "when a slice is resized",
     "patch resourceslices.authentication.liqo.io in all namespaces": "when a requester does not give back",
     "list shadowpods.offloading.liqo.io in all namespaces": "likewise",
     "delete shadowpods.offloading.liqo.io in all namespaces": "likewise",
@@ -332,12 +333,12 @@ def test_agent_may_change_only_what_belongs_to_a_peering(life, site):
     secret = ("create", "secret", "generic")
     for refused in (
         ("create", "namespace", "mine"),
-        ("delete", "namespace", "default"),
+        ("delete", "namespace", HOME),
         ("delete", "namespace", "liqo-tenant-other"),
         (*secret, "mine", "--namespace=liqo-tenant-other"),
         (*secret, "liqo-nonce", f"--namespace={HOME}"),
         ("delete", "secret", "agent-client-tls", f"--namespace={HOME}"),
-        ("cordon", "a"),
+        ("label", "node", "a", "note=x"),
         ("delete", "pod", "local", "--namespace=default"),
         ("create", "-f", str(eviction), "--raw=/api/v1/namespaces/default/pods/local/eviction"),
         ("delete", "lease", "a", "--namespace=kube-node-lease"),

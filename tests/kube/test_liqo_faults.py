@@ -109,7 +109,7 @@ def delete(site, borrowed, cluster):
     find = borrowed.own if cluster == REQUESTER else borrowed.remote
     before = find("resourceslices")["metadata"]
     namespace = f"--namespace={before['namespace']}"
-    site.kubectl(cluster, "delete", SLICES, borrowed.reservation, namespace, "--wait=false")
+    site.kubectl(cluster, "delete", SLICES, before["name"], namespace, "--wait=false")
 
     def is_another():
         found = find("resourceslices")

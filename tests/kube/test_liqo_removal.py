@@ -81,7 +81,7 @@ class Site:
 
     def start_agent(self, cluster):
         home = LabDirectory(self.directory)
-        command = [sys.executable, "-m", "kubelend", "agent", *LIMITS]
+        command = [sys.executable, "-m", "kubelend", "agent", "--hold=placeholders", *LIMITS]
         command += [
             f"--broker-url={self.state.broker}",
             f"--broker-cert-path={home.certificate(cluster)}",
@@ -133,12 +133,14 @@ class Site:
         found = self.kubectl(cluster, "get", kind, "--all-namespaces", "-ojson", *arguments)
         return json.loads(found)["items"]
 
-    def names(self, cluster, kind, *arguments):
-        return [one["metadata"]["name"] for one in self.list(cluster, kind, *arguments)]
+    def names(self, cluster, kind, *arguments, namespace=""):
+        """In all namespaces, or in one."""
+        found = [one["metadata"] for one in self.list(cluster, kind, *arguments)]
+        return [one["name"] for one in found if namespace in ("", one.get("namespace"))]
 
     def add_namespace(self, name):
         self.kubectl(REQUESTER, "create", "namespace", name)
-        wait_until(lambda: self.names(REQUESTER, "serviceaccounts", f"--namespace={name}"))
+        wait_until(lambda: self.names(REQUESTER, "serviceaccounts", namespace=name))
 
     def reserve(self, name, namespace="default", offloaded=()):
         """Returns the reservation."""
@@ -216,7 +218,7 @@ def test_node_goes_at_the_deadline_though_a_budget_forbids_evictions(site):
     nodes = "--selector=liqo.io/type=virtual-node"
     wait_until(lambda: site.names(REQUESTER, "nodes", nodes) == [other])
     wait_until(lambda: {"Draining", "Disconnected"} <= site.events(reservation))
-    assert site.names(REQUESTER, "pods", "--namespace=budget") == []
+    assert site.names(REQUESTER, "pods", namespace="budget") == []
     assert reservation not in site.names(REQUESTER, "leases")
     assert other in site.names(REQUESTER, "leases"), "Liqo names its leases otherwise now"
     site.release("other")
@@ -229,7 +231,7 @@ def test_dead_provider_is_force_unpeered_and_cleans_up_when_it_is_back(site):
     with site.suspended(site.api_server(PROVIDER)):
         site.release("small", "stranded")
         wait_until(lambda: not site.leftovers(REQUESTER), explain=lambda: site.leftovers(REQUESTER))
-        assert site.names(REQUESTER, "pods", "--namespace=stranded") == []
+        assert site.names(REQUESTER, "pods", namespace="stranded") == []
         wait_until(lambda: not site.offloadings())
         assert {"ProviderUnreachable", "ForceUnpeering"} <= site.events(reservation)
     wait_until(lambda: not site.leftovers(PROVIDER), explain=lambda: site.leftovers(PROVIDER))

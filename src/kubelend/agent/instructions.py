@@ -64,10 +64,14 @@ class InstructionReconciler:
         offload_lookup: OffloadLookup,
         cluster_id: str,
         finished_ttl: timedelta,
+        finalizers: tuple[str, ...] = (),
         chance: Callable[[], float],
         emit: EmitEvent,
     ) -> None:
-        """`on_change` is called with a reservation whose instruction's conditions have changed."""
+        """`on_change` is called with a reservation whose instruction's conditions have changed.
+
+        New objects have the `finalizers`, so that their owners need not add them first.
+        """
         self.queue = ReconcileQueue("ReservationInstruction", self._reconcile, log, chance=chance)
         self._objects = objects
         self._communicator = communicator
@@ -81,6 +85,7 @@ class InstructionReconciler:
         self._on_written = controller.emit_all(emit, events.instruction_events)
         self._cluster_id = cluster_id
         self._finished_ttl = finished_ttl
+        self._finalizers = finalizers
         self._object_keys: defaultdict[str, set[str]] = defaultdict(set)
         """Keys of each reservation's objects: one, except for objects in a wrong namespace."""
         self._watched: dict[str, ReservationInstruction] = {}
@@ -142,6 +147,7 @@ class InstructionReconciler:
             self.queue.add_after(body.id, NAMESPACE_RETRY_INTERVAL)
             return
         wanted = reservation_instruction(body, namespace, self._namespaces(body.id))
+        wanted = replace(wanted, metadata=replace(wanted.metadata, finalizers=self._finalizers))
         found = await controller.apply_object(self._objects, wanted)
         updated = await self._update_status(
             found, lambda newest: delivered_status(newest, body, self._clock())

@@ -279,7 +279,7 @@ class ProviderReconciler:
     def _should_refuse_unheld(
         self, found: bodies.Reservation, held: bodies.HoldReport | None
     ) -> bool:
-        """Only before its requester was told that it is held, or uses it."""
+        """Only before it was reported as held to its requester, or is used."""
         is_unheld = held is not None and held.reason == PARTIALLY_HELD
         is_new = found.status.held is None and found.status.phase == Phase.RESERVED
         return self._config.refuses_unheld and is_unheld and is_new

@@ -58,12 +58,14 @@ class ResourceRequestReconciler:
         cluster_id: str,
         namespace: str = "",
         finished_ttl: timedelta = FINISHED_TTL,
+        finalizers: tuple[str, ...] = (),
         chance: Callable[[], float] = random.random,
         emit: EmitEvent = discard_event,
     ) -> None:
         """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
 
-        `finished_ttl` is how long they are retained after their reservation has finished.
+        `finished_ttl` is how long they are retained after their reservation has finished, and `finalizers`
+        are those of new ones.
         """
         self._objects = objects
         self._reservations = reservations
@@ -87,6 +89,7 @@ class ResourceRequestReconciler:
             offload_lookup=self._offloaded_namespaces,
             cluster_id=cluster_id,
             finished_ttl=finished_ttl,
+            finalizers=finalizers,
             chance=chance,
             emit=emit,
         )

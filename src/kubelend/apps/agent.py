@@ -23,7 +23,7 @@ from kubelend.agent.collector import Collector
 from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
-from kubelend.agent.peering import PeeringReconciler
+from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
 from kubelend.agent.placeholder_reconciler import PlaceholderReconciler
 from kubelend.agent.ports import BrokerCommunicator, HandshakeExchange
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
@@ -58,7 +58,7 @@ UNEXPECTED, USAGE = 1, 2
 RootCoroutine = Coroutine[object, object, None]
 
 if TYPE_CHECKING:
-    from kubelend.peerings.liqo_provider import LentReservation
+    from kubelend.peerings.slice_decision import LentReservation
 
 log = structlog.get_logger("kubelend.agent")
 
@@ -221,6 +221,7 @@ class AgentApp:
             cluster_id=self._cluster,
             namespace=self._environment.namespace,
             finished_ttl=self._settings.finished_for,
+            finalizers=(PEERING_FINALIZER,) if self.peering.requester is not None else (),
             emit=self._environment.emit,
         )
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kubelend.kube.events import EventRecorder
 
 EVENT_COMPONENT: Final = "kubelend-agent"
-MAX_REQUESTS: Final = 8
+MAX_REQUESTS: Final = 6
 """Concurrent requests to the API server, watches apart: each needs a connection, which takes memory."""
 
 

@@ -26,7 +26,8 @@ from kubelend.kits import subprocesses
 from kubelend.wire import bodies, quantities
 
 if TYPE_CHECKING:
-    from kubelend.peerings.liqo_provider import LentReservation, LiqoProvider
+    from kubelend.peerings.liqo_provider import LiqoProvider
+    from kubelend.peerings.slice_decision import LentReservation
 
 CHILD_TIMEOUT: Final = timedelta(seconds=30)
 """Of a child process that uses `cryptography`."""
@@ -124,7 +125,7 @@ def lent_reservations(
 
     A hold counts as long as the broker has not reported that it has ended, also after a restart.
     """
-    from kubelend.peerings.liqo_provider import LentReservation
+    from kubelend.peerings.slice_decision import LentReservation
 
     lent = {}
     for name, hold in holds.items():

@@ -22,7 +22,7 @@ IMPORT_VARIABLES: Final = {
 }
 """Set only during the imports, so that child processes of the agent do not inherit them."""
 
-TLS_BUFFER_BYTES: Final = 32 * 1024
+TLS_BUFFER_BYTES: Final = 16 * 1024
 """Read buffer of a TLS connection. asyncio takes 256 KiB for each, and an agent that peers has some forty."""
 
 

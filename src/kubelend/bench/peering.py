@@ -59,6 +59,8 @@ CPU, MEMORY = "100m", "64Mi"
 AMOUNTS: Final = resources.parse_requested({"cpu": CPU, "memory": MEMORY})
 
 _TIMEOUT = 60.0
+_SETTLE_SECONDS = 2.0
+"""Pause after a release, in which controllers and agents finish their work on it."""
 _REQUESTS: Final = kube_resources.resource_for(ResourceRequest)
 _POLICY_BINDINGS: Final = Resource(
     "admissionregistration.k8s.io",
@@ -248,6 +250,7 @@ class _Site:
     async def _wait_gone(self, name: str) -> None:
         for timeline in (self._nodes, self._slices, self._granted):
             await timeline.wait_for(name, lambda one: one.is_deleted, "was not deleted")
+        await asyncio.sleep(_SETTLE_SECONDS)
 
 
 @asynccontextmanager

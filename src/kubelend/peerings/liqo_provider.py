@@ -13,22 +13,21 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 
 from kubelend.agent.ports import Clock, HandshakeExchange
-from kubelend.core import grants, resources
-from kubelend.core.errors import InvalidGrant, InvalidInput, KubelendError, NotFound, WrongPhase
+from kubelend.core import grants
+from kubelend.core.errors import InvalidGrant, KubelendError, NotFound, WrongPhase
 from kubelend.core.grants import Grant
-from kubelend.core.resources import Resources
 from kubelend.kits import tasks
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.kube import informer
 from kubelend.kube.informer import Deleted, Listed
-from kubelend.peerings import liqo_objects, liqo_removal
+from kubelend.peerings import liqo_objects, liqo_removal, slice_decision
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     CORDON_ANNOTATION,
@@ -38,20 +37,28 @@ from kubelend.peerings.liqo_objects import (
     NAMESPACES,
     REMOTE_LABEL,
     REQUESTER_ANNOTATION,
-    RESERVATION_LABEL,
     SECRETS,
     SHADOW_PODS,
-    SLICE_CLASS,
     SLICES,
     TENANT_NAMESPACES,
     TENANTS,
     LiqoResource,
-    Manifest,
 )
 from kubelend.peerings.liqo_removal import ObservedRequester
+from kubelend.peerings.slice_decision import (
+    ACCEPTED,
+    DENIED,
+    INVALID_GRANT,
+    NO_GRANT,
+    UNKNOWN_KEY,
+    Denial,
+    LentReservation,
+    SliceDecision,
+    is_granted,
+    is_ours,
+)
 from kubelend.wire import bodies
 
-ACCEPTED, DENIED = "Accepted", "Denied"
 CORDONED_ANNOTATION: Final = "kubelend.io/cordoned"
 """Marks a cordon of the agent."""
 _CORDON_ANNOTATIONS: Final = (CORDON_ANNOTATION, CORDONED_ANNOTATION)
@@ -76,156 +83,8 @@ MAX_VERIFIED: Final = 256
 log = structlog.get_logger("kubelend.agent")
 
 
-class LentReservation(NamedTuple):
-    """A reservation that this cluster holds."""
-
-    requester: str
-    resources: Resources
-    expires_at: datetime | None = None
-    """As the broker reports it now: later than in a grant that was signed before a renewal."""
-
-
 Lent = Callable[[], Mapping[str, LentReservation]]
 """Returns the reservations that this cluster holds now, by ID."""
-
-
-class Denial(NamedTuple):
-    """Why a slice is not accepted, or its grant does not count."""
-
-    reason: str
-    message: str
-
-
-class SliceDecision(NamedTuple):
-    """What the provider answers to a slice."""
-
-    status: str
-    reason: str
-    message: str
-    amounts: dict[str, str] = {}  # noqa: RUF012 - never changed
-
-
-NO_GRANT, INVALID_GRANT, UNKNOWN_KEY = "NoGrant", "InvalidGrant", "UnknownKey"
-EXPIRED, NOT_YET_VALID = "Expired", "NotYetValid"
-MORE_THAN_RESERVED, INVALID_QUANTITY = "MoreThanReserved", "InvalidQuantity"
-
-_KEPT: Final = {EXPIRED, UNKNOWN_KEY, MORE_THAN_RESERVED, INVALID_QUANTITY}
-"""Denials that leave an accepted slice with the reserved amounts: its grant was valid at that time."""
-_PASSING: Final = {UNKNOWN_KEY, NOT_YET_VALID}
-"""Denials that time alone can end."""
-
-
-def grant_denial(
-    grant: Grant, reservation: str, lent: LentReservation, cluster: str, now: datetime
-) -> Denial | None:
-    """Why a grant with a valid signature does not cover a reservation of this cluster; None if it does.
-
-    The grant proves that the broker has decided it. How long it lasts is what the broker reports now: a
-    renewal does not reach the grant in a slice.
-    """
-    if grant.jti != reservation:
-        return Denial("OtherReservation", f"the grant is of reservation {grant.jti}")
-    if grant.sub != lent.requester:
-        return Denial("OtherRequester", f"the grant is of requester {grant.sub}")
-    if grant.aud != cluster or grant.iss != grants.GRANT_ISSUER:
-        return Denial("OtherProvider", f"the grant is for provider {grant.aud}")
-    try:
-        granted = resources.parse_offered(grant.resources)
-    except InvalidInput as error:
-        return Denial(INVALID_GRANT, error.message)
-    if not lent.resources.fits_in(granted):
-        return Denial("MoreThanGranted", f"only {granted.describe()} is granted")
-    return _grant_time_denial(grant, lent, now)
-
-
-def _grant_time_denial(grant: Grant, lent: LentReservation, now: datetime) -> Denial | None:
-    if now.timestamp() < grant.nbf - grants.LEEWAY:
-        return Denial(NOT_YET_VALID, f"the grant of {grant.jti} is not valid yet")
-    renewed = grant.exp if lent.expires_at is None else lent.expires_at.timestamp()
-    if now.timestamp() >= max(grant.exp, renewed):
-        return Denial(EXPIRED, f"the grant of {grant.jti} has expired")
-    return None
-
-
-def decide_slice(
-    found: LiqoResource,
-    requester: str,
-    lent: LentReservation | None,
-    unproven: Denial | None = None,
-) -> SliceDecision | None:
-    """Returns the answer to a slice; None if it is not for us, or not authenticated by Liqo yet.
-
-    `unproven` is why its grant does not count.
-    """
-    if not is_ours(found) or not _is_accepted(found, "Authentication"):
-        return None
-    name = liqo_objects.reservation_of(found)
-    if lent is None:
-        return SliceDecision(DENIED, "NotReserved", f"this cluster holds no reservation {name}")
-    if requester != lent.requester:
-        return SliceDecision(DENIED, "OtherRequester", f"reservation {name} is not yours")
-    denial = unproven or _amounts_denial(found, lent)
-    if denial is not None and not (denial.reason in _KEPT and is_granted(found)):
-        return SliceDecision(DENIED, *denial)
-    amounts = liqo_objects.slice_amounts(lent.resources)
-    message = f"reservation {name}" + (f"; {denial.message}" if denial else "")
-    return SliceDecision(ACCEPTED, "Reserved", message, amounts)
-
-
-def _amounts_denial(found: LiqoResource, lent: LentReservation) -> Denial | None:
-    try:
-        wanted = liqo_objects.parse_amounts(found.spec.get("resources") or {})
-    except InvalidInput as error:
-        return Denial(INVALID_QUANTITY, error.message)
-    if wanted.fits_in(lent.resources):
-        return None
-    return Denial(MORE_THAN_RESERVED, f"only {lent.resources.describe()} is reserved")
-
-
-def is_ours(found: LiqoResource) -> bool:
-    """Slices of other classes are Liqo's, or of other controllers."""
-    return found.spec.get("class") == SLICE_CLASS
-
-
-def is_granted(found: LiqoResource) -> bool:
-    """Whether Liqo has a Quota of it: a denial afterwards changes nothing of that."""
-    return bool(found.status.get("resources"))
-
-
-def ended_decision(found: LiqoResource, *, is_overdue: bool) -> SliceDecision:
-    """The answer after the end: still Accepted, because Liqo leaves the Quota of a denied slice as it is."""
-    amounts = {name: str(amount) for name, amount in found.status["resources"].items()}
-    if is_overdue:
-        amounts = dict.fromkeys(amounts, "0")
-    message = f"reservation {found.metadata.name} has ended"
-    return SliceDecision(ACCEPTED, "Ended", message, amounts)
-
-
-def status_patch(found: LiqoResource, decision: SliceDecision, now: datetime) -> Manifest:
-    """Returns the change of a slice's status; empty if it says that already.
-
-    The list of conditions is replaced as a whole, because Liqo's CRD gives it no keys: with another list the
-    condition of Liqo itself would be lost.
-    """
-    known = _condition(found, "Resources")
-    is_same = (known.get("status"), known.get("message")) == (decision.status, decision.message)
-    amounts = found.status.get("resources") or {}
-    if is_same and (decision.status == DENIED or amounts == decision.amounts):
-        return {}
-    others = [one for one in found.status["conditions"] if one.get("type") != "Resources"]
-    condition = {
-        "type": "Resources",
-        "status": decision.status,
-        "reason": decision.reason,
-        "message": decision.message,
-        "lastTransitionTime": f"{now:%Y-%m-%dT%H:%M:%SZ}",
-    }
-    status: Manifest = {"conditions": [*others, condition]}
-    if decision.status == ACCEPTED:
-        stale = dict.fromkeys(amounts.keys() - decision.amounts.keys())
-        status["resources"] = {**stale, **decision.amounts}
-        status["nodeLabels"] = {RESERVATION_LABEL: liqo_objects.reservation_of(found)}
-    return {"metadata": {"resourceVersion": found.metadata.resource_version}, "status": status}
 
 
 VerifySignature = Callable[[str, bodies.KeySet], Awaitable[str]]
@@ -477,7 +336,7 @@ class LiqoProvider:
         unproven = None
         if lent is not None and requester == lent.requester:
             unproven = await self._grant_denial(found, lent)
-        decision = decide_slice(found, requester, lent, unproven)
+        decision = slice_decision.decide_slice(found, requester, lent, unproven)
         if is_granted(found) and (lent is None or (decision and decision.status == DENIED)):
             await self._withdraw(found)
         elif decision is not None:
@@ -490,21 +349,22 @@ class LiqoProvider:
         text = found.metadata.annotations.get(GRANT_ANNOTATION, "")
         grant = await self._verifier.verify(text, self._grants.get(name, ""))
         if isinstance(grant, Grant):
-            denial = grant_denial(grant, name, lent, self._options.cluster, now)
+            denial = slice_decision.grant_denial(grant, name, lent, self._options.cluster, now)
         else:
             denial = grant
-        if denial is not None and denial.reason in _PASSING:
+        if denial is not None and denial.reason in slice_decision.PASSING:
             self._queue.add_after(name, KEYS_INTERVAL)
         return denial
 
     async def _write_status(self, found: LiqoResource, decision: SliceDecision) -> None:
-        patch = status_patch(found, decision, self._clock())
+        patch = slice_decision.status_patch(found, decision, self._clock())
         if not patch:
             return
         name, namespace = found.metadata.name, found.metadata.namespace
         await self._api.client.patch(SLICES, name, namespace, patch, subresource="status")
         keys = {"reservation": name, "reason": decision.message}
-        log.info(f"ResourceSlice {decision.status.lower()}", **keys)
+        is_accepted = decision.status == ACCEPTED
+        log.info("ResourceSlice accepted" if is_accepted else "ResourceSlice denied", **keys)
 
     async def _requester_of(self, found: LiqoResource) -> str:
         """The ID at the broker of the cluster that has sent a slice; empty if it is not admitted.
@@ -523,7 +383,9 @@ class LiqoProvider:
         ended_at = self._ended.setdefault(_key(found), now)
         overdue_at = ended_at + self._options.reclaim_after.total_seconds()
         found = await self._set_cordon(found, is_cordoned=True)
-        await self._write_status(found, ended_decision(found, is_overdue=now >= overdue_at))
+        await self._write_status(
+            found, slice_decision.ended_decision(found, is_overdue=now >= overdue_at)
+        )
         if now < overdue_at:
             self._queue.add_after(name, timedelta(seconds=overdue_at - now))
         elif await self._delete_pods(found):
@@ -609,12 +471,3 @@ class LiqoProvider:
 def _key(found: LiqoResource) -> str:
     """With the namespace: another requester can give its slices the same name."""
     return f"{found.metadata.namespace}/{found.metadata.name}"
-
-
-def _condition(found: LiqoResource, kind: str) -> Manifest:
-    conditions = found.status.get("conditions") or []
-    return next((one for one in conditions if one.get("type") == kind), {})
-
-
-def _is_accepted(found: LiqoResource, kind: str) -> bool:
-    return _condition(found, kind).get("status") == ACCEPTED

@@ -172,6 +172,17 @@ async def test_list_during_a_reconcile_is_no_failure():
     await stopped(task)
 
 
+@requester(finalizers=("example.org/peering",))
+async def test_new_instruction_has_the_finalizers_of_its_owners_and_no_other_gets_them_again(rig):
+    await rig.create_request()
+    [found] = await rig.objects.list(ReservationInstruction)
+    assert found.metadata.finalizers == ("example.org/peering",)
+    await rig.objects.apply(replace(found, metadata=replace(found.metadata, finalizers=())))
+    await rig.notify("rsv-1")
+    [found] = await rig.objects.list(ReservationInstruction)
+    assert found.metadata.finalizers == ()
+
+
 # -- its namespace
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from kubelend.agent.ports import Peer
 from kubelend.core import resources
-from kubelend.peerings import liqo_objects, liqo_provider
+from kubelend.peerings import liqo_objects, slice_decision
 from kubelend.peerings.liqo_objects import LiqoResource, OwnedMetadata
-from kubelend.peerings.liqo_provider import LentReservation
+from kubelend.peerings.slice_decision import LentReservation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RESERVED = resources.parse_requested({"cpu": "2", "memory": "4Gi", "gpu": "1"})
@@ -45,7 +45,7 @@ def test_slice_asks_for_every_reserved_amount_and_what_a_node_needs():
 def test_reserved_amounts_are_granted_exactly():
     less = AMOUNTS | {"cpu": "1"}
     for wanted in (AMOUNTS, less):
-        decision = liqo_provider.decide_slice(resource_slice(wanted), "paris", LENT)
+        decision = slice_decision.decide_slice(resource_slice(wanted), "paris", LENT)
         assert decision is not None
         assert (decision.status, decision.amounts) == ("Accepted", AMOUNTS)
 
@@ -63,7 +63,7 @@ def test_reserved_amounts_are_granted_exactly():
     ids=["unreserved", "of-another", "of-a-stranger", "oversized", "other-resource", "invalid"],
 )
 def test_anything_else_is_denied_with_the_reason(found, requester, lent, reason):
-    decision = liqo_provider.decide_slice(found, requester, lent)
+    decision = slice_decision.decide_slice(found, requester, lent)
     assert decision is not None
     assert (decision.status, decision.reason, decision.amounts) == ("Denied", reason, {})
 
@@ -72,13 +72,13 @@ def test_anything_else_is_denied_with_the_reason(found, requester, lent, reason)
     "found", [resource_slice(kind="default"), resource_slice(conditions=())], ids=["class", "early"]
 )
 def test_slices_of_other_classes_and_unauthenticated_ones_are_left_alone(found):
-    assert liqo_provider.decide_slice(found, "paris", LENT) is None
+    assert slice_decision.decide_slice(found, "paris", LENT) is None
 
 
 def patch_for(found):
-    decision = liqo_provider.decide_slice(found, "paris", LENT)
+    decision = slice_decision.decide_slice(found, "paris", LENT)
     assert decision is not None
-    return liqo_provider.status_patch(found, decision, NOW)
+    return slice_decision.status_patch(found, decision, NOW)
 
 
 def test_grant_keeps_the_conditions_of_liqo_and_the_version_that_was_read():

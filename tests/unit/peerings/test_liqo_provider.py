@@ -11,9 +11,10 @@ from kubelend.apps import agent_peering
 from kubelend.core import resources
 from kubelend.core.grants import GRANT_ISSUER, Grant
 from kubelend.core.inventory import Hold
-from kubelend.peerings import liqo_provider
+from kubelend.peerings import liqo_provider, slice_decision
 from kubelend.peerings.liqo_objects import LiqoResource, OwnedMetadata, is_pod_of_slice
-from kubelend.peerings.liqo_provider import Denial, GrantVerifier, LentReservation
+from kubelend.peerings.liqo_provider import GrantVerifier
+from kubelend.peerings.slice_decision import Denial, LentReservation
 from kubelend.pki.grants import GrantKeys
 from kubelend.wire import bodies
 from virtual_time import in_virtual_time
@@ -34,7 +35,7 @@ GRANT = Grant(
 
 
 def denial(grant=GRANT, lent=LENT, now=NOW):
-    found = liqo_provider.grant_denial(grant, "rsv-1", lent, "berlin", now)
+    found = slice_decision.grant_denial(grant, "rsv-1", lent, "berlin", now)
     return None if found is None else found.reason
 
 
@@ -81,7 +82,7 @@ def resource_slice(amounts=GRANTED, **status):
 
 
 def decided(found, unproven=None):
-    decision = liqo_provider.decide_slice(found, "paris", LENT, unproven)
+    decision = slice_decision.decide_slice(found, "paris", LENT, unproven)
     assert decision is not None
     return decision
 
@@ -119,8 +120,8 @@ def test_accepted_slice_that_asks_for_more_keeps_the_reserved_amounts():
 
 def test_ended_slice_is_left_with_nothing_when_it_is_overdue():
     found = resource_slice(resources=GRANTED | {"nvidia.com/gpu": "1"})
-    early = liqo_provider.ended_decision(found, is_overdue=False)
-    late = liqo_provider.ended_decision(found, is_overdue=True)
+    early = slice_decision.ended_decision(found, is_overdue=False)
+    late = slice_decision.ended_decision(found, is_overdue=True)
     assert early.status == late.status == "Accepted"
     assert early.amounts == GRANTED | {"nvidia.com/gpu": "1"}
     assert set(late.amounts) == set(early.amounts)
