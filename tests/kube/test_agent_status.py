@@ -171,7 +171,7 @@ def test_end_is_an_event_of_each_object(rome, bonn, reserved):
 
 def lend(agent, kube_assets, home, *arguments, kubeconfig=None):
     user = kubectl_lend.user(kube_assets, kubeconfig or agent.cluster.admin_kubeconfig, home)
-    done = user.lend(*arguments)
+    done = user.run("kubectl", "lend", *arguments)
     assert (done.code, done.err) == (0, "")
     return [line.split() for line in done.out.splitlines()]
 

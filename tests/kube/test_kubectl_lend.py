@@ -287,26 +287,11 @@ def test_each_kind_of_cluster_is_told_apart_by_what_it_serves(empty, operator):
 
 @pytest.fixture(scope="module")
 def brokers(empty, operator):
-    """A cluster of brokers alone, of which there is none yet."""
+    """A cluster of brokers alone, of which there is none yet; the last test leaves two."""
     for kind in (ResourceRequest, ClusterAdvertisement, Reservation):
         empty.kubectl("delete", "crd", "--ignore-not-found", f"{kind.plural}.{kind.group}")
     define(empty, ClusterAdvertisement, Reservation)
     return operator
-
-
-def test_brokers_namespace_is_found_unless_there_are_several(empty, brokers):
-    assert brokers.lend("get", "clusters").err == "No clusters found in namespace default.\n"
-    create_namespace(empty, "only")
-    create_advertisement(empty, "only", "rome")
-    assert brokers.lend("get", "clusters", "-oname").out == "cluster/rome\n"
-    assert brokers.lend("get", "reservations").err == "No reservations found in namespace only.\n"
-
-    create_namespace(empty, "other")
-    create_advertisement(empty, "other", "oslo")
-    said = brokers.lend("get", "clusters")
-    assert (said.code, said.out) == (2, "")
-    assert "brokers in the namespaces only, other; select one with --namespace" in said.err
-    assert brokers.lend("get", "clusters", "-oname", "-nother").out == "cluster/oslo\n"
 
 
 def test_requester_in_a_cluster_namespace_is_its_cluster(empty, brokers):
@@ -329,3 +314,18 @@ def test_requester_in_a_cluster_namespace_is_its_cluster(empty, brokers):
     assert requesters("-nmail-7") == requesters("-nmail-7", "--cluster=rome") == [("mine", "rome")]
     assert requesters("-nteam") == [("mine", "team")]
     assert requesters("-A") == [("mail-7/mine", "rome"), ("team/mine", "team")]
+
+
+def test_brokers_namespace_is_found_unless_there_are_several(empty, brokers):
+    assert brokers.lend("get", "clusters").err == "No clusters found in namespace default.\n"
+    create_namespace(empty, "only")
+    create_advertisement(empty, "only", "rome")
+    assert brokers.lend("get", "clusters", "-oname").out == "cluster/rome\n"
+    assert brokers.lend("get", "reservations").err == "No reservations found in namespace only.\n"
+
+    create_namespace(empty, "other")
+    create_advertisement(empty, "other", "oslo")
+    said = brokers.lend("get", "clusters")
+    assert (said.code, said.out) == (2, "")
+    assert "brokers in the namespaces only, other; select one with --namespace" in said.err
+    assert brokers.lend("get", "clusters", "-oname", "-nother").out == "cluster/oslo\n"
