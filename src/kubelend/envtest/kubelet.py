@@ -53,6 +53,7 @@ log = structlog.get_logger("kubelend.envtest")
 
 class Node(msgspec.Struct, frozen=True):
     metadata: Metadata
+    status: dict[str, Any] = {}
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -80,7 +81,7 @@ class Kubelet:
         self._kubeconfig = kubeconfig
         self._programs = programs
         self._directory = directory
-        self._nodes: set[str] = set()
+        self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
         self._processes: dict[str, Process] = {}
         """By the UID of the pod."""
@@ -110,11 +111,11 @@ class Kubelet:
         async for change in informer.list_and_watch(self._client, NODES):
             match change:
                 case Listed(objects):
-                    self._nodes = {each.metadata.name for each in objects if _is_served(each)}
+                    self._nodes = {each.metadata.name: each for each in objects if _is_served(each)}
                 case Deleted(found):
-                    self._nodes.discard(found.metadata.name)
+                    self._nodes.pop(found.metadata.name, None)
                 case Node() if _is_served(change):
-                    self._nodes.add(change.metadata.name)
+                    self._nodes[change.metadata.name] = change
             for key in self._pods:
                 self._queue.add(key)
 
@@ -303,14 +304,23 @@ class Kubelet:
     async def _renew_leases(self) -> None:
         """Without them the controller manager marks the nodes as Unknown after some time."""
         while True:
-            for name in tuple(self._nodes):
+            for name, node in tuple(self._nodes.items()):
                 try:
                     await self._renew_lease(name)
+                    await self._report_ready(node)
                 except KubelendError as error:
                     log.warning(
                         "Failed to renew the lease, will retry", name=name, error=str(error)
                     )
             await asyncio.sleep(LEASE_INTERVAL.total_seconds())
+
+    async def _report_ready(self, node: Node) -> None:
+        """After an outage of the API server the controller manager has marked it as Unknown."""
+        known = node.status.get("conditions") or []
+        conditions = [one | {"status": "True"} if one["type"] == "Ready" else one for one in known]
+        if conditions != known:
+            change = {"status": {"conditions": conditions}}
+            await self._client.patch(NODES, node.metadata.name, "", change, subresource="status")
 
     async def _renew_lease(self, node: str) -> None:
         spec = {
