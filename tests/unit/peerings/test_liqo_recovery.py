@@ -27,11 +27,11 @@ from kubelend.peerings.liqo_objects import (
 )
 from kubelend.peerings.liqo_provider import (
     GrantVerifier,
-    LentReservation,
     LiqoProvider,
     ProviderOptions,
 )
 from kubelend.peerings.liqo_removal import RemovalLimits
+from kubelend.peerings.slice_decision import LentReservation
 from kubelend.wire import bodies
 from virtual_time import in_virtual_time, now, stopped
 
