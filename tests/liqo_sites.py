@@ -252,14 +252,17 @@ class Site:
 
     # -- borrowing
 
-    def borrow(self, cluster: str = REQUESTER, cpu: str = CPU, memory: str = MEMORY) -> Borrowed:
-        """Creates a ResourceRequest, and does not wait."""
+    def borrow(
+        self, cluster: str = REQUESTER, cpu: str = CPU, memory: str = MEMORY, provider: str = ""
+    ) -> Borrowed:
+        """Creates a ResourceRequest, and does not wait. Without a provider the broker chooses one."""
         name = f"request-{secrets.token_hex(3)}"
+        target = {"targetClusterID": provider} if provider else {}
         request = {
             "apiVersion": _OWN,
             "kind": "ResourceRequest",
             "metadata": {"name": name, "namespace": "default"},
-            "spec": {"requestedCPU": cpu, "requestedMemory": memory, "duration": "1h"},
+            "spec": {"requestedCPU": cpu, "requestedMemory": memory, "duration": "1h", **target},
         }
         self.kubectl(cluster, "create", "--filename=-", text=json.dumps(request))
         return Borrowed(self, name, cluster, GRANTED | {"cpu": cpu, "memory": memory})
