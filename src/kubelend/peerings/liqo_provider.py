@@ -68,6 +68,9 @@ REMOVAL_INTERVAL: Final = timedelta(seconds=1)
 """How often the removal of a requester is checked."""
 REMOVAL_DELAY: Final = timedelta(seconds=5)
 """After the start: until then the broker has reported the reservations that are not held yet."""
+UNUSED_DELAY: Final = timedelta(seconds=15)
+"""How long a requester stays admitted after its last reservation. Its own side goes first, because Liqo needs
+the Tenant for that; and the next reservation finds the peering as it was."""
 _REMOVAL: Final = ""
 """The key in the queue for the removal of unused requesters, beside the IDs of reservations."""
 
@@ -180,6 +183,8 @@ class LiqoProvider:
         """This cluster's own grant of each reservation for which a handshake has begun."""
         self._ended: dict[str, float] = {}
         """When the reservation of a slice was found to have ended, in the event loop's time."""
+        self._unused_since: dict[str, float] = {}
+        """Since when a requester has no reservation, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
         self._handshakes = ReconcileQueue("Handshake", self._admit, log)
         """By themselves: a slice need not wait until a handshake is answered."""
@@ -442,9 +447,17 @@ class LiqoProvider:
         finishes it after its restart.
         """
         used = {each.requester for each in self._lent().values()}
+        now = asyncio.get_running_loop().time()
+        known, self._unused_since = self._unused_since, {}
         for namespace in await self._api.list(NAMESPACES, labels=TENANT_NAMESPACES):
             requester = namespace.metadata.annotations.get(REQUESTER_ANNOTATION, "")
-            if requester and requester not in used and not self._has_slices(namespace):
+            if not requester or requester in used or self._has_slices(namespace):
+                continue
+            since = self._unused_since[requester] = known.get(requester, now)
+            left = timedelta(seconds=since - now) + UNUSED_DELAY
+            if left > timedelta():
+                self._queue.add_after(_REMOVAL, left)
+            else:
                 await self._remove_requester(requester, namespace)
 
     async def _remove_requester(self, requester: str, namespace: LiqoResource) -> None:

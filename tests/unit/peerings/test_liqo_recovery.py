@@ -26,6 +26,7 @@ from kubelend.peerings.liqo_objects import (
     LiqoResource,
 )
 from kubelend.peerings.liqo_provider import (
+    UNUSED_DELAY,
     GrantVerifier,
     LiqoProvider,
     ProviderOptions,
@@ -179,6 +180,7 @@ def cluster():
     return cluster
 
 
+UNUSED_SECONDS = UNUSED_DELAY.total_seconds()
 SIGNED = bodies.Handshake("paris", signed_nonce="c2lnbmVk", public_key="a2V5", csr="Y3Ny")
 
 
@@ -220,15 +222,34 @@ async def test_provider_removes_what_is_left_of_any_handshake(cluster, broker, p
         if not is_killed:
             provider.lent.clear()
             provider.side.on_change(RESERVATION)
+            await asyncio.sleep(UNUSED_SECONDS - 1)
+            assert cluster.names(NAMESPACES), "the requester's side goes first"
             await asyncio.sleep(5)
             assert not cluster.names(NAMESPACES)
     if is_killed:
         provider = Provider(cluster, broker)
         provider.lent.clear()
         async with provider.running():
-            await asyncio.sleep(10)
+            await asyncio.sleep(UNUSED_SECONDS + 10)
     assert not cluster.names(TENANTS)
     assert not cluster.names(NAMESPACES)
+
+
+@in_virtual_time
+async def test_requester_that_borrows_again_soon_stays_admitted(cluster, broker):
+    broker.parts["paris"] = SIGNED
+    async with Provider(cluster, broker).running() as provider:
+        provider.side.on_change(RESERVATION)
+        await asyncio.sleep(10)
+        lent = dict(provider.lent)
+        for _ in range(3):
+            provider.lent.clear()
+            provider.side.on_change(RESERVATION)
+            await asyncio.sleep(UNUSED_SECONDS - 1)
+            provider.lent.update(lent)
+            provider.side.on_change(RESERVATION)
+            await asyncio.sleep(UNUSED_SECONDS - 1)
+            assert cluster.names(TENANTS) == ["paris"]
 
 
 @in_virtual_time
