@@ -312,8 +312,10 @@ def test_a_reservation_is_held_on_as_few_nodes_as_possible(lender, held):
     message = lender.condition(held)[2]
     assert message.startswith("20 CPU / 6Gi Memory held; room for further pods on 3 nodes, for one")
     assert "8 CPU /" in message
-    # One that the reservation is accepted, and one that placeholders hold it.
-    assert sorted(lender.events(held)) == ["Accepted", "Held"]
+    # One that the reservation is accepted, and one that placeholders hold it; on a busy machine
+    # the scheduler may need so long that it is held in part before.
+    events = [one for one in lender.events(held) if one != "PartiallyHeld"]
+    assert sorted(events) == ["Accepted", "Held"]
 
 
 def test_placeholders_are_not_advertised_as_usage(lender, held):
