@@ -244,7 +244,7 @@ def test_agent_may_be_killed_at_any_step_of_a_removal(site):
     site.borrow("small")
     site.release("small")
     left = site.leftovers(REQUESTER)
-    assert len(left) >= 5
+    assert left
     while left:
         site.kill_agent(REQUESTER)
         site.start_agent(REQUESTER)
