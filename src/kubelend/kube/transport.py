@@ -32,6 +32,7 @@ from kubelend.core.errors import (
     UnexpectedResponse,
 )
 from kubelend.kits.backoff import Backoff
+from kubelend.kits.connections import AbortingConnector
 from kubelend.kube import codec
 from kubelend.kube.auth import CredentialSource, RequestCredentials
 from kubelend.kube.config import KubeConfig
@@ -74,7 +75,7 @@ class Transport:
         # Acquired before the timeout starts: a queued request does not wait for the server.
         self._request_slots = asyncio.Semaphore(max_concurrent)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
+            connector=AbortingConnector(
                 limit=0,
                 keepalive_timeout=IDLE_TIMEOUT.total_seconds(),
                 socket_factory=_socket,

@@ -12,7 +12,6 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -20,8 +19,6 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import msgspec
 import yarl
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.tracing import Trace
 
 from kubelend.core.errors import (
     BrokerUnreachable,
@@ -31,6 +28,7 @@ from kubelend.core.errors import (
     UnexpectedResponse,
 )
 from kubelend.kits.backoff import Backoff
+from kubelend.kits.connections import AbortingConnector
 from kubelend.transports import errors, tls
 from kubelend.transports.tls import FileReloader, ReportError
 from kubelend.wire import bodies, problems, route, routes
@@ -407,23 +405,3 @@ class ConnectionPool:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self.calls = 0
-
-
-class AbortingConnector(aiohttp.TCPConnector):
-    """Aborts connections that will not be used again, such as after `Connection: close`.
-
-    aiohttp closes them gracefully, which waits for the broker to close TLS too, and forgets them: a command
-    that ends before that would leave the socket open.
-    """
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.connector.Connection:
-        connection = await super().connect(req, traces, timeout)
-        connection.add_callback(partial(_abort_if_unusable, connection.protocol))
-        return connection
-
-
-def _abort_if_unusable(protocol: ResponseHandler | None) -> None:
-    if protocol is not None and protocol.should_close:
-        protocol.abort()
