@@ -7,6 +7,8 @@ import pytest
 
 import make
 from kube_stores import connecting
+from kubelend.communicators import factory
+from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.core import audit
 from kubelend.core.errors import (
     BrokerUnreachable,
@@ -19,7 +21,7 @@ from kubelend.core.errors import (
 from kubelend.core.models import ClusterId
 from kubelend.kube import resources
 from kubelend.wire import bodies, cluster_namespaces
-from kubelend.wire.broker_objects import Reservation, ReservationSpec
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
 from kubelend.wire.objects import AgentRequest, Metadata, ProviderInstruction
 from waiting import until
 
@@ -155,6 +157,24 @@ async def test_session_is_free_soon_after_a_listening_agent_has_left(tenants, se
     await until(lambda: served.service.streams.count(ClusterId("bonn")) == 0)
     served.clock.pass_time(make.SECOND)
     await second.publish(offer("bonn"))
+
+
+async def test_agent_without_a_cluster_namespace_writes_nothing(kube, place, kube_client):
+    """With the defaults of both sides its namespace is the broker's own, in which it has no identity."""
+    options = CommunicatorOptions(
+        kubeconfig=str(kube.admin_kubeconfig), namespace=place.namespace, timeout=5 * make.SECOND
+    )
+    agent = await factory.open_communicator("kubernetes", options)
+    for call in (
+        lambda: agent.publish(offer("rome")),
+        lambda: agent.request(REQUEST, "k"),
+        lambda: anext(agent.stream(lambda: None)),
+    ):
+        with pytest.raises(BrokerUnreachable, match="is not a cluster namespace"):
+            await call()
+    await agent.close()
+    for kind in (RESERVATIONS, resources.resource_for(ClusterAdvertisement)):
+        assert (await kube_client.list(kind, place.namespace)).objects == []
 
 
 # -- people, who have kubectl and no agent

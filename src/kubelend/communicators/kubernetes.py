@@ -86,6 +86,8 @@ class KubernetesCommunicator:
         self._advertised: ClusterAdvertisement | None = None
         self._streams: set[WatchEvents] = set()
         self._was_used = False
+        self._is_checked = False
+        """Whether the namespace is known to be a cluster namespace."""
         self._is_closed = False
 
     # -- provider
@@ -221,6 +223,7 @@ class KubernetesCommunicator:
         self._was_used = True
         try:
             async with asyncio.timeout(self._timeout.total_seconds()):
+                await self._check_namespace()
                 yield
         except TimeoutError:
             within = durations.format_duration_short(self._timeout)
@@ -229,6 +232,21 @@ class KubernetesCommunicator:
             if self._is_closed:  # closed during the call
                 raise factory.closed_error() from None
             raise
+
+    async def _check_namespace(self) -> None:
+        """Nothing is written into another namespace: in the broker's own it would count as a user's."""
+        if not self._is_checked:
+            if await self._caller.find(SESSION_SLOT, cluster_namespaces.SESSION_NAME) is None:
+                raise self._no_session_error()
+            self._is_checked = True
+
+    def _no_session_error(self) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"namespace {self._caller.namespace} of the broker's cluster is not a cluster namespace:"
+            " it has no session object",
+            hint="set --broker-namespace, and have an administrator apply the output of"
+            " `kubelend create clusternamespace`",
+        )
 
     async def _call_session(self, call: str, text: str = "", handshake: str = "") -> ClusterSession:
         """After the response the namespace contains everything that the broker knew when it was called."""
@@ -241,10 +259,7 @@ class KubernetesCommunicator:
                     {},
                 )
             except NotFound as error:
-                raise BrokerUnreachable(
-                    f"namespace {self._caller.namespace} of the broker's cluster has no session object",
-                    hint="have an administrator apply the output of `kubelend create clusternamespace`",
-                ) from error
+                raise self._no_session_error() from error
         kubernetes_calls.raise_for_error(found.status.response)
         return found
 
