@@ -138,9 +138,7 @@ class AgentApp:
         self.peering = AgentPeering(None)
         self._on_handshake: list[Callable[[str], None]] = []
         # Before the probe listener opens, so that /readyz is never ok too early.
-        for part in (
-            ("collector", "publisher", "stream") if settings.transport else ("collector",)
-        ):
+        for part in ("collector", "publisher", "stream") if settings.transport else ("collector",):
             self.health.require(part)
 
     def root_tasks(self) -> dict[str, RootCoroutine]:

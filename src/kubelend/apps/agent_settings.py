@@ -23,8 +23,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Settings of the agent."""
 
     broker_transport: str = "auto"
-    """Transport to the broker: http, kubernetes, or empty for none (the agent only measures its cluster). auto
-    selects kubernetes if --broker-kubeconfig is set and --broker-cert-path is not, else http."""
+    """Transport to the broker: http, kubernetes, or empty for none (the agent only measures its cluster).
+    auto selects kubernetes if --broker-kubeconfig is set and --broker-cert-path is not, else http."""
 
     broker_url: str = "https://localhost:8443"
     """URL of the broker, for --broker-transport=http."""

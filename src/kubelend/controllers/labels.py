@@ -21,7 +21,7 @@ from kubelend.kube.informer import CachedKind
 from kubelend.kube.resources import Resource
 from kubelend.stores import batch
 from kubelend.stores.kubernetes import objects
-from kubelend.wire import broker_objects
+from kubelend.wire import broker_objects, cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, StoredRecord
 from kubelend.wire.objects import Metadata
 
@@ -42,15 +42,11 @@ def rejected_until(found: Reservation, retention: timedelta) -> datetime | None:
     return _end_of_retention(found, status.finished_at or status.last_update_time, retention)
 
 
-def rejected_in_cluster_namespace_until(
-    found: Reservation, retention: timedelta
-) -> datetime | None:
-    """The same in a cluster namespace, including a retryable request that was not repeated."""
-    response, request = found.status.response, found.spec.request
-    if response is None or response.body or not response.error or is_being_deleted(found.metadata):
+def refused_until(found: Reservation, retention: timedelta) -> datetime | None:
+    """The same in a cluster namespace, where a request that is accepted shows an instruction."""
+    accepted = cluster_namespaces.find_accepted(found.status.conditions)
+    if found.status.instruction is not None or accepted is None or is_being_deleted(found.metadata):
         return None
-    if request is not None and request.id != response.request_id:
-        return None  # it has been repeated
     return _end_of_retention(found, found.status.last_update_time, retention)
 
 
