@@ -102,17 +102,22 @@ class KubernetesCommunicator:
     async def acknowledge(
         self, reservation: str, held: bodies.HoldReport | None = None
     ) -> bodies.Reservation:
-        status: dict[str, Any] = {"enforced": True, "phase": "Held", "message": ""}
+        conditions = []
         if held is not None:
             truth = "True" if held.held else "False"
-            status["conditions"] = [Condition("Held", truth, held.reason, held.message)]
-        async with self._change():
-            return cluster_namespace.reservation_in(await self._report(reservation, status))
+            conditions = [Condition("Held", truth, held.reason, held.message)]
+        return await self._report_hold(reservation, "Held", "", conditions)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
-        status: dict[str, Any] = {"enforced": False, "phase": "Refused", "message": reason}
+        return await self._report_hold(reservation, "Refused", reason, [])
+
+    async def _report_hold(
+        self, reservation: str, phase: str, message: str, conditions: list[Condition]
+    ) -> bodies.Reservation:
+        status = {"enforced": phase == "Held", "phase": phase, "message": message}
         async with self._change():
-            return cluster_namespace.reservation_in(await self._report(reservation, status))
+            reported = {**status, "conditions": conditions}
+            return cluster_namespace.reservation_in(await self._report(reservation, reported))
 
     # -- requester
 
@@ -453,20 +458,19 @@ class ReservationRequests:
 
     async def find(self, reservation: str) -> Reservation | None:
         """The object that shows a reservation to its requester."""
-        for found in await self._objects.list(RESERVATIONS):
-            if (instruction := found.status.instruction) is not None:
-                self.object_names[instruction.reservation.id] = found.metadata.name
-                if instruction.reservation.id == reservation:
-                    return found
-        return None
+        return (await self._by_id()).get(reservation)
 
     async def list_own(self) -> list[bodies.Instruction]:
         """Instructions for the reservations that this cluster has requested."""
-        found = await self._objects.list(RESERVATIONS)
-        shown = {one.metadata.name: one.status.instruction for one in found}
-        instructions = {name: one for name, one in shown.items() if one is not None}
-        self.object_names = {one.reservation.id: name for name, one in instructions.items()}
-        return list(instructions.values())
+        shown = map(cluster_namespace.latest_instruction, (await self._by_id()).values())
+        return [one for one in shown if one is not None]
+
+    async def _by_id(self) -> dict[str, Reservation]:
+        listed = await self._objects.list(RESERVATIONS)
+        shown = [one for one in listed if one.status.instruction is not None]
+        found = {cluster_namespace.reservation_in(one).id: one for one in shown}
+        self.object_names = {name: one.metadata.name for name, one in found.items()}
+        return found
 
 
 def _is_refused(found: Reservation) -> bool:

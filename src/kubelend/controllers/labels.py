@@ -21,7 +21,7 @@ from kubelend.kube.informer import CachedKind
 from kubelend.kube.resources import Resource
 from kubelend.stores import batch
 from kubelend.stores.kubernetes import objects
-from kubelend.wire import broker_objects, cluster_namespaces
+from kubelend.wire import broker_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, StoredRecord
 from kubelend.wire.objects import Metadata
 
@@ -30,30 +30,17 @@ MIN_REJECTION_RETENTION: Final = timedelta(minutes=1)
 
 
 def rejected_until(found: Reservation, retention: timedelta) -> datetime | None:
-    """When a request in the broker's namespace may be deleted; None if it was not rejected.
+    """When a request may be deleted; None if it was not rejected.
 
-    An object with a stored record is not concerned: the store archives it.
+    An object with a stored record is not concerned: the store archives it. In a cluster namespace one that
+    was accepted shows an instruction.
     """
     status = found.status
-    if status.phase != Phase.FAILED or status.record is not None:
+    if status.phase != Phase.FAILED or status.record is not None or status.instruction is not None:
         return None
     if is_managed(found.metadata) or is_being_deleted(found.metadata):
         return None
-    return _end_of_retention(found, status.finished_at or status.last_update_time, retention)
-
-
-def refused_until(found: Reservation, retention: timedelta) -> datetime | None:
-    """The same in a cluster namespace, where a request that is accepted shows an instruction."""
-    accepted = cluster_namespaces.find_accepted(found.status.conditions)
-    if found.status.instruction is not None or accepted is None or is_being_deleted(found.metadata):
-        return None
-    return _end_of_retention(found, found.status.last_update_time, retention)
-
-
-def _end_of_retention(
-    found: Reservation, since: datetime | None, retention: timedelta
-) -> datetime | None:
-    since = since or found.metadata.creation_timestamp
+    since = status.finished_at or status.last_update_time or found.metadata.creation_timestamp
     return None if since is None else since + max(retention, MIN_REJECTION_RETENTION)
 
 

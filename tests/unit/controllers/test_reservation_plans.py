@@ -8,11 +8,11 @@ import make
 import object_samples
 from kubelend.controllers import labels, reservation_plan
 from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
-from kubelend.core.errors import InvalidDuration, InvalidInput, NoCapacity
+from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Constraints
 from kubelend.stores.kubernetes import objects
-from kubelend.wire import cluster_namespaces, route
+from kubelend.wire import route
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Renewal
 from kubelend.wire.conversion import RequestLimits
 
@@ -234,11 +234,6 @@ def test_record_that_does_not_fit_the_type_of_objects_can_be_compared():
 # -- retention of rejected requests
 
 REJECTED = samples.with_status(NEW, phase="Failed", finished_at=LATER)
-REFUSED = samples.with_status(
-    NEW,
-    conditions=(cluster_namespaces.accepted_condition(NoCapacity("none fits")),),
-    last_update_time=LATER,
-)
 
 
 @pytest.mark.parametrize(
@@ -251,27 +246,15 @@ REFUSED = samples.with_status(
         pytest.param(samples.with_metadata(REJECTED, labels=samples.MANAGED), None, id="managed"),
         pytest.param(samples.with_status(REJECTED, phase="Released"), None, id="released"),
         pytest.param(samples.reservation_object(samples.record("Failed")), None, id="has a record"),
+        pytest.param(
+            samples.with_status(REJECTED, instruction=object_samples.INSTRUCTION),
+            None,
+            id="was accepted",
+        ),
     ],
 )
 def test_rejected_object_may_be_deleted_after_the_retention(found, since):
     assert labels.rejected_until(found, make.HOUR) == (since and since + make.HOUR)
-
-
-@pytest.mark.parametrize(
-    "found, since",
-    [
-        pytest.param(REFUSED, LATER, id="refused"),
-        pytest.param(samples.being_deleted(REFUSED), None, id="being deleted"),
-        pytest.param(NEW, None, id="not processed"),
-        pytest.param(
-            samples.with_status(REFUSED, instruction=object_samples.INSTRUCTION),
-            None,
-            id="shows a reservation",
-        ),
-    ],
-)
-def test_refused_request_in_a_cluster_namespace_may_be_deleted_after_the_retention(found, since):
-    assert labels.refused_until(found, make.HOUR) == (since and since + make.HOUR)
 
 
 def test_rejection_stays_readable_without_any_retention():

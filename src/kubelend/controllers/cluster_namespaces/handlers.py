@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -46,7 +46,7 @@ class Dependencies(NamedTuple):
     client: Client
     broker: Broker
     terms: RequestLimits
-    sessions: AgentSessions | None = None
+    sessions: AgentSessions
     """In which an agent that watches its namespace counts as the active one, also for the REST interface."""
     sign_grant: SignGrant | None = None
     """Signs the grants for the two sides of a reservation."""
@@ -246,6 +246,7 @@ class AgentWatch:
     def touch(self) -> None:
         """The agent has written something."""
         self._last_write_at = self._broker.clock()
+        self._sessions.touch(self._cluster, self.agent)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -253,15 +254,10 @@ class AgentWatch:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self, origin: str, started: asyncio.Future[None]) -> None:
-        sessions = self._sessions
         try:
             async with self._broker.stream(self._cluster, None) as opening:
                 feed = opening.subscription
-                with (
-                    sessions.hold_open(self._cluster, self.agent, origin, feed)
-                    if sessions is not None and self.agent
-                    else nullcontext()
-                ):
+                with self._sessions.hold_open(self._cluster, self.agent, origin, feed):
                     started.set_result(None)
                     while not feed.closed and not self._is_expired():
                         await feed.read(SESSION_CHECK_SECONDS)

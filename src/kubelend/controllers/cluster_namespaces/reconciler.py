@@ -176,7 +176,7 @@ class NamespaceReconciler:
     async def _maintain(self, obj: Reservation) -> None:
         """A reservation whose spec is processed."""
         broker = self._dependencies.broker
-        due = labels.refused_until(obj, broker.retention)
+        due = labels.rejected_until(obj, broker.retention)
         if plan.needs_finalizer(obj, self.cluster):
             await self._writer.add_finalizer(obj)
         elif self._rejections_due.has_passed(due, broker.clock()):
@@ -196,8 +196,6 @@ class NamespaceReconciler:
         """The agent is there."""
         if self._watch is not None:
             self._watch.touch()
-            if self._dependencies.sessions is not None:
-                self._dependencies.sessions.touch(self.cluster, self._watch.agent)
 
     async def _process_reservation(self, obj: Reservation) -> None:
         self._touch()
