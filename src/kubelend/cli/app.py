@@ -25,6 +25,7 @@ from kubelend.apps.settings import BrokerSettings, ClientSettings
 from kubelend.cli import (
     advertise,
     audit,
+    backup,
     calls,
     certificates,
     clusters,
@@ -288,6 +289,8 @@ _SERVERS: Final[dict[str, Command]] = {
         {"check": audit.check_store, "log": audit.audit_log, "verify": audit.verify_chain},
         callback=audit.audit,
     ),
+    "backup": backup.create_backup,
+    "restore": backup.restore_backup,
 }
 _OTHERS: Final[dict[str, Command]] = {
     "config": Group(
