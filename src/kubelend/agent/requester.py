@@ -164,7 +164,7 @@ class ResourceRequestReconciler:
             await self._sync(found)
 
     async def _sync(self, found: ResourceRequest) -> None:
-        state, requested = resource_requests.request_state(found), found.status.asked
+        state, requested = resource_requests.request_state(found), found.status.sent_request
         if state is RequestState.NEW:
             await self._start(found)
         elif state is RequestState.BOUND:
@@ -337,7 +337,7 @@ def _log_step(written: ResourceRequest, before: ResourceRequestStatus) -> None:
     status = written.status
     keys = _request_log_keys(written)
     amounts = {"cpu": written.spec.requested_cpu, "memory": written.spec.requested_memory}
-    if status.asked is not None and status.asked != before.asked:
+    if status.sent_request is not None and status.sent_request != before.sent_request:
         log.info("ResourceRequest received", **keys, **amounts)
     # A failover to another cluster is a step, a renewal is not.
     fields = ("phase", "reservation_name", "target_cluster_id")
@@ -463,7 +463,7 @@ class ReservationClient:
     async def _held_reservation(self, found: ResourceRequest) -> str:
         """The ID of the reservation that the object holds, as far as is known; empty if there is none."""
         state = resource_requests.request_state(found)
-        name, requested = found.status.reservation_name, found.status.asked
+        name, requested = found.status.reservation_name, found.status.sent_request
         if state is RequestState.BOUND:
             known = self._reservations.find(name)
             return name if known is None or known.status.phase in UNFINISHED_PHASES else ""

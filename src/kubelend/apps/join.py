@@ -81,9 +81,9 @@ async def join_broker(
     )
     trusted = await verify_broker(invitation)
     answer = await _request_certificate(invitation.url, body, trusted, wait, on_pending)
-    asked = Caller(invitation.name, invitation.role)
+    caller = Caller(invitation.name, invitation.role)
     credentials = csr.verify_issued(
-        key, asked, answer.certificate, answer.authorities, clock.utc_now()
+        key, caller, answer.certificate, answer.authorities, clock.utc_now()
     )
     contents = csr.credential_files(credentials)
     # The certificate last: if it exists, the directory is complete.
@@ -180,10 +180,10 @@ async def _wait_or_raise(
     is_pending: bool,
     name: str,
 ) -> None:
-    asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+    retry_after = error.retry_after if isinstance(error, LimitExceeded) else 0.0
     if error is not None and delay is None:
         raise error
-    delay = max(delay or 0.0, asked)
+    delay = max(delay or 0.0, retry_after)
     if asyncio.get_running_loop().time() + delay > deadline:
         if is_pending or error is None:
             raise Unavailable(

@@ -236,10 +236,10 @@ class _Site:
         )
 
     async def _wait_ready(self, name: str, began: float, reserved: float) -> Timing:
-        asked = await self._slices.wait_for(name, lambda _: True, "was not created")
+        requested = await self._slices.wait_for(name, lambda _: True, "was not created")
         granted = await self._granted.wait_for(name, _is_granted, "was not granted")
         ready = await self._nodes.wait_for(name, _is_ready, "was not ready")
-        moments = (began, reserved, asked.at, granted.at, ready.at)
+        moments = (began, reserved, requested.at, granted.at, ready.at)
         return Timing(*(after - before for before, after in itertools.pairwise(moments)))
 
     async def _release(self, request: str, reservation: str) -> None:

@@ -60,7 +60,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
 )
 
-REQUEST_HASH: Final = "kubelend.io/asked"
+REQUEST_HASH: Final = "kubelend.io/request-hash"
 """Annotation with the hash of the request, to detect a key that is reused for another one."""
 
 POLL_SECONDS: Final = 0.2

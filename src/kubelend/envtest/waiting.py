@@ -30,15 +30,15 @@ def wait_until(condition: Callable[[], object], otherwise: str, seconds: float) 
 
 
 async def until(
-    look: Callable[[], Awaitable[Found | None]],
+    find: Callable[[], Awaitable[Found | None]],
     otherwise: str,
     seconds: float,
     *,
     poll: float = _POLL,
 ) -> Found:
-    """Waits until `look` returns something that is true, and returns it."""
+    """Waits until `find` returns something that is true, and returns it."""
     deadline = time.monotonic() + seconds * FACTOR
-    while not (found := await look()):
+    while not (found := await find()):
         if time.monotonic() > deadline:
             raise _too_late(otherwise, seconds)
         await asyncio.sleep(poll)

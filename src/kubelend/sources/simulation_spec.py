@@ -172,14 +172,14 @@ def steady_simulation_spec(
     nodes: int, pods: int, events_per_second: int, seed: int = 1
 ) -> SimulationSpec:
     """A cluster with about so many pods, of which so many are created or deleted each second."""
-    room, mean = 2 * -(-pods // nodes), 2_000_000 * pods // events_per_second
+    slots, mean = 2 * -(-pods // nodes), 2_000_000 * pods // events_per_second
     work = PodWorkload(
         rate=f"{events_per_second // 2}.{5 * (events_per_second % 2)}/s",
         requests={"cpu": "10m..190m", "memory": "16Mi..240Mi"},
         lifetime=f"{mean // 2}us..{3 * mean // 2}us",
         start=pods,
     )
-    capacity: AmountSpecs = {"cpu": f"{100 * room}m", "memory": f"{128 * room}Mi"}
+    capacity: AmountSpecs = {"cpu": f"{100 * slots}m", "memory": f"{128 * slots}Mi"}
     return SimulationSpec([NodeGroup(capacity, count=nodes)], seed=seed, work=[work])
 
 

@@ -291,7 +291,7 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     """Time at which the reservation expires unless renewed."""
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
-    asked: SentRequest | None = None
+    sent_request: SentRequest | None = None
     conditions: Conditions = ()
     """Latest observations: Reserved, Peered, Ready, and Held as the provider reports it."""
 
