@@ -344,7 +344,11 @@ class _OwnWrites:
             del self._assumed[uid]
             return None
         self._assumed[uid] = assumed._replace(is_new=False)
-        return _with_progress(known, assumed.pod)
+        written = _scheduling(assumed.pod)
+        state = _scheduling(known)._replace(
+            is_gated=written.is_gated, nominated_node=written.nominated_node
+        )
+        return replace(known, scheduling=state)
 
 
 def _progress(pod: Pod) -> int:
@@ -353,14 +357,6 @@ def _progress(pod: Pod) -> int:
     if pod.node:
         return 3
     return (1 if state.nominated_node else 0) if state.is_gated else 2
-
-
-def _with_progress(known: Pod, assumed: Pod) -> Pod:
-    written = _scheduling(assumed)
-    state = _scheduling(known)._replace(
-        is_gated=written.is_gated, nominated_node=written.nominated_node
-    )
-    return replace(known, scheduling=state)
 
 
 def _scheduling(pod: Pod) -> PodScheduling:

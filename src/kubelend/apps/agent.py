@@ -166,8 +166,14 @@ class AgentApp:
         return {"collector": collector.run(), "publisher": meter.run(collector.measured)}
 
     def _tasks_with_broker(self, broker: BrokerCommunicator) -> dict[str, RootCoroutine]:
-        publisher = self._publisher = self._make_publisher(
-            SessionMiddleware(broker, self._active_gate)
+        publisher = self._publisher = Publisher(
+            settings=self._advertising,
+            inventory=self._inventory,
+            communicator=SessionMiddleware(broker, self._active_gate),
+            reservations=self._reservation_cache,
+            objects=self._environment.objects,
+            health=self.health,
+            clock=self._environment.clock,
         )
         collector = Collector(
             self._environment.source, self._inventory, self.health, self._notify_changed
@@ -199,17 +205,6 @@ class AgentApp:
     async def _run_when_active(self, work: Callable[[], RootCoroutine]) -> None:
         await self._active_gate.wait()
         await work()
-
-    def _make_publisher(self, broker: BrokerCommunicator) -> Publisher:
-        return Publisher(
-            settings=self._advertising,
-            inventory=self._inventory,
-            communicator=broker,
-            reservations=self._reservation_cache,
-            objects=self._environment.objects,
-            health=self.health,
-            clock=self._environment.clock,
-        )
 
     def _make_requester(self, broker: BrokerCommunicator) -> ResourceRequestReconciler:
         return ResourceRequestReconciler(

@@ -304,7 +304,9 @@ def rotate_authority(
         name=name,
         algorithm=keys.Algorithm(algorithm) if algorithm else None,
         passphrase=passphrase,
-        new_passphrase=_new_passphrase(new_passphrase_file),
+        new_passphrase=None
+        if new_passphrase_file is None
+        else passphrases.passphrase_from_file(new_passphrase_file),
     )
     print(f"{_authority_name(successor.certificate)} signs from now on")
     for each in successor.trusted[1:]:
@@ -330,11 +332,6 @@ def show_authority(
     found = inspection.inspect_authority(authority, passphrase)
     names = [f"authority/{each.subject}" for each in found.authorities]
     output.show(found, format, lambda: _authority_text(found), names)
-
-
-def _new_passphrase(file: Path | None) -> Passphrase | None:
-    # No variable is read instead: it is that of the old key.
-    return None if file is None else passphrases.passphrase_from_file(file)
 
 
 def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: bool) -> None:

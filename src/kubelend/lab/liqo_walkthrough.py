@@ -130,7 +130,10 @@ class LiqoWalkthrough:
             await self._wait_for_local_pod(_is_unschedulable, "is still Pending")
             await self._try_second_pod(reservation)
         finally:
-            await self._delete_pods()
+            client = self._clients[self._requester]
+            for name in ("first", "second"):
+                await client.delete(PODS, name, self._namespace)
+            await client.delete(liqo_objects.NAMESPACES, self._namespace)
 
     async def _offload_namespace(self) -> None:
         client = self._clients[self._requester]
@@ -181,12 +184,6 @@ class LiqoWalkthrough:
         message = _condition_of(refused, "PodScheduled").get("message", "")
         reason = next(part.strip() for part in message.split(",") if "Insufficient" in part)
         self._report(self._requester, f"second pod of {POD_CPU} CPU refused: {reason}")
-
-    async def _delete_pods(self) -> None:
-        client = self._clients[self._requester]
-        for name in ("first", "second"):
-            await client.delete(PODS, name, self._namespace)
-        await client.delete(liqo_objects.NAMESPACES, self._namespace)
 
     async def wait_clean(self, reservation: str) -> None:
         """Waits until the node is gone, its room is free, and nothing of Liqo is left in either cluster."""
