@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp.web_response import Response
 
-from kubelend.agent.collector import Collector
 from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
@@ -27,7 +26,7 @@ from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
 from kubelend.agent.placeholder_reconciler import PlaceholderReconciler
 from kubelend.agent.ports import BrokerCommunicator, HandshakeExchange
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
-from kubelend.agent.publisher import LocalPublisher, Publisher
+from kubelend.agent.publisher import Collector, LocalPublisher, Publisher
 from kubelend.agent.requester import ResourceRequestReconciler
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.agent.stream import InstructionListener
@@ -37,8 +36,7 @@ from kubelend.apps.agent_launcher import AgentCertificateRenewer, AgentLaunch
 from kubelend.apps.agent_peering import AgentPeering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.communicators import factory
-from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.communicators.middleware import MetricsMiddleware, SessionMiddleware
+from kubelend.communicators.factory import CommunicatorOptions, MetricsMiddleware, SessionMiddleware
 from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.kits import logs, tasks
@@ -53,7 +51,7 @@ COMPONENTS = (
 OBJECT_CHECK_INTERVAL = timedelta(seconds=2)
 
 UNEXPECTED, USAGE = 1, 2
-"""Exit codes, the same as in `cli.exit_codes`."""
+"""Exit codes, the same as in `cli.output`."""
 
 RootCoroutine = Coroutine[object, object, None]
 

@@ -146,11 +146,11 @@ def lending_policy(settings: AgentSettings, offered: OfferSettings) -> LendingPo
 def _read_policy(path: str) -> bodies.LendingPolicy | None:
     if not path:
         return None
-    from kubelend.sources import yaml_documents
+    from kubelend.sources import file_objects
 
     try:
-        found = yaml_documents.load_yaml(Path(path).read_bytes()) or {}
-        return yaml_documents.convert_strict(found, bodies.LendingPolicy)
+        found = file_objects.load_yaml(Path(path).read_bytes()) or {}
+        return file_objects.convert_strict(found, bodies.LendingPolicy)
     except OSError as error:
         reason = error.strerror
         raise InvalidSettings(f"--policy-file: {path} cannot be read: {reason}") from error

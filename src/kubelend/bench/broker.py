@@ -25,9 +25,9 @@ from kubelend.bench import fixtures, load, measure
 from kubelend.bench.fixtures import FleetCertificates
 from kubelend.bench.load import LoadConnections, LoadResult
 from kubelend.bench.measure import BenchRun, Figures, UsageWindow
-from kubelend.core import decision
-from kubelend.core.decision import Placement
+from kubelend.core import explanations
 from kubelend.core.errors import KubelendError
+from kubelend.core.explanations import Placement
 from kubelend.core.filters import PlacementQuery
 from kubelend.core.fleet import Fleet
 from kubelend.core.lifecycle import Role
@@ -193,12 +193,12 @@ def measure_decide(clusters: int) -> Figures:
 def _decision_microseconds(requests: list[Request], fleet: Fleet) -> float:
     queries = [PlacementQuery(request, _NOW) for request in requests]
     for query in queries:
-        if not isinstance(decision.decide_placement(query, fleet), Placement):
+        if not isinstance(explanations.decide_placement(query, fleet), Placement):
             raise KubelendError("a request fits nowhere; the benchmark would measure explanations")
 
     def decide_all() -> None:
         for query in queries:
-            decision.decide_placement(query, fleet)
+            explanations.decide_placement(query, fleet)
 
     return measure.cpu_seconds_per_call(decide_all) / len(queries) * 1e6
 

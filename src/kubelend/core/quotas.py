@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from kubelend.core import prices, resources
 from kubelend.core.accounts import CostInterval, QuotaUsage
+from kubelend.core.durations import to_micros
 from kubelend.core.errors import QuotaExceeded
 from kubelend.core.filters import BudgetLimit, PlacementQuery
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Request, Reservation
-from kubelend.core.timestamps import to_micros
 
 
 def admit_request(ledger: Ledger, request: Request, now: datetime) -> PlacementQuery:

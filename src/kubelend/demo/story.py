@@ -30,7 +30,7 @@ from kubelend.kits import logs, tables, tasks
 from kubelend.lab import background, walkthrough
 from kubelend.lab.state import DIRECTORY_VARIABLE, LabDirectory, LabState
 from kubelend.sources import file_objects
-from kubelend.stores import audit
+from kubelend.stores import factory
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.objects import Kind, ProviderInstruction, ReservationInstruction, ResourceRequest
@@ -328,7 +328,7 @@ async def check_released(context: DemoContext) -> list[str]:
 
 
 async def run_audit(context: DemoContext) -> list[str]:
-    ledger, found, _ = audit.audit_store(str(context.deployment.store))
+    ledger, found, _ = factory.audit_store(str(context.deployment.store))
     expect(not found, "; ".join(found))
     return screen.wrap_text(
         f"0 violations; clusters: {len(ledger.clusters)}, reservations:"

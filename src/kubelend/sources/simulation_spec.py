@@ -20,7 +20,7 @@ from msgspec import Meta
 from kubelend.core import durations, prices, resources
 from kubelend.core.errors import InvalidInput, KubelendError
 from kubelend.core.resources import Resources
-from kubelend.sources import object_semantics, yaml_documents
+from kubelend.sources import file_objects, object_semantics
 from kubelend.wire import bodies
 
 AmountSpecs = dict[str, str | int]
@@ -160,8 +160,8 @@ def load_simulation_spec(path: Path) -> SimulationSpec:
 def parse_simulation_spec(text: str | bytes, where: str) -> SimulationSpec:
     """Parse the spec; errors begin with `where`."""
     try:
-        found = yaml_documents.load_yaml(text.encode() if isinstance(text, str) else text)
-        return yaml_documents.convert_record(found, SimulationSpec)
+        found = file_objects.load_yaml(text.encode() if isinstance(text, str) else text)
+        return file_objects.convert_record(found, SimulationSpec)
     except InvalidInput as error:
         raise InvalidInput(
             f"{where}: {error.message}", hint=error.hint or "see docs/simulated-clusters.md"
