@@ -19,13 +19,13 @@ from kubelend.agent import conditions, holds
 from kubelend.core import resources
 from kubelend.core.errors import KubelendError, NoCapacity
 from kubelend.envtest import processes, waiting
+from kubelend.envtest.waiting import ObjectTimeline, Observation
 from kubelend.kube import config
 from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
-from kubelend.lab import hosts, setup, timelines
+from kubelend.lab import hosts, setup
 from kubelend.lab.liqo_walkthrough import LiqoWalkthrough
 from kubelend.lab.state import LabDirectory, LabProcess, LabState
-from kubelend.lab.timelines import ObjectTimeline, Observation
 from kubelend.peerings import liqo_api
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
@@ -96,7 +96,7 @@ class Walkthrough:
 
     def watching(self) -> AbstractAsyncContextManager[None]:
         """Watches all objects; waits first until all watches are established."""
-        return timelines.watching(
+        return waiting.watching(
             *(self._requests, self._use, self._hold, self._reservations, self._advertisements)
         )
 
