@@ -3,18 +3,17 @@
     requests/<namespace>.<name>.yaml     manifests of ResourceRequests, which the agent only reads
     <plural>/<namespace>.<name>.yaml     objects with their status, which only the agent writes
 
-Also strict YAML: mistakes in a text raise `InvalidInput` that names the field; no text may harm the process.
 A manifest creates an object; its changes change the object's spec, and its removal deletes the object.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -26,7 +25,7 @@ from kubelend.kits import files
 from kubelend.kits.files import FileState
 from kubelend.sources import object_semantics
 from kubelend.sources.memory_objects import MemoryObjects, WatchQueue
-from kubelend.wire import validation
+from kubelend.wire import strict_yaml
 from kubelend.wire.objects import GROUP, KINDS, VERSION, Kind, Object, ResourceRequest
 
 REQUESTS_DIRECTORY: Final = "requests"
@@ -223,7 +222,7 @@ def _parse_manifest(path: Path, state: FileState) -> ResourceRequest:
         raise InvalidInput(f"ignored: the file name must end in {_FILE_SUFFIX}")
     if not state.is_file:
         raise InvalidInput("not a regular file")
-    text = files.read_limited(path, MAX_BYTES)
+    text = files.read_limited(path, strict_yaml.MAX_BYTES)
     found = parse_manifest(text, ResourceRequest)
     if (name := _file_name(found.key)) != path.name:
         raise InvalidInput(f"metadata: is {found.key}", hint=f"rename the file to {name}")
@@ -239,59 +238,27 @@ def _file_name(key: str) -> str:
     return name
 
 
-MAX_BYTES: Final = 2**20
-"""In bytes; the limit of Kubernetes, and far more than any file needs."""
-
-MAX_DEPTH: Final = 64
-"""Nesting levels: the parser is recursive, and some 10,000 would crash the process."""
-
 API_VERSION: Final = f"{GROUP}/{VERSION}"
-
-Record = TypeVar("Record")
-
-
-def load_yaml(text: bytes) -> Any:
-    """The plain values of one YAML document; timestamps stay strings."""
-    if len(text) > MAX_BYTES:
-        raise InvalidInput(f"{len(text)} bytes, more than the limit of {MAX_BYTES}")
-    try:
-        decoded = text.decode()
-        _check_shape(decoded)
-        return yaml.load(decoded, Loader=_Loader)  # noqa: S506  a subclass of the safe one
-    except yaml.MarkedYAMLError as error:
-        raise InvalidInput(f"not valid YAML: {_error_position(error)}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise InvalidInput(f"not valid YAML: {error}") from error
-
-
-def convert_record(found: Any, kind: type[Record]) -> Record:
-    """The values as a record, or `InvalidInput` that names the field."""
-    try:
-        return msgspec.convert(found, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(validation.readable_validation_error(error)) from error
-
-
-def convert_strict(found: Any, kind: type[Record]) -> Record:
-    """As `convert_record`, but unknown fields are errors: for what people write."""
-    made = convert_record(found, kind)
-    for path in _unknown_fields(found, made, ""):
-        raise InvalidInput(f"{path.removeprefix('.')}: unknown field")
-    return made
 
 
 def parse_object(text: bytes, kind: type[Kind]) -> Kind:
     """The object in a file."""
-    return convert_record(_load_object(text, kind), kind)
+    return strict_yaml.convert_record(_load_object(text, kind), kind)
 
 
 def parse_manifest(text: bytes, kind: type[Kind]) -> Kind:
     """The object in a file that a person has written: unknown fields of the spec are errors."""
     raw = _load_object(text, kind)
-    found = convert_record(raw, kind)
-    for path in _unknown_fields(raw.get("spec"), object_semantics.spec_of(found), "spec"):
+    found = strict_yaml.convert_record(raw, kind)
+    for path in strict_yaml.unknown_fields(
+        raw.get("spec"), object_semantics.spec_of(found), "spec"
+    ):
         raise InvalidInput(f"{path}: unknown field of {kind.kind}")
     return found
+
+
+_Dumper: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The C class is ten times faster; not every build of PyYAML has it."""
 
 
 def dump_object(found: Object) -> bytes:
@@ -301,63 +268,11 @@ def dump_object(found: Object) -> bytes:
     return yaml.dump(whole, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
 
 
-# The C classes are ten times faster; not every build of PyYAML has them.
-_BaseLoader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-
-class _Loader(_BaseLoader):  # type: ignore[misc]  # chosen at run time
-    """Keeps timestamps as strings: msgspec parses them, quoted or not, and a label may look like
-    one.
-    """
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in _BaseLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _check_shape(text: str) -> None:
-    """Before anything is built: aliases can make a small text huge, and deep nesting crashes the
-    parser.
-    """
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent):
-            raise InvalidInput("aliases (*) are not allowed", hint="repeat the value")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise InvalidInput(f"nested more than {MAX_DEPTH} levels deep")
-
-
-def _error_position(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{place}{error.problem}"
-
-
 def _load_object(text: bytes, kind: type[Object]) -> dict[Any, Any]:
-    raw = load_yaml(text)
+    raw = strict_yaml.load_yaml(text)
     if not isinstance(raw, dict):
         raise InvalidInput("not an object", hint="write apiVersion, kind, metadata and spec")
     for field, wanted in (("apiVersion", API_VERSION), ("kind", kind.kind)):
         if raw.get(field) != wanted:
             raise InvalidInput(f"{field}: must be {wanted}")
     return raw
-
-
-def _unknown_fields(raw: Any, read: Any, path: str) -> Iterator[str]:
-    if isinstance(raw, dict) and isinstance(read, msgspec.Struct):
-        names = {field.encode_name: field.name for field in msgspec.structs.fields(read)}
-        for name, value in raw.items():
-            if name not in names:
-                yield f"{path}.{name}"
-            else:
-                yield from _unknown_fields(value, getattr(read, names[name]), f"{path}.{name}")
-    elif isinstance(raw, list) and isinstance(read, list | tuple):
-        for index, (value, part) in enumerate(zip(raw, read, strict=False)):
-            yield from _unknown_fields(value, part, f"{path}[{index}]")

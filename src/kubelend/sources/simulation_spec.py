@@ -20,8 +20,8 @@ from msgspec import Meta
 from kubelend.core import durations, prices, resources
 from kubelend.core.errors import InvalidInput, KubelendError
 from kubelend.core.resources import Resources
-from kubelend.sources import file_objects, object_semantics
-from kubelend.wire import bodies
+from kubelend.sources import object_semantics
+from kubelend.wire import bodies, strict_yaml
 
 AmountSpecs = dict[str, str | int]
 """Quantities by resource; a range ("100m..500m") from which a value is drawn for each pod."""
@@ -160,8 +160,8 @@ def load_simulation_spec(path: Path) -> SimulationSpec:
 def parse_simulation_spec(text: str | bytes, where: str) -> SimulationSpec:
     """Parse the spec; errors begin with `where`."""
     try:
-        found = file_objects.load_yaml(text.encode() if isinstance(text, str) else text)
-        return file_objects.convert_record(found, SimulationSpec)
+        found = strict_yaml.load_yaml(text.encode() if isinstance(text, str) else text)
+        return strict_yaml.convert_record(found, SimulationSpec)
     except InvalidInput as error:
         raise InvalidInput(
             f"{where}: {error.message}", hint=error.hint or "see docs/simulated-clusters.md"
