@@ -339,16 +339,16 @@ def read_document(
     path: str, kind: type[Body], noun: str, *, hint: str, defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> Body:
     """The body in a YAML or JSON file, or on standard input for `-`."""
-    import yaml
+    from kubelend.wire import strict_yaml
 
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
-        value = yaml.safe_load(text)
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        value = strict_yaml.load_yaml(text)
         merged = {**defaults, **value} if isinstance(value, dict) else value
         return msgspec.convert(merged, kind, strict=False)
     except OSError as error:
         raise InvalidInput(f"--file: {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (InvalidInput, msgspec.ValidationError) as error:
         raise InvalidInput(f"--file: {path} is no {noun}: {error}", hint=hint) from error
 
 

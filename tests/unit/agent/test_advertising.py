@@ -13,10 +13,9 @@ from failing_objects import FailingObjects
 from fake_broker import UNREACHABLE, FakeBroker
 from kubelend.agent import advertisement
 from kubelend.agent.advertisement import AdvertisementConfig
-from kubelend.agent.collector import Collector
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import ClusterChange, NodeDeleted, PodDeleted, Snapshot
-from kubelend.agent.publisher import AdvertisementWriter, LocalPublisher, Publisher
+from kubelend.agent.publisher import AdvertisementWriter, Collector, LocalPublisher, Publisher
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import (
     BrokerUnreachable,

@@ -13,9 +13,9 @@ import make
 from kubelend.broker import metrics as broker_metrics
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core import commands
-from kubelend.core.decision import NoFit
 from kubelend.core.errors import KubelendError
 from kubelend.core.events import WorkingSet
+from kubelend.core.explanations import NoFit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL
 from kubelend.core.models import Quota

@@ -12,10 +12,10 @@ import kubelend as package
 import logging_state
 from kubelend.apps import flags
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import advertise, app, calls, exit_codes, main, members, options, request_flags
+from kubelend.cli import app, calls, clusters, main, members, options, output, request_flags
 from kubelend.cli.app import LazyCommand
-from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import DEFAULT, FLAG, PLUGIN, VARIABLE, KubeTarget
+from kubelend.cli.output import ExitCode
 from kubelend.core import errors
 from kubelend.core.errors import InvalidInput, InvalidQuantity, InvalidSettings, NoCapacity
 from kubelend.core.lifecycle import Role
@@ -193,15 +193,13 @@ EXIT_CODES = {
 
 def test_the_exit_code_of_every_error_is_fixed_and_documented():
     expected = {name: code for code, names in EXIT_CODES.items() for name in names.split()}
-    assert expected == {
-        kind.__name__: int(exit_codes.exit_code_for(kind(""))) for kind in all_errors()
-    }
+    assert expected == {kind.__name__: int(output.exit_code_for(kind(""))) for kind in all_errors()}
     assert all(code.meaning for code in ExitCode)
 
 
 # -- names, and flags named in errors
 
-BORROW, ADVERTISE = request_flags.FIELDS, advertise.FIELDS
+BORROW, ADVERTISE = request_flags.FIELDS, clusters.FIELDS
 
 
 @pytest.mark.parametrize(
