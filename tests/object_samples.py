@@ -102,7 +102,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
         last_update_time=AT,
         expires_at=AT,
         observed_generation=1,
-        asked=objects.SentRequest(
+        sent_request=objects.SentRequest(
             1,
             bodies.ReservationRequest(
                 quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS, failover=False

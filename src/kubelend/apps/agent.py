@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp.web_response import Response
 
-from kubelend.agent.collector import Collector
 from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
@@ -27,7 +26,7 @@ from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
 from kubelend.agent.placeholder_reconciler import PlaceholderReconciler
 from kubelend.agent.ports import BrokerCommunicator, HandshakeExchange
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
-from kubelend.agent.publisher import LocalPublisher, Publisher
+from kubelend.agent.publisher import Collector, LocalPublisher, Publisher
 from kubelend.agent.requester import ResourceRequestReconciler
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.agent.stream import InstructionListener
@@ -37,8 +36,7 @@ from kubelend.apps.agent_launcher import AgentCertificateRenewer, AgentLaunch
 from kubelend.apps.agent_peering import AgentPeering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.communicators import factory
-from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.communicators.middleware import MetricsMiddleware, SessionMiddleware
+from kubelend.communicators.factory import CommunicatorOptions, MetricsMiddleware, SessionMiddleware
 from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.kits import logs, tasks
@@ -53,7 +51,7 @@ COMPONENTS = (
 OBJECT_CHECK_INTERVAL = timedelta(seconds=2)
 
 UNEXPECTED, USAGE = 1, 2
-"""Exit codes, the same as in `cli.exit_codes`."""
+"""Exit codes, the same as in `cli.output`."""
 
 RootCoroutine = Coroutine[object, object, None]
 
@@ -164,8 +162,14 @@ class AgentApp:
         return {"collector": collector.run(), "publisher": meter.run(collector.measured)}
 
     def _tasks_with_broker(self, broker: BrokerCommunicator) -> dict[str, RootCoroutine]:
-        publisher = self._publisher = self._make_publisher(
-            SessionMiddleware(broker, self._active_gate)
+        publisher = self._publisher = Publisher(
+            settings=self._advertising,
+            inventory=self._inventory,
+            communicator=SessionMiddleware(broker, self._active_gate),
+            reservations=self._reservation_cache,
+            objects=self._environment.objects,
+            health=self.health,
+            clock=self._environment.clock,
         )
         collector = Collector(
             self._environment.source, self._inventory, self.health, self._notify_changed
@@ -197,17 +201,6 @@ class AgentApp:
     async def _run_when_active(self, work: Callable[[], RootCoroutine]) -> None:
         await self._active_gate.wait()
         await work()
-
-    def _make_publisher(self, broker: BrokerCommunicator) -> Publisher:
-        return Publisher(
-            settings=self._advertising,
-            inventory=self._inventory,
-            communicator=broker,
-            reservations=self._reservation_cache,
-            objects=self._environment.objects,
-            health=self.health,
-            clock=self._environment.clock,
-        )
 
     def _make_requester(self, broker: BrokerCommunicator) -> ResourceRequestReconciler:
         return ResourceRequestReconciler(

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.cli import exit_codes, kube_objects, output
+from kubelend.cli import kube_objects, output
 from kubelend.cli.kube_objects import InstructedBody, KindAdapter
 from kubelend.cli.options import KubeTarget
 from kubelend.core import durations
@@ -59,7 +59,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
 )
 
-REQUEST_HASH: Final = "kubelend.io/asked"
+REQUEST_HASH: Final = "kubelend.io/request-hash"
 """Annotation with the hash of the request, to detect a key that is reused for another one."""
 
 POLL_SECONDS: Final = 0.2
@@ -329,7 +329,7 @@ class KubeBackend:
             await self._withdraw(made)
             raise
         except KubelendError as error:
-            raise exit_codes.with_detail(error, await self._withdraw(made)) from None
+            raise output.with_detail(error, await self._withdraw(made)) from None
 
     async def _wait_until_decided(self, made: Object) -> Object:
         adapter = (await self._select()).adapter

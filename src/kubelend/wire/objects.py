@@ -8,10 +8,10 @@ these objects through `agent.ports.LocalObjects`: in Kubernetes, in files or in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from datetime import datetime
 from hashlib import sha256
-from typing import Annotated, ClassVar, Final, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -92,6 +92,72 @@ class Object(ObjectStruct, frozen=True):
 
 
 Kind = TypeVar("Kind", bound=Object)
+
+
+class ObjectCache(Generic[Kind]):
+    """The watched objects of one kind, and the last states of deleted ones until they are forgotten.
+
+    `enqueue` is called with the key of each object to reconcile.
+    """
+
+    def __init__(self, enqueue: Callable[[str], None]) -> None:
+        self.has_synced = False
+        """Whether the first list has been received."""
+        self._enqueue = enqueue
+        self._objects: dict[str, Kind] = {}
+        self._tombstones: dict[str, list[Kind]] = {}
+
+    def key_of(self, found: Kind) -> str:
+        return found.key
+
+    def triggers(self, before: Kind, after: Kind) -> bool:  # noqa: ARG002
+        """Whether a change of an object has to be reconciled."""
+        return True
+
+    def find(self, key: str) -> Kind | None:
+        """The last watched state."""
+        return self._objects.get(key)
+
+    def all(self) -> list[Kind]:
+        return list(self._objects.values())
+
+    def tombstones(self, key: str) -> list[Kind]:
+        """Last known states of deleted objects of this key."""
+        return list(self._tombstones.get(key, ()))
+
+    def forget(self, gone: Kind) -> None:
+        """Drop a tombstone once its deletion has been processed."""
+        key = self.key_of(gone)
+        if others := [one for one in self._tombstones.pop(key, ()) if one is not gone]:
+            self._tombstones[key] = others
+
+    def on_list(self, objects: Sequence[Kind], others: Set[str] = frozenset()) -> None:
+        """`others` are the UIDs of objects that exist and cannot be decoded."""
+        existing = others | {found.metadata.uid for found in objects}
+        for known in self.all():
+            if known.metadata.uid not in existing:
+                self.on_delete(known)
+        for found in objects:
+            self.on_update(found)
+        self.has_synced = True
+
+    def on_update(self, found: Kind) -> None:
+        key = self.key_of(found)
+        before = self._objects.get(key)
+        if before is not None and before.metadata.uid != found.metadata.uid:
+            self.on_delete(before)
+            before = None
+        self._objects[key] = found
+        if before is None or self.triggers(before, found):
+            self._enqueue(key)
+
+    def on_delete(self, gone: Kind) -> None:
+        key = self.key_of(gone)
+        known = self._objects.get(key)
+        if known is not None and known.metadata.uid == gone.metadata.uid:
+            del self._objects[key]
+        self._tombstones.setdefault(key, []).append(gone)
+        self._enqueue(key)
 
 
 class Condition(ObjectStruct, frozen=True):
@@ -293,7 +359,7 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     """Time at which the reservation expires unless renewed."""
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
-    asked: SentRequest | None = None
+    sent_request: SentRequest | None = None
     conditions: Conditions = ()
     """Latest observations: Reserved, Peered, Ready, and Held as the provider reports it."""
 
