@@ -7,6 +7,7 @@ import resource
 import socket
 import ssl
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,29 @@ async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_coun
     (line,) = log.lines("TLS handshake rejected")
     assert (line["remote"], line["suppressed"]) == ("127.0.0.1", 0)
     assert "exception" not in log.text
+
+
+async def test_client_that_pipelines_and_does_not_read_is_not_read_from(start):
+    """What its buffers hold is answered; the rest waits, and is answered when it reads."""
+    broker, count = await start(), 1000
+    loud, labels = {"route": "get_advertisement", "method": "GET", "code": "200"}, 60
+    done = partial(broker.metric, "kubelend_http_requests_total", **loud)
+    caller = broker.cluster("loud")
+    await caller.advertise(labels={f"{number:0300}": "x" * 253 for number in range(labels)})
+    async with connected(caller) as (reader, writer):
+        transport_of(writer).pause_reading()
+        writer.write(GET.replace(b"version", b"advertisements/loud") * count)
+        await until(lambda: done() > 0)
+        before = -1.0
+        while done() > before:
+            before = done()
+            await others_are_served(broker)
+        assert before < count / 2
+        transport_of(writer).resume_reading()
+        answers, rest = 0, b""
+        while answers < count:
+            found = rest + await asyncio.wait_for(reader.read(2**20), PATIENCE)
+            answers, rest = answers + found.count(b"HTTP/1.1 "), found[-8:]
 
 
 async def test_ports_without_tls_answer_while_the_other_is_full(start):

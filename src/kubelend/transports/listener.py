@@ -199,6 +199,10 @@ def _remove_from_group(groups: SlotGroups, name: Hashable, slot: ConnectionSlot)
 LISTEN_BACKLOG = 1024
 """Listen backlog: a whole fleet may reconnect at once."""
 
+RECEIVE_BUFFER = 2**15
+"""Receive buffer of a connection. uvloop reads all that it holds at once, and the parser keeps it: with the
+system's default, a client that sends more than it is answered costs 0.8 MB instead of 0.2."""
+
 ACCEPTS_PER_ITERATION = 32
 """Connections accepted per event loop iteration."""
 
@@ -229,6 +233,8 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
     for family, _, _, _, address in dict.fromkeys(found):
         try:
             opened.append(socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG))
+            # Inherited by its connections.
+            opened[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         except OSError as error:
             # A machine without IPv6 can still listen on IPv4.
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
