@@ -224,10 +224,6 @@ class _HttpConnection(RequestHandler):
         request = self._current_request
         return request is None or not request.content.is_eof()
 
-    @property
-    def has_descriptor(self) -> bool:
-        return self.transport is not None
-
     def drop(self) -> None:
         # Not close(), which would wait for the client to read the buffered data.
         if self.transport is not None:
