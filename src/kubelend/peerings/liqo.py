@@ -46,7 +46,6 @@ from kubelend.peerings.liqo_objects import (
 )
 from kubelend.peerings.liqo_removal import (
     Action,
-    Evict,
     ObservedNode,
     ObservedPeering,
     RemovalLimits,
@@ -338,14 +337,8 @@ class LiqoPeering:
         return Readiness(is_ready=False, reason=f"waiting for {step.waits_for}", step=step.reason)
 
     async def _perform(self, actions: Iterable[Action]) -> None:
-        evictions = []
         for action in actions:
-            if isinstance(action, Evict):
-                evictions.append(self._api.perform(action))
-            else:
-                await self._api.perform(action)
-        # At once, because each may be retried for seconds while a PodDisruptionBudget forbids it.
-        await asyncio.gather(*evictions)
+            await self._api.perform(action)
 
 
 def _slice_of(reservation: str, remote: str, slices: list[LiqoResource]) -> LiqoResource | None:
