@@ -21,38 +21,46 @@ MOST_FAILURES = 3
 DIRECTORIES = ("tests/contract/", "tests/kube/")
 """Only tests below these may use an API server."""
 OWN_CLUSTERS = {
-    f"tests/kube/test_{module}.py": group
-    for group, modules in {
-        "clusters with Liqo": ("liqo", "liqo_faults"),
-        "charts with Liqo": ("install",),
-        "clusters without Liqo": ("kubectl_lend", "lab_command"),
-        "benchmark": ("bench_kube",),
-        "API servers": ("deploy", "deploy_guide", "lab", "peering_chart", "roles"),
-    }.items()
-    for module in modules
+    "clusters with Liqo": ("liqo", "liqo_faults"),
+    "charts with Liqo": ("install",),
+    "clusters without Liqo": ("kubectl_lend", "lab_command"),
+    "benchmark": ("bench_kube",),
+    "own API servers": ("deploy", "deploy_guide", "lab", "peering_chart", "roles"),
 }
 """Modules that start clusters of their own, and leave the shared one alone, in groups that share clusters or
-an etcd: one worker runs all of a group."""
+an etcd."""
+SECOND_SERVER = (
+    *("advertisement_objects", "agent", "agent_objects", "agent_source", "agent_status"),
+    *("cluster_namespace_requests", "cluster_namespace_sessions", "cluster_namespaces"),
+    *("hold_chart", "liqo_api", "object_lifecycle", "objects_page", "placeholders"),
+    *("request_rules", "reservation_objects", "transport", "two_brokers"),
+)
+"""Half of the others: all of them on one API server, one after the other, would take longer than all else."""
+_GROUPS = {
+    f"tests/kube/test_{module}.py": group
+    for group, modules in {**OWN_CLUSTERS, "second API server": SECOND_SERVER}.items()
+    for module in modules
+}
 SHARED = {"kube", "kube_client", "namespace", "place", "tenants"}
 """Fixtures of the shared cluster."""
 
 
-class OneApiServer(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+class ByCluster(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Distributes tests by file, but all that share clusters to one worker.
 
-    So there is one API server for the whole run, and no other test works on it at the same time: tests may
-    count its writes, pause its etcd, and run brokers that watch all namespaces. Likewise clusters with Liqo.
+    So there are few API servers in a run, and no other test works on one at the same time: tests may count
+    its writes, pause its etcd, and run brokers that watch all namespaces. Likewise clusters with Liqo.
     """
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
         shared = "API server" if file.startswith(DIRECTORIES) else file
-        return OWN_CLUSTERS.get(file, shared)
+        return _GROUPS.get(file, shared)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return OneApiServer(config, log) if config.getvalue("dist") == "loadfile" else None
+    return ByCluster(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items):

@@ -33,6 +33,8 @@ def test_node_gets_a_number_while_the_name_of_its_reservation_is_taken(site):
     borrowed.release()
     borrowed.wait_released()
     api.change("DELETE", path_of("nodes", name=borrowed.reservation))
+    # Which Liqo has made for that node.
+    api.change("DELETE", path_of("foreignclusters", name="another"))
 
 
 def run_kept_pod(site, borrowed, namespace):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -60,6 +61,9 @@ _MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 
 ANSWER_TIMEOUT: Final = 10.0
 """Seconds after which a slice without an answer makes the handshake be repeated."""
+KEEP_UNUSED: Final = 10.0
+"""Seconds for which a peering is kept after its last reservation, so that the next one finds it as it was. The
+provider keeps its side for longer (`liqo_provider.UNUSED_DELAY`), because Liqo needs that to remove ours."""
 
 SignRequest = Callable[[str, str], Awaitable[str]]
 """Makes a certificate signing request: Liqo's private key and cluster ID to base64 of the PEM text."""
@@ -96,6 +100,12 @@ class LiqoPeering:
         """Since when a slice has no answer of its provider, by reservation, in the event loop's time."""
         self._remotes: dict[str, str] = {}
         """Liqo's ID of each provider that this cluster had an identity for when it was last connected."""
+        self._wanted: dict[str, str] = {}
+        """The provider of each reservation that is connected, also before it has a slice."""
+        self._kept_until: dict[str, float] = {}
+        """When the unused peering of a disconnected reservation is removed, in the event loop's time."""
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By provider: an Identity that a reservation has found is not removed for the end of another."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
@@ -130,14 +140,17 @@ class LiqoPeering:
 
         It removes its Tenant with the last reservation, of which it learns earlier than of the next one.
         """
-        found = await self._find_identity(peer.cluster)
-        if found is None or found.is_being_deleted:
-            self._remotes.pop(peer.cluster, None)
-            return await self._handshake(peer)
-        self._remotes[peer.cluster] = found.spec["clusterID"]
-        now = asyncio.get_running_loop().time()
-        is_overdue = now - self._unanswered.get(peer.reservation, now) > ANSWER_TIMEOUT
-        return await self._handshake(peer) if is_overdue else DONE
+        self._wanted[peer.reservation] = peer.cluster
+        self._kept_until.pop(peer.reservation, None)
+        async with self._locks[peer.cluster]:
+            found = await self._find_identity(peer.cluster)
+            if found is None or found.is_being_deleted:
+                self._remotes.pop(peer.cluster, None)
+                return await self._handshake(peer)
+            self._remotes[peer.cluster] = found.spec["clusterID"]
+            now = asyncio.get_running_loop().time()
+            is_overdue = now - self._unanswered.get(peer.reservation, now) > ANSWER_TIMEOUT
+            return await self._handshake(peer) if is_overdue else DONE
 
     async def _find_identity(self, cluster: str) -> LiqoResource | None:
         found = await self._api.list(IDENTITIES)
@@ -275,6 +288,10 @@ class LiqoPeering:
 
     async def disconnect(self, peer: Peer) -> Readiness:
         self._unanswered.pop(peer.reservation, None)
+        if self._wanted.get(peer.reservation) == peer.cluster:
+            del self._wanted[peer.reservation]
+        if self._is_kept(peer):
+            return _KEPT
         remote = await self._known_remote_id(peer.cluster)
         if not remote:
             return DONE
@@ -285,9 +302,25 @@ class LiqoPeering:
             await self._delete_leases(peer, remote)
             await self._remove_unused_offloadings(slices)
             used_by = {one.spec.get("providerClusterID") for one in slices}
-            peering = await self._observe_peering(peer, remote, is_used=remote in used_by)
-            step = liqo_removal.plan_peering_removal(peering)
+            return await self._remove_peering(peer, remote, has_slices=remote in used_by)
         return await self._take(step)
+
+    async def _remove_peering(self, peer: Peer, remote: str, *, has_slices: bool) -> Readiness:
+        """Unless another reservation uses it, or may do so soon, if this process has connected it."""
+        if not has_slices and peer.cluster in self._remotes:
+            until = asyncio.get_running_loop().time() + KEEP_UNUSED
+            self._kept_until.setdefault(peer.reservation, until)
+        if self._is_kept(peer):
+            return _KEPT
+        async with self._locks[peer.cluster]:
+            is_used = has_slices or peer.cluster in self._wanted.values()
+            peering = await self._observe_peering(peer, remote, is_used=is_used)
+            return await self._take(liqo_removal.plan_peering_removal(peering))
+
+    def _is_kept(self, peer: Peer) -> bool:
+        until = self._kept_until.get(peer.reservation, 0.0)
+        is_used = peer.cluster in self._wanted.values()
+        return not is_used and asyncio.get_running_loop().time() < until
 
     async def _known_remote_id(self, cluster: str) -> str:
         """Liqo's ID of a provider, also after its Identity is gone; empty if nothing of it is left."""
@@ -360,3 +393,10 @@ def _is_of(peer: Peer) -> str:
 
 def _handshaking(what: str) -> Readiness:
     return Readiness(is_ready=False, reason=f"waiting for {what}", is_peered=False)
+
+
+_KEPT: Final = Readiness(
+    is_ready=False,
+    reason=f"keeping the peering for {KEEP_UNUSED:g} s, for other reservations",
+    step=liqo_removal.DISCONNECTING,
+)

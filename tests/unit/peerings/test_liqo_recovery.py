@@ -13,7 +13,7 @@ from kubelend.agent.ports import Peer
 from kubelend.apps import agent_peering
 from kubelend.core.errors import NotFound
 from kubelend.kube.codec import Listing, WatchEvent
-from kubelend.peerings.liqo import ANSWER_TIMEOUT, LiqoPeering
+from kubelend.peerings.liqo import ANSWER_TIMEOUT, KEEP_UNUSED, LiqoPeering
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
@@ -326,3 +326,47 @@ async def test_handshake_is_repeated_for_a_slice_without_an_answer(cluster, brok
     await asyncio.sleep(ANSWER_TIMEOUT + 1)
     await establish(requester)
     assert not broker.calls
+
+
+OTHER = PEER._replace(reservation="rsv-2")
+
+
+async def disconnect(cluster, requester, peer=PEER):
+    """Without its slice, which Liqo has removed."""
+    for key in [key for key in cluster.objects if key[0] == SLICES.plural]:
+        del cluster.objects[key]
+    return await requester.disconnect(peer)
+
+
+@in_virtual_time
+async def test_unused_peering_is_kept_for_a_while_and_used_by_the_next_reservation(
+    cluster, broker, requester
+):
+    await establish(requester)
+    assert not (await disconnect(cluster, requester)).is_ready
+    await asyncio.sleep(KEEP_UNUSED - 1)
+    assert not (await requester.disconnect(PEER)).is_ready
+    assert cluster.names(IDENTITIES)
+    broker.calls.clear()
+    await requester.connect(OTHER)
+    assert not broker.calls
+    assert (await requester.disconnect(PEER)).is_ready
+    assert not (await requester.disconnect(OTHER)).is_ready
+    await asyncio.sleep(KEEP_UNUSED + 1)
+    for _ in range(4):
+        done = await requester.disconnect(OTHER)
+    assert done.is_ready
+    assert not cluster.names(IDENTITIES)
+    assert not cluster.names(NAMESPACES)
+
+
+@in_virtual_time
+async def test_identity_is_not_removed_while_another_reservation_connects(cluster, requester):
+    """It has no slice yet. The end of the one before had been found before the handshake began."""
+    await establish(requester)
+    await disconnect(cluster, requester)
+    await asyncio.sleep(KEEP_UNUSED + 1)
+    results = await asyncio.gather(requester.connect(OTHER), requester.disconnect(PEER))
+    assert all(one.is_ready for one in results)
+    [identity] = [one for key, one in cluster.objects.items() if key[0] == IDENTITIES.plural]
+    assert "deletionTimestamp" not in identity["metadata"]
