@@ -62,8 +62,8 @@ _MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 ANSWER_TIMEOUT: Final = 10.0
 """Seconds after which a slice without an answer makes the handshake be repeated."""
 KEEP_UNUSED: Final = 10.0
-"""Seconds for which a peering is kept after its last reservation, so that the next one finds it as it was. The
-provider keeps its side for longer (`liqo_provider.UNUSED_DELAY`), because Liqo needs that to remove ours."""
+"""Seconds for which a peering is kept after its last reservation, so that the next one finds it as it was.
+The provider keeps its side for longer (`liqo_provider.UNUSED_DELAY`): Liqo needs that to remove ours."""
 
 SignRequest = Callable[[str, str], Awaitable[str]]
 """Makes a certificate signing request: Liqo's private key and cluster ID to base64 of the PEM text."""
