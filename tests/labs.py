@@ -94,6 +94,9 @@ class Api:
             # A server that was started again does not know the connection.
             return self.call(method, path, body) if is_open else (0, str(error).encode())
 
+    def close(self) -> None:
+        self._connection.close()
+
     @property
     def is_ready(self) -> bool:
         return self.call("GET", "/readyz")[0] == http.HTTPStatus.OK
@@ -206,7 +209,9 @@ class Lab:
         return [one for one in found if "kubelend dev lab " not in one.command]
 
     def stop(self) -> None:
-        """Ends what was started again, and then all else."""
+        """Ends what was started again; `down` ends the rest."""
+        for api in self.apis.values():
+            api.close()
         for process in self._started:
             process.kill()
             process.wait()

@@ -172,8 +172,10 @@ class Site(Lab):
                 poll=0.1,
                 explain=lambda: api.get(path),
             )
-        yield name
-        api.change("DELETE", path_of("namespaces", name=name))
+        try:
+            yield name
+        finally:
+            api.change("DELETE", path_of("namespaces", name=name))
 
     def lent_pods(self, namespace: str) -> dict[str, str]:
         """The phases of the pods of a requester's namespace in the provider's cluster, by name."""

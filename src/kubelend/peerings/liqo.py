@@ -106,6 +106,8 @@ class LiqoPeering:
         """When the unused peering of a disconnected reservation is removed, in the event loop's time."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By provider: an Identity that a reservation has found is not removed for the end of another."""
+        self._offload_lock = asyncio.Lock()
+        """The same for NamespaceOffloadings."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
@@ -241,16 +243,25 @@ class LiqoPeering:
             await self._api.delete(SLICES, found)
 
     async def _offload(self, namespace: str) -> None:
-        """One of a user stays as it is."""
-        if await self._api.find(OFFLOADINGS, OFFLOADING_NAME, namespace) is None:
-            await self._api.apply(OFFLOADINGS, liqo_objects.offloading_manifest(namespace))
+        """After the slice was created. One of a user stays as it is."""
+        async with self._offload_lock:
+            found = await self._api.find(OFFLOADINGS, OFFLOADING_NAME, namespace)
+            if found is None or found.is_being_deleted:
+                await self._api.apply(OFFLOADINGS, liqo_objects.offloading_manifest(namespace))
 
-    async def _remove_unused_offloadings(self, slices: list[LiqoResource]) -> None:
-        """Those of ours that no slice names any more. Several reservations may share one."""
-        used = {name for one in slices for name in liqo_objects.offloaded_namespaces(one)}
-        for one in await self._api.list(OFFLOADINGS, labels=_MANAGED):
-            if one.metadata.namespace not in used and not one.is_being_deleted:
-                await self._api.delete(OFFLOADINGS, one)
+    async def _remove_unused_offloadings(self) -> None:
+        """Those of ours that no slice names any more. Several reservations may share one.
+
+        Slices are listed after them, so that one that was created for a new slice is not taken for unused.
+        """
+        async with self._offload_lock:
+            if not (found := await self._api.list(OFFLOADINGS, labels=_MANAGED)):
+                return
+            slices = await self._api.list(SLICES, labels=OWN_SLICES)
+            used = {name for one in slices for name in liqo_objects.offloaded_namespaces(one)}
+            for one in found:
+                if one.metadata.namespace not in used and not one.is_being_deleted:
+                    await self._api.delete(OFFLOADINGS, one)
 
     async def _free_name(self, peer: Peer, slices: list[LiqoResource]) -> str:
         nodes = await self._api.list(NODES, labels=VIRTUAL_NODES)
@@ -300,7 +311,7 @@ class LiqoPeering:
         step = liqo_removal.plan_node_removal(seen, self._limits, self._clock())
         if not step.waits_for:
             await self._delete_leases(peer, remote)
-            await self._remove_unused_offloadings(slices)
+            await self._remove_unused_offloadings()
             used_by = {one.spec.get("providerClusterID") for one in slices}
             return await self._remove_peering(peer, remote, has_slices=remote in used_by)
         return await self._take(step)

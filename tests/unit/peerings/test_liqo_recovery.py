@@ -20,6 +20,7 @@ from kubelend.peerings.liqo_objects import (
     GRANT_ANNOTATION,
     IDENTITIES,
     NAMESPACES,
+    OFFLOADINGS,
     SECRETS,
     SLICES,
     TENANTS,
@@ -92,7 +93,7 @@ class Cluster:
         return msgspec.json.encode(self.put(kind, {**body}))
 
 
-KINDS = (IDENTITIES, NAMESPACES, SECRETS, SLICES, TENANTS, FOREIGN_CLUSTERS)
+KINDS = (IDENTITIES, NAMESPACES, SECRETS, SLICES, TENANTS, FOREIGN_CLUSTERS, OFFLOADINGS)
 
 
 def _key(kind, name, namespace):
@@ -353,8 +354,8 @@ async def test_unused_peering_is_kept_for_a_while_and_used_by_the_next_reservati
     assert (await requester.disconnect(PEER)).is_ready
     assert not (await requester.disconnect(OTHER)).is_ready
     await asyncio.sleep(KEEP_UNUSED + 1)
-    while not (await requester.disconnect(OTHER)).is_ready:
-        await asyncio.sleep(1)
+    steps = [await requester.disconnect(OTHER) for _ in range(4)]
+    assert steps[-1].is_ready
     assert not cluster.names(IDENTITIES)
     assert not cluster.names(NAMESPACES)
 
@@ -369,3 +370,22 @@ async def test_identity_is_not_removed_while_another_reservation_connects(cluste
     assert all(one.is_ready for one in results)
     [identity] = [one for key, one in cluster.objects.items() if key[0] == IDENTITIES.plural]
     assert "deletionTimestamp" not in identity["metadata"]
+
+
+@in_virtual_time
+async def test_namespace_stays_offloaded_for_a_reservation_that_comes_meanwhile(cluster, requester):
+    """Its slice is created when those of others were listed already, for the end of the one before."""
+    await establish(requester)
+    other, listed = OTHER._replace(namespaces=("team",)), cluster.list
+
+    async def list_before_it_comes(kind, *arguments, **options):
+        found = await listed(kind, *arguments, **options)
+        if kind is SLICES and not cluster.names(OFFLOADINGS):
+            cluster.list = listed
+            await requester.connect(other)
+            await requester.size(other)
+        return found
+
+    cluster.list = list_before_it_comes
+    await disconnect(cluster, requester)
+    assert cluster.names(OFFLOADINGS) == ["offloading"]
