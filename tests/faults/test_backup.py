@@ -9,7 +9,7 @@ import pytest
 import brokers
 from callers import offer, request_body
 from kubelend.cli import main
-from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli.output import ExitCode
 
 KEY = "kubelend.db-grants.key"
 

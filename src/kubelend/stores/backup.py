@@ -22,7 +22,7 @@ import msgspec
 
 from kubelend.core.errors import InvalidInput, InvalidSettings, StoreFailed
 from kubelend.kits import files
-from kubelend.stores import audit, sqlite_file
+from kubelend.stores import factory, sqlite_file
 
 STORE_MEMBER: Final = "store.db"
 MANIFEST_MEMBER: Final = "manifest.json"
@@ -108,7 +108,7 @@ def _copy_database(store: Path, copy: Path) -> None:
 
 def _audited(copy: Path) -> tuple[int, int]:
     """Revision and number of live reservations of a copy; `StoreFailed` if it violates an invariant."""
-    found = audit.audit_store(str(copy))
+    found = factory.audit_store(str(copy))
     if found.violations:
         raise StoreFailed(
             f"the store has {len(found.violations)} violations, the first: {found.violations[0]}",
