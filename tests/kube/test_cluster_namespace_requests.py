@@ -12,7 +12,7 @@ from callers import request_body
 from failing_store import FailingStore
 from kube_stores import connecting
 from kubelend.core import audit
-from kubelend.core.errors import Gone, KeyReused, NotFound, QueueFull, StoreFailed
+from kubelend.core.errors import Gone, KeyReused, QueueFull, StoreFailed
 from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces
@@ -194,17 +194,17 @@ async def test_conditions_of_users_are_not_lost_when_the_broker_writes_its_own(
 ):
     """The user sets one while the broker processes the object."""
     await broker.cluster("bonn").advertise()
-    condition = {"type": "RequesterActive", "status": "True"}
+    change = {"status": {"conditions": [{"type": "RequesterActive", "status": "True"}]}}
+    writes = []
 
     async def meanwhile(write):
-        with contextlib.suppress(NotFound):
-            await kube_client.patch(
-                *(RESERVATIONS, "w", rome, {"status": {"conditions": [condition]}}),
-                subresource="status",
-            )
+        writes.append(write)
+        if len(writes) == 1:
+            await kube_client.patch(RESERVATIONS, "w", rome, change, subresource="status")
         return await write
 
-    await apply_request(kube_client, rome)
+    known = Metadata("w", rome, finalizers=(RESERVATION_FINALIZER,))
+    await kube_client.create(RESERVATIONS, Reservation(known, ReservationSpec(SOME)))
     async with tenants.served_by(broker.service, connect=connecting(meanwhile)):
         await until_object(account, "w", rome, lambda one: one.status.phase == "Active")
 
