@@ -185,14 +185,17 @@ Conditions = Annotated[
 def merge_conditions(
     before: Iterable[Condition], after: Iterable[Condition], now: datetime
 ) -> tuple[Condition, ...]:
-    """Conditions of others stay; an unchanged one keeps its transition time."""
-    known, dated = {one.type: one for one in before}, []
+    """Conditions of others stay; an unchanged one keeps its transition time.
+
+    Each keeps its place: else two writers of one object would change the order in turn, for ever.
+    """
+    merged = {one.type: one for one in before}
     for one in after:
-        same = known.pop(one.type, None)
+        same = merged.get(one.type)
         since = same.last_transition_time if same and same.status == one.status else None
         at = since or now.replace(microsecond=0)
-        dated.append(msgspec.structs.replace(one, last_transition_time=at))
-    return (*known.values(), *dated)
+        merged[one.type] = msgspec.structs.replace(one, last_transition_time=at)
+    return tuple(merged.values())
 
 
 class MeasuredResources(ObjectStruct, frozen=True):
