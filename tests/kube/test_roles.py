@@ -92,7 +92,7 @@ SELDOM = {
     },
     "cluster namespace": {
         "get reservations.broker.fluidos.eu in cluster-bonn": "when it asks again, or has to wait long",
-        "get clustersessions.broker.fluidos.eu in cluster-bonn": "when an answer is long in coming",
+        "update leases.coordination.k8s.io in cluster-bonn": "when it is renewed or released",
         "list clusteradvertisements.broker.fluidos.eu in cluster-bonn": "when people look",
     },
 }

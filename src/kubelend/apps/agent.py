@@ -136,9 +136,7 @@ class AgentApp:
         self.peering = AgentPeering(None)
         self._on_handshake: list[Callable[[str], None]] = []
         # Before the probe listener opens, so that /readyz is never ok too early.
-        for part in (
-            ("collector", "publisher", "stream") if settings.broker_transport else ("collector",)
-        ):
+        for part in ("collector", "publisher", "stream") if settings.transport else ("collector",):
             self.health.require(part)
 
     def root_tasks(self) -> dict[str, RootCoroutine]:
@@ -301,7 +299,7 @@ class AgentApp:
         return found
 
     def _renewal_task(self) -> dict[str, RootCoroutine]:
-        if not self._settings.auto_renew or self._settings.broker_transport != "http":
+        if not self._settings.auto_renew or self._settings.transport != "http":
             return {}
         directory, url = Path(self._settings.broker_cert_path), self._settings.broker_url
         renewer = AgentCertificateRenewer(
@@ -341,7 +339,7 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
             )
         broker = (
             f"namespace {settings.broker_namespace}"
-            if settings.broker_transport == "kubernetes"
+            if settings.transport == "kubernetes"
             else settings.broker_url
         )
         keys = {"cluster": cluster, "source": settings.source, "peering": mode}
@@ -362,7 +360,7 @@ async def _connect(settings: AgentSettings, process: AgentApp, stack: AsyncExitS
         ),
         on_handshake=process.on_handshake,
     )
-    communicator = await factory.open_communicator(settings.broker_transport, options)
+    communicator = await factory.open_communicator(settings.transport, options)
     if communicator is not None:
         stack.push_async_callback(communicator.close)
         process.communicator = MetricsMiddleware(communicator, process.metrics.observe_call)

@@ -131,7 +131,7 @@ def launch_agent(settings: AgentSettings) -> NoReturn:
 
 def prepare_launch(settings: AgentSettings) -> AgentLaunch:
     """Returns the settings with the cluster ID from the certificate; raises if the two contradict."""
-    if settings.broker_transport != "http":
+    if settings.transport != "http":
         return AgentLaunch(settings)
     from kubelend.pki import authority
 

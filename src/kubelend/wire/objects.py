@@ -175,6 +175,8 @@ class Condition(ObjectStruct, frozen=True):
     """Time of the last change of status."""
     observed_generation: int = 0
     """Generation of the spec that this condition refers to."""
+    hint: str = ""
+    """What to do about it."""
 
 
 Conditions = Annotated[
@@ -438,38 +440,12 @@ class ReservationInstruction(Object, frozen=True):
     status: ReservationInstructionStatus = ReservationInstructionStatus()
 
 
-class AgentRequest(ObjectStruct, frozen=True):
-    """A request of a cluster's agent to the broker. Each `id` is answered once."""
+class SentHandshake(ObjectStruct, frozen=True):
+    """A peering handshake for the other side of the reservation, which the broker passes on."""
 
-    id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
-    """Unique ID of the request; the response repeats it."""
-    verb: Annotated[
-        str,
-        Meta(
-            extra_json_schema=json_types.enum_of(
-                *("publish", "reserve", "activate", "renew", "release"),
-                *("acknowledge", "refuse", "ping", "read", "listen", "leave", "handshake", "keys"),
-            )
-        ),
-    ]
-    """The operation."""
-    arguments: Reason = ""
-    """Duration to renew for, reason of a refusal, or ID of the reservation to read or to peer for."""
-    agent: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
-    """Name of the agent. The broker serves one agent of a cluster at a time."""
-    handshake: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**17))] = ""
-    """Body of a peering handshake, as JSON text."""
-
-
-class BrokerResponse(ObjectStruct, frozen=True):
-    """The broker's response to a request of a cluster's agent. Written by the broker alone."""
-
-    request_id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
-    """The `id` of the last request that was answered; empty if there was none."""
-    body: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**18))] = ""
-    """The response body of the REST interface, as JSON text."""
-    error: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**16))] = ""
-    """The error of a failed request, as JSON text of a problem document; empty if it succeeded."""
+    sent_at: Timestamp
+    """Time at which it was sent; another one for each attempt."""
+    handshake: bodies.Handshake
 
 
 class ProviderInstructionSpec(InstructionSpec, frozen=True, kw_only=True):
@@ -477,7 +453,18 @@ class ProviderInstructionSpec(InstructionSpec, frozen=True, kw_only=True):
 
     requester_cluster_id: Name
     """ID of the requester cluster."""
-    response: BrokerResponse | None = None
+    instruction: bodies.Instruction | None = None
+    """The reservation, and what the provider has to do."""
+    observed_report_time: Timestamp | None = None
+    """The `reportTime` of the status that the broker has processed."""
+    accepted: Condition | None = None
+    """Whether the broker has accepted that status, and if not, why."""
+    handshake_time: Timestamp | None = None
+    """The `sentAt` of the provider's handshake that was passed on."""
+    peer: bodies.Handshake | None = None
+    """The handshake of the requester, when the provider last sent its own."""
+    peer_handshakes: int = 0
+    """Number of handshakes of the requester that the provider was to be notified of."""
 
 
 class ProviderInstructionStatus(ObjectStruct, frozen=True):
@@ -495,9 +482,11 @@ class ProviderInstructionStatus(ObjectStruct, frozen=True):
     """Human-readable reason for a refusal or for the end of the reservation."""
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
-    request: AgentRequest | None = None
     conditions: Conditions = ()
     """Latest observations: Held."""
+    report_time: Timestamp | None = None
+    """Time of the report to the broker, in a cluster namespace: of the hold, its refusal or a handshake."""
+    handshake: SentHandshake | None = None
 
 
 class ProviderInstruction(Object, frozen=True):

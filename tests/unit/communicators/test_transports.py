@@ -14,9 +14,9 @@ from msgspec.structs import replace
 import make
 from certificates import Certificates
 from kubelend.communicators import factory
+from kubelend.communicators.cluster_namespace import RevisionTracker
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.communicators.http import HttpCommunicator
-from kubelend.communicators.kubernetes_calls import RevisionTracker
 from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidSettings, NotReady
 from kubelend.wire import bodies, route
 from scripted_broker import body, events, hang_up, problem, raw, say_nothing
