@@ -1,6 +1,7 @@
 """ClusterAdvertisement objects: what is said by them, and what is shown on them, on a real API server."""
 
 import asyncio
+import itertools
 import re
 import time
 from pathlib import Path
@@ -191,12 +192,14 @@ async def bound(broker, kube, helm):
 
 
 async def test_account_writes_only_for_the_cluster_that_it_is_bound_to(broker, bound):
+    numbers = itertools.count()
+
     async def is_checked():
+        """The API server takes a moment to apply a new policy."""
         try:
-            await bound.advertise("paris")
+            await bound.reserve(f"early-{next(numbers)}", requesterID="paris")
         except Forbidden:
             return True
-        await broker.delete(ClusterAdvertisement, "paris-adv")
         return False
 
     await until(is_checked)

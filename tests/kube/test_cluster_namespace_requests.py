@@ -12,7 +12,7 @@ from callers import request_body
 from failing_store import FailingStore
 from kube_stores import connecting
 from kubelend.core import audit
-from kubelend.core.errors import Gone, KeyReused, StoreFailed
+from kubelend.core.errors import Gone, KeyReused, QueueFull, StoreFailed
 from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces
@@ -164,6 +164,49 @@ async def test_deleted_request_stays_while_another_broker_may_have_its_reservati
         assert await account.find(RESERVATIONS, "deleted", rome) is not None
         store.is_outdated = False
         await is_deleted(account, "deleted", rome)
+
+
+@pytest.mark.broker(max_waiting=1)
+async def test_request_that_the_broker_tries_again_by_itself_blocks_nothing_else(
+    tenants, broker, rome, account
+):
+    waiting = bodies.ReservationRequest(MORE, wait="1h")
+    async with tenants.served_by(broker.service), tenants.agent(rome) as agent:
+        first = await agent.request(waiting, "first")
+        with pytest.raises(QueueFull):
+            await agent.request(waiting, "second")
+        await agent.ping()
+        assert await agent.instructions() == [first]
+        name = cluster_namespaces.request_object_name("second")
+        found = await account.find(RESERVATIONS, name, rome)
+        [condition] = found.status.conditions
+        assert (condition.type, condition.status, condition.reason) == (
+            *("Accepted", "Unknown"),
+            "QueueFull",
+        )
+        await agent.release(first.id)
+        await until_object(account, name, rome, lambda one: one.status.phase == "Pending")
+        assert (await agent.request(waiting, "second")).status.phase == "Pending"
+
+
+async def test_conditions_of_users_are_not_lost_when_the_broker_writes_its_own(
+    tenants, broker, rome, account, kube_client
+):
+    """The user sets one while the broker processes the object."""
+    await broker.cluster("bonn").advertise()
+    change = {"status": {"conditions": [{"type": "RequesterActive", "status": "True"}]}}
+    writes = []
+
+    async def meanwhile(write):
+        writes.append(write)
+        if len(writes) == 1:
+            await kube_client.patch(RESERVATIONS, "w", rome, change, subresource="status")
+        return await write
+
+    known = Metadata("w", rome, finalizers=(RESERVATION_FINALIZER,))
+    await kube_client.create(RESERVATIONS, Reservation(known, ReservationSpec(SOME)))
+    async with tenants.served_by(broker.service, connect=connecting(meanwhile)):
+        await until_object(account, "w", rome, lambda one: one.status.phase == "Active")
 
 
 # -- labels and single objects

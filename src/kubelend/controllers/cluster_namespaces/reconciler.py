@@ -27,7 +27,14 @@ from kubelend.controllers.cluster_namespaces.plan import (
     PlannedWrite,
 )
 from kubelend.controllers.reconciler import NextDue
-from kubelend.core.errors import InvalidInput, KubelendError, NotFound, NotLeader, NotReady
+from kubelend.core.errors import (
+    Conflict,
+    InvalidInput,
+    KubelendError,
+    NotFound,
+    NotLeader,
+    NotReady,
+)
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.models import Reservation as Record
@@ -43,7 +50,7 @@ from kubelend.wire.broker_objects import (
     ClusterSessionSpec,
     Reservation,
 )
-from kubelend.wire.objects import Kind, Object, ProviderInstruction
+from kubelend.wire.objects import Kind, Metadata, Object, ProviderInstruction
 
 log = structlog.get_logger("kubelend.cluster_namespaces")
 
@@ -84,6 +91,8 @@ class NamespaceReconciler:
         self._ledger: Ledger | None = None
         """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
         self._writer = NamespaceWriter(dependencies, namespace, cluster, self.cache, self._handlers)
+        self._retry: KubelendError | None = None
+        """Why an object has to be processed again. The rest of the namespace is complete."""
         self._rejections_due = NextDue()
         """When the next rejected request may be deleted."""
         self._logged_errors: dict[str, str] = {}
@@ -125,8 +134,9 @@ class NamespaceReconciler:
             await self._skip_undecodable(
                 cluster_namespaces.SESSION_NAME, self._sync_session, session, error
             )
-        if error is not None:
-            raise error
+        retry, self._retry = self._retry, None
+        if (failure := error or retry) is not None:
+            raise failure
 
     async def _handle(
         self, pending: plan.PendingWork, earlier: KubelendError | None
@@ -223,7 +233,8 @@ class NamespaceReconciler:
             )
 
     async def _refuse_reservation(self, obj: Reservation, error: KubelendError) -> None:
-        """The last instruction stays valid. A retryable error is raised, so that it is tried again."""
+        """The last instruction stays valid."""
+        self._retry_later(error)
         now = self._dependencies.broker.clock()
         fields = plan.observed(obj, error, now)
         if plan.instruction_of(obj) is None:
@@ -231,8 +242,10 @@ class NamespaceReconciler:
         elif not error.retryable and obj.spec.renewal is not None:
             fields["renewTime"] = msgspec.to_builtins(obj.spec.renewal.time)
         await self._writer.patch_status(obj, fields)
+
+    def _retry_later(self, error: KubelendError) -> None:
         if error.retryable:
-            raise error
+            self._retry = error
 
     async def _process_report(self, obj: ProviderInstruction) -> None:
         self._touch()
@@ -249,11 +262,10 @@ class NamespaceReconciler:
             raise
         except KubelendError as error:
             failure = error
+            self._retry_later(error)
         condition = cluster_namespaces.accepted_condition(failure)
         fields["accepted"] = cluster_namespaces.replacement(condition)
         await self._writer.write_provider_side(obj, part, fields)
-        if failure is not None and failure.retryable:
-            raise failure
 
     async def _process_advertisement(self, obj: ClusterAdvertisement) -> None:
         """The resulting instructions are written before the status, so that its reader finds them."""
@@ -265,12 +277,11 @@ class NamespaceReconciler:
             raise
         except KubelendError as error:
             failure, fields = error, {"message": str(error), "active": False}
+            self._retry_later(error)
         else:
             await self._mirror_pending()
         fields |= plan.observed(obj, failure, self._dependencies.broker.clock())
         await self._writer.patch_status(obj, fields)
-        if failure is not None and failure.retryable:
-            raise failure
 
     # -- the session
 
@@ -526,7 +537,17 @@ class NamespaceWriter:
         """Write these fields of the status, if they differ."""
         status = plan.status_patch(obj, wanted, self._dependencies.broker.clock())
         if status:
-            await self.patch(resources.resource_for(type(obj)), obj, {"status": status}, "status")
+            await self._patch_status(resources.resource_for(type(obj)), obj.metadata, status)
+
+    async def _patch_status(
+        self, resource: Resource[Kind], known: Metadata, status: Fields
+    ) -> None:
+        """Conditions are a list, of which users set some: it is only replaced as it was read."""
+        change: Fields = {"status": status}
+        if "conditions" in status:
+            change["metadata"] = {"resourceVersion": known.resource_version}
+        with suppress(Conflict):  # the watch reports the newer version
+            await self._patch(resource, known.name, change, "status")
 
     async def patch(
         self, resource: Resource[Kind], obj: Kind, change: Fields, subresource: str = ""
