@@ -56,16 +56,23 @@ HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Dispatch = Callable[[RequestScope], Awaitable[web.StreamResponse]]
 """Authenticates a request and calls its handler. Not a coroutine, to save one per request."""
 OnRejected = Callable[[RequestScope, KubelendError], None]
+OnAnswered = Callable[[RequestScope, web.StreamResponse], None]
 
 
-def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: BrokerMetrics) -> HttpHandler:
-    """Returns the handler for the server; calls `on_rejected` for every `KubelendError`."""
+def handle(
+    dispatch: Dispatch,
+    on_rejected: OnRejected,
+    metrics: BrokerMetrics,
+    on_answered: OnAnswered = lambda *_: None,
+) -> HttpHandler:
+    """Returns the handler for the server; `on_rejected` is called for every `KubelendError`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
         scope = RequestScope(request)
         try:
             response = await dispatch(scope)
+            on_answered(scope, response)
         except KubelendError as error:
             metrics.count_rejected_request(scope.route, error.code)
             on_rejected(scope, error)

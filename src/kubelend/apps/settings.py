@@ -122,7 +122,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     store."""
 
     rate_limit: int = 100
-    """Sustained number of calls per second per cluster. 0 disables rate limiting."""
+    """Sustained number of calls per second per cluster; large ones count as several. 0 disables the limit."""
 
     rate_burst: int = 200
     """Number of calls that a cluster can make in a burst."""

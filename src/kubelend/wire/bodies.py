@@ -131,6 +131,7 @@ AmountsByName = Annotated[
 Requesters = Annotated[
     list[Annotated[str, Meta(max_length=253, extra_json_schema=json_types.REQUESTERS)]],
     Meta(max_length=256, description="Cluster IDs and shell patterns", examples=[["team-*"]]),
+    Meta(extra_json_schema=json_types.REQUESTER_LIST),
 ]
 Hours = Annotated[
     str,
