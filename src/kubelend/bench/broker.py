@@ -1,4 +1,4 @@
-"""`kubelend dev bench reserve`, `advertise`, `decide` and `restart`: a broker with a SQLite store.
+"""`kubelend dev bench reserve`, `advertise`, `overload`, `decide` and `restart`: a broker with SQLite.
 
 `reserve` measures durable reservations over mutual TLS. Time slices of reservations and of a constant
 request alternate on the same connections, so that other load on the machine affects both; outliers do not
@@ -11,19 +11,25 @@ comparison. Afterwards the store is audited; it must contain every confirmed res
 the advertisements are spread evenly over the interval, as those of agents are. They arrive directly or
 through a simulated proxy that terminates TLS and forwards the client certificates (docs/adr/0009). The
 window starts when every cluster has advertised once. The second advertisement differs from the first.
+
+`overload` measures the latency of `GET /version` while another cluster sends the most expensive requests that
+are allowed, route by route, as often as the default rate limit admits.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kubelend.bench import fixtures, load, measure
 from kubelend.bench.fixtures import FleetCertificates
-from kubelend.bench.load import LoadConnections, LoadResult
+from kubelend.bench.load import LoadConnection, LoadConnections, LoadResult
 from kubelend.bench.measure import BenchRun, Figures, UsageWindow
 from kubelend.core import decision
 from kubelend.core.decision import Placement
@@ -156,6 +162,66 @@ async def _advertise(
         return await run.send_evenly(broker, send, count, seconds)
     finally:
         pool.close()
+
+
+_ATTACKERS = 4
+"""Connections of the cluster that sends expensive requests, each after a pause."""
+_PAUSE, _CALL_INTERVAL = 0.01, 0.02
+
+
+def measure_overload(clusters: int, seconds: float) -> Figures:
+    """Measures calls of one cluster while another sends what is most expensive, `seconds` for each route."""
+    with measure.run("overload") as run:
+        known = fixtures.make_clusters(clusters, all_open=True)
+        fixtures.fill_store(run.deployment.store, known, 1_000)
+        directories = [run.deployment.certificate(name) for name in (fixtures.REQUESTER, "other")]
+        requests = fixtures.expensive_requests(fixtures.REQUESTER, 64)
+        with run.broker() as broker:
+            latencies = measure.run_on_uvloop(
+                _call_under_load(run, broker.port, directories, requests, seconds)
+            )
+    found = {what: measure.latency_figures(each)["p99_ms"] for what, each in latencies.items()}
+    worst = max(found, key=lambda what: found[what])
+    return {"clusters": clusters, "p99_ms": found[worst], "worst": worst, "routes_p99_ms": found}
+
+
+async def _call_under_load(
+    run: BenchRun,
+    port: int,
+    directories: Sequence[Path],
+    requests: Mapping[str, Sequence[bytes]],
+    seconds: float,
+) -> dict[str, list[float]]:
+    attacker, other = (tls.client_context(directory) for directory in directories)
+    caller, found = await load.open_connection(port, other), {}
+    for what, messages in requests.items():
+        run.progress(what)
+        left = itertools.cycle(messages)
+        opened = [await load.open_connection(port, attacker) for _ in range(_ATTACKERS)]
+        attacks = [asyncio.create_task(_send_endlessly(each, left)) for each in opened]
+        found[what] = await _measured_calls(caller, seconds)
+        for task, connection in zip(attacks, opened, strict=True):
+            task.cancel()
+            connection.close()
+        await asyncio.gather(*attacks, return_exceptions=True)
+    caller.close()
+    return found
+
+
+async def _send_endlessly(connection: LoadConnection, messages: Iterator[bytes]) -> None:
+    while True:
+        await connection.call(next(messages))
+        await asyncio.sleep(_PAUSE)
+
+
+async def _measured_calls(connection: LoadConnection, seconds: float) -> list[float]:
+    request, found = fixtures.version_request(), []
+    for _ in range(max(1, round(seconds / _CALL_INTERVAL))):
+        began = time.perf_counter()
+        await connection.call(request)
+        found.append(time.perf_counter() - began)
+        await asyncio.sleep(_CALL_INTERVAL)
+    return found
 
 
 DECIDE_SIZES = (100, 1_000, 10_000, 100_000)

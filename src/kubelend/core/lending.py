@@ -125,13 +125,17 @@ def check_name_patterns(names: NamePatterns, where: str) -> None:
                 hint="write a name such as team-*",
             )
     wild = _with_wildcards(names)
-    if len(wild) > MAX_PATTERNS or any(len(pattern) > MAX_PATTERN_LENGTH for pattern in wild):
+    if len(wild) > MAX_PATTERNS:
         raise InvalidInput(
-            f"{where}: more than {MAX_PATTERNS} patterns, or one of more than {MAX_PATTERN_LENGTH}"
-            " characters",
-            hint="write names without wildcards, or fewer and shorter patterns",
+            f"{where}: {len(wild)} patterns are more than {MAX_PATTERNS}",
+            hint="write names without wildcards, or fewer patterns",
         )
     for pattern in wild:
+        if len(pattern) > MAX_PATTERN_LENGTH or pattern[0] == " ":
+            raise InvalidInput(
+                f"{where}: {pattern[:40]!r} has more than {MAX_PATTERN_LENGTH} characters, or begins with"
+                " a space"
+            )
         try:
             _compile(pattern)
         except re.error as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kubelend.core import lending, quantities
+from kubelend.core import quantities
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import Phase
 
@@ -144,15 +144,11 @@ CERTIFICATE_REQUEST: Final[Schema] = {
     rf"-----END {_CSR_LABEL}{_SPACE}*$"
 }
 
-_WILDCARD: Final[Schema] = {"pattern": r"[*?\[]"}
 REQUESTERS: Final[Schema] = {
-    "pattern": r"^ *[^\x00-\x20\x7f-\xa0][^\x00-\x1f\x7f-\xa0]*$",
-    "not": {**_WILDCARD, "minLength": lending.MAX_PATTERN_LENGTH + 1},
+    "pattern": r"^( *[^\x00-\x20\x7f-\xa0*?\[][^\x00-\x1f\x7f-\xa0*?\[]*"
+    r"|[^\x00-\x20\x7f-\xa0][^\x00-\x1f\x7f-\xa0]{0,63})$"
 }
-"""A cluster ID or shell pattern with at least one visible character."""
-REQUESTER_LIST: Final[Schema] = {
-    "not": {"contains": _WILDCARD, "minContains": lending.MAX_PATTERNS + 1}
-}
+"""A cluster ID with a visible character, or a shell pattern. The parser also counts the patterns."""
 
 _DAY: Final = (
     "([Mm][Oo][Nn]|[Tt][Uu][Ee]|[Ww][Ee][Dd]|[Tt][Hh][Uu]|[Ff][Rr][Ii]|[Ss][Aa][Tt]|[Ss][Uu][Nn])"
