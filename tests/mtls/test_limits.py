@@ -347,7 +347,7 @@ async def test_budget_bounds_the_cost_that_a_reservation_shows(broker, admin, pa
     assert answer.refusal == (409, "NoCapacity")
     assert answer.problem.detail == "no suitable cluster: 0/1 cluster fits: 1 OverBudget"
     assert answer.problem.hint == (
-        "a fits if you request less, or for a shorter time (your budget leaves 0.5 EUR per hour)"
+        "a cluster fits if you request less, or for a shorter time (your budget leaves 0.5 EUR per hour)"
     )
     renewal = await payer.post("reservations", made["id"], "renew", {"duration": "3h"})
     assert renewal.refusal == (403, "QuotaExceeded")

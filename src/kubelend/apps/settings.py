@@ -110,6 +110,11 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     max_waiting: int = 1000
     """Maximum number of waiting requests. Further ones are rejected with 429."""
 
+    explain_others: Literal["names", "counts", "none"] = "counts"
+    """What clusters learn about others when a request does not fit and in explain: names with rejection
+    reasons, prices and missing amounts; the number of clusters by reason and one suggestion; or none.
+    Viewers and administrators see everything."""
+
     retention: timedelta = timedelta(hours=1)
     """Time that a finished reservation and its idempotency key stay in memory before it is archived."""
 

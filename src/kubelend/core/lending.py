@@ -148,7 +148,7 @@ def compiled_patterns() -> int:
 
 
 def _with_wildcards(names: NamePatterns) -> list[str]:
-    return [name for name in names if not _WILDCARDS.isdisjoint(name)]
+    return [name for name in dict.fromkeys(names) if not _WILDCARDS.isdisjoint(name)]
 
 
 @lru_cache(maxsize=16384)
