@@ -110,6 +110,9 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     max_waiting: int = 1000
     """Maximum number of waiting requests. Further ones are rejected with 429."""
 
+    max_waiting_per_requester: int = 100
+    """Maximum number of waiting requests of one cluster. Further ones are rejected with 429."""
+
     explain_others: Literal["names", "counts", "none"] = "counts"
     """What clusters learn about others when a request does not fit and in explain: names with rejection
     reasons, prices and missing amounts; the number of clusters by reason and one suggestion; or none.
@@ -288,6 +291,7 @@ _MINIMUM: dict[str, int | timedelta] = {
     "max_duration": _SHORTEST,
     "max_wait": timedelta(),
     "max_waiting": 0,
+    "max_waiting_per_requester": 0,
     "leader_elect_lease_duration": timedelta(seconds=1),
     "leader_elect_renew_deadline": _SHORTEST,
     "leader_elect_retry_period": _SHORTEST,

@@ -28,7 +28,7 @@ from kubelend.broker.streams import Subscription
 from kubelend.broker.writer import CURRENT_ACTOR, LedgerWriter
 from kubelend.core import commands, explanations, lending, quotas
 from kubelend.core.accounts import QuotaUsage
-from kubelend.core.commands import Command
+from kubelend.core.commands import Command, WaitLimits
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import (
     Conflict,
@@ -66,7 +66,7 @@ class BrokerRules(msgspec.Struct, frozen=True):
     """Age after which an advertisement is stale."""
     retention: timedelta = timedelta(hours=1)
     """How long a finished reservation stays in memory before it is archived."""
-    max_waiting: int = 1000
+    waiting: WaitLimits = WaitLimits()
     """Maximum number of requests waiting for capacity."""
     explain_others: ExplainOthers = ExplainOthers.NAMES
     """What requesters learn about other clusters."""
@@ -137,7 +137,7 @@ class Broker(LedgerWriter):
         A caller that names its objects passes `id`; the request is rejected if the ID exists.
         """
         new_id = id or new_reservation_id(request.requester)
-        limit = self._rules.max_waiting
+        limits = self._rules.waiting
         began = time.perf_counter()
 
         def view(ledger: Ledger, answer: ReservationId | NoFit) -> Reservation | NoFit:
@@ -150,7 +150,7 @@ class Broker(LedgerWriter):
 
         try:
             answer = await self.change(
-                lambda ledger, now: commands.reserve(ledger, request, new_id, limit, now), view
+                lambda ledger, now: commands.reserve(ledger, request, new_id, limits, now), view
             )
             if isinstance(answer, NoFit):
                 self._metrics.count_placement_failure(answer.explanation)
