@@ -249,9 +249,8 @@ class CommandRunner:
 
     def ask_as(self, name: ReservationId, asked: Request) -> ReservationId | NoFit:
         """By the name that an object has which somebody else has made."""
-        return self.run(
-            commands.reserve(self.ledger, asked, name, WaitLimits(self.max_waiting), self.now)
-        )
+        limits = WaitLimits(self.max_waiting, self.max_waiting)
+        return self.run(commands.reserve(self.ledger, asked, name, limits, self.now))
 
     def reserve(self, wanted: Amounts | Request, **fields) -> ReservationId:
         """Reserve what must be placed or queued."""
