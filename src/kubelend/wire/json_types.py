@@ -144,8 +144,11 @@ CERTIFICATE_REQUEST: Final[Schema] = {
     rf"-----END {_CSR_LABEL}{_SPACE}*$"
 }
 
-REQUESTERS: Final[Schema] = {"pattern": r"^ *[^\x00-\x20\x7f-\xa0][^\x00-\x1f\x7f-\xa0]*$"}
-"""A cluster ID or shell pattern with at least one visible character."""
+REQUESTERS: Final[Schema] = {
+    "pattern": r"^( *[^\x00-\x20\x7f-\xa0*?\[][^\x00-\x1f\x7f-\xa0*?\[]*"
+    r"|[^\x00-\x20\x7f-\xa0][^\x00-\x1f\x7f-\xa0]{0,63})$"
+}
+"""A cluster ID with a visible character, or a shell pattern. The parser also counts the patterns."""
 
 _DAY: Final = (
     "([Mm][Oo][Nn]|[Tt][Uu][Ee]|[Ww][Ee][Dd]|[Tt][Hh][Uu]|[Ff][Rr][Ii]|[Ss][Aa][Tt]|[Ss][Uu][Nn])"

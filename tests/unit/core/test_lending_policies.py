@@ -49,6 +49,25 @@ def test_what_names_no_cluster_is_refused(name):
         lending.check_name_patterns(("team-*", name), "deny")
 
 
+def test_patterns_are_few_and_short_and_names_are_not():
+    names = tuple(f"{'x' * 200}-{number}" for number in range(256))
+    patterns = tuple(f"team-{number}-*" for number in range(lending.MAX_PATTERNS))
+    lending.check_name_patterns(names + patterns, "deny")
+    with pytest.raises(errors.InvalidInput, match="deny: 33 patterns are more than 32; write"):
+        lending.check_name_patterns((*patterns, "another?"), "deny")
+    with pytest.raises(errors.InvalidInput, match=r"deny: 'x+' has more than 64 characters"):
+        lending.check_name_patterns(("x" * lending.MAX_PATTERN_LENGTH + "*",), "deny")
+
+
+def test_a_pattern_is_compiled_once_however_often_it_is_advertised():
+    names = ("a-name", "never-seen-before-*", "nor-this-[a-z]")
+    before = lending.compiled_patterns()
+    for _ in range(3):
+        lending.check_name_patterns(names, "allow")
+        assert lending.matches_any("never-seen-before-x", (*names, str(_)))
+    assert lending.compiled_patterns() == before + 2
+
+
 def test_pattern_that_would_take_for_ever_does_not():
     hostile = ("*a" * 60 + "b",)
     assert not lending.matches_any("a" * 64, hostile)
