@@ -24,6 +24,7 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.settings import BrokerSettings, ClientSettings
 from kubelend.cli import (
     audit,
+    backup,
     calls,
     certificates,
     clusters,
@@ -284,6 +285,8 @@ _SERVERS: Final[dict[str, Command]] = {
         {"check": audit.check_store, "log": audit.audit_log, "verify": audit.verify_chain},
         callback=audit.audit,
     ),
+    "backup": backup.create_backup,
+    "restore": backup.restore_backup,
 }
 _OTHERS: Final[dict[str, Command]] = {
     "config": Group(

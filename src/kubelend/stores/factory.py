@@ -87,13 +87,16 @@ def store_mode_problems(url: str) -> list[str]:
     return sqlite_file.file_mode_problems(_sqlite_path(rest)) if kind == "sqlite" else []
 
 
+def file_path(url: str) -> Path | None:
+    """The path of the store's file; None for a store without one."""
+    kind, rest = _split_url(url)
+    return _sqlite_path(rest) if kind == "sqlite" else None
+
+
 def path_beside(url: str, name: str) -> Path | None:
     """The path of a file beside the store's own; None for a store without a file."""
-    kind, rest = _split_url(url)
-    if kind != "sqlite":
-        return None
-    path = _sqlite_path(rest)
-    return path.with_name(f"{path.name}-{name}")
+    path = file_path(url)
+    return None if path is None else path.with_name(f"{path.name}-{name}")
 
 
 def is_kubernetes_url(url: str) -> bool:

@@ -489,6 +489,7 @@ TRANSIENT = {
     errors.BrokerUnreachable,
     errors.CertificateRefused,
     errors.UnexpectedResponse,
+    errors.MissingRoute,
 }
 
 

@@ -57,7 +57,7 @@ SECTIONS = {
     "Basic commands": "borrow explain get describe renew release",
     "Administration commands": "create delete set cordon uncordon drain",
     "Membership commands": "join approve deny revoke certificate grant",
-    "Server commands": "broker agent ca audit",
+    "Server commands": "broker agent ca audit backup restore",
     "Other commands": "config completion version dev",
 }
 VERBS = " ".join(SECTIONS.values()).split()
@@ -181,7 +181,7 @@ def all_errors(kind=errors.KubelendError):
 
 
 EXIT_CODES = {
-    1: "KubelendError UnexpectedResponse MethodNotAllowed",
+    1: "KubelendError UnexpectedResponse MissingRoute MethodNotAllowed",
     2: "InvalidInput InvalidQuantity InvalidDuration KeyReused InvalidSettings InvalidGrant",
     3: "NotFound Hidden",
     4: "Forbidden Revoked Unauthenticated TokenRefused InvalidIdentity CertificateRefused",
@@ -360,10 +360,28 @@ def test_all_namespaces_are_those_of_a_cluster():
         ("", ""),
         ("broker --leader-elect=true", "broker --leader-elect"),
         ("broker --leader-elect=False --store=true", "broker --no-leader-elect --store=true"),
+        ("broker -http-port=8443 -leader-elect", "broker --http-port=8443 --leader-elect"),
+        ("agent -broker-url https://x", "agent --broker-url https://x"),
+        ("get rsv -name x", "get rsv -name x"),
     ],
 )
 def test_the_notation_of_kubectl_and_go_is_accepted(given, parsed):
     assert options.normalize_arguments(given.split()) == parsed.split()
+
+
+@pytest.mark.parametrize("command", ["broker", "agent"])
+def test_flags_of_the_published_programs_without_effect_are_named(command, capsys):
+    unused = (
+        "-metrics-secure=false --enable-http2 --zap-log-level debug -zap-devel --zap-encoder=json"
+        " --metrics-cert-path /c --webhook-cert-path=/w --metrics-bind-address=:8080"
+    )
+    parsed = options.normalize_arguments([command, *unused.split()])
+    assert parsed == [command, "--metrics-bind-address=:8080"]
+    names = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert names == [
+        *("--metrics-secure", "--enable-http2", "--zap-log-level", "--zap-devel", "--zap-encoder"),
+        *("--metrics-cert-path", "--webhook-cert-path"),
+    ]
 
 
 @pytest.mark.parametrize(
