@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from kubelend.agent.reservation_cache import LIVE_PHASES
 from kubelend.core import durations, resources
 from kubelend.core.errors import (
+    CertificateRefused,
     Conflict,
     InvalidDuration,
     InvalidInput,
@@ -47,11 +48,12 @@ concurrent change."""
 def is_transient(error: KubelendError) -> bool:
     """Whether the same call may succeed later without a change of the request.
 
-    A response that is not the broker's comes from an intermediary, so it is transient too.
+    A response that is not the broker's comes from an intermediary, and a certificate can be replaced: both
+    are no decision about the request.
     """
     return (
         error.retryable
-        or isinstance(error, UnexpectedResponse)
+        or isinstance(error, UnexpectedResponse | CertificateRefused)
         or type(error) in _TRANSIENT_CLASSES
     )
 

@@ -46,8 +46,8 @@ from kubelend.wire.routes import EnrolmentRoute
 MAX_BODY_BYTES = 24 * 1024
 """Maximum size of a body: certificate signing request, token and name."""
 
-ENROLMENT_CONNECTIONS = ConnectionLimits(connections=512, per_caller=8, handshakes_per_address=16)
-"""Clients are unauthenticated and may use many addresses, so each address gets few connections."""
+ENROLMENT_CONNECTIONS = ConnectionLimits(connections=512, per_caller=8, handshakes=256)
+"""Clients are unauthenticated and may use many addresses, so each address gets few: 30 MB at most."""
 
 READ_TIMEOUT = 3.0
 """Maximum seconds for a request to arrive: requests are short and clients unauthenticated."""

@@ -124,8 +124,11 @@ async def _read_request(call: RequestContext) -> Request:
 
 
 def _idempotency_key(call: RequestContext) -> str:
+    keys = call.request.headers.getall(IDEMPOTENCY_KEY, [""])
+    if len(keys) > 1:
+        raise InvalidInput(f"{IDEMPOTENCY_KEY}: sent {len(keys)} times", hint="send one key")
     try:
-        return check_idempotency_key(call.request.headers.get(IDEMPOTENCY_KEY, ""))
+        return check_idempotency_key(keys[0])
     except InvalidInput:
         raise InvalidInput(
             f"{IDEMPOTENCY_KEY}: at most {MAX_KEY_LENGTH} printable ASCII characters"

@@ -72,7 +72,7 @@ CPU, MEMORY = "100m", "64Mi"
 AMOUNTS: Final = resources.parse_requested({"cpu": CPU, "memory": MEMORY})
 
 _TIMEOUT = 60.0
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 0.5
 """Pause after a release, in which controllers and agents finish their work on it."""
 _REQUESTS: Final = kube_resources.resource_for(ResourceRequest)
 _POLICY_BINDINGS: Final = Resource(
@@ -134,7 +134,7 @@ async def _measure(
             run.progress(f"{number} of {firsts} new peerings")
             alone.first.append(await site.measure_liqo_alone(is_first=True))
             ours.first.append(await site.measure_reservation())
-            await site.wait_clean()
+            await site.disconnect()
         async with site.kept_peering():
             for number in range(reservations):
                 run.progress(f"{number} of {reservations} reservations")
@@ -144,7 +144,6 @@ async def _measure(
                         ours.next.append(await site.measure_reservation())
                     else:
                         alone.next.append(await site.measure_liqo_alone())
-        await site.wait_clean()
     return ours, alone
 
 
@@ -203,22 +202,20 @@ class _Site:
         await self._driver.delete_slice(name)
         await self._wait_gone(name)
         if is_first:
-            await self._driver.disconnect()
-            await self.wait_clean()
+            await self.disconnect()
         return timing
 
     @asynccontextmanager
     async def kept_peering(self) -> AsyncIterator[None]:
         """A reservation that keeps the peering while others come and go."""
-        name, reserved = await self._reserve()
-        reservation = reserved.found.status.reservation_name
-        await self._wait_ready(reservation, 0, 0)
+        _, reserved = await self._reserve()
+        await self._wait_ready(reserved.found.status.reservation_name, 0, 0)
         await self._clients[PROVIDER].delete(_POLICY_BINDINGS, _REQUESTER_POLICY)
         yield
-        await self._release(name, reservation)
 
-    async def wait_clean(self) -> None:
-        """Waits until nothing is left of a peering on either side."""
+    async def disconnect(self) -> None:
+        """Removes the peering, until nothing of it is left. Agents would keep it for a while."""
+        await self._driver.disconnect()
 
         async def is_clean() -> bool:
             for client in self._clients.values():
@@ -311,7 +308,7 @@ class _LiqoDriver:
         await self._requester.client.delete(SLICES, name, namespace)
 
     async def disconnect(self) -> None:
-        """Removes what `connect` has created, and what Liqo leaves."""
+        """Removes what `connect`, or an agent, has created, and what Liqo leaves."""
         for api, kind, name, remote in (
             (self._requester, IDENTITIES, f"controlplane-{PROVIDER}", PROVIDER),
             (self._provider, TENANTS, REQUESTER, REQUESTER),

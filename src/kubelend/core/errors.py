@@ -31,7 +31,7 @@
     │   ├── NotReady             the broker is starting, stopping or loading its store
     │   ├── NotLeader            another replica is the leader; this one serves reads only
     │   └── BrokerUnreachable    no connection, or no response in time
-    │       └── CertificateRefused   the broker rejected the caller's certificate
+    │       └── CertificateRefused   the broker rejected the caller's certificate; not retryable
     ├── UnexpectedResponse       the response does not match the API contract
     │   └── MissingRoute         the broker has no such route
     └── InvalidSettings          flags, environment or files are not a valid configuration
@@ -222,7 +222,9 @@ class BrokerUnreachable(Unavailable):
 
 
 class CertificateRefused(BrokerUnreachable):
-    """The broker rejected the caller's certificate. Retry with another one."""
+    """The broker rejected the caller's certificate. Retry with another one, not with the same."""
+
+    retryable = False
 
 
 class UnexpectedResponse(KubelendError):

@@ -146,7 +146,8 @@ class LiqoApi:
             body = eviction | {"deleteOptions": options}
         path = PODS.path(pod.metadata.namespace, pod.metadata.name, subresource)
         with contextlib.suppress(NotFound, Conflict):
-            await self.client.raw(method, path, body)
+            # A budget that forbids an eviction may do so for minutes.
+            await self.client.raw(method, path, body, is_repeated=False)
 
 
 async def is_installed(client: Client) -> bool:

@@ -462,9 +462,7 @@ async def _send_request(
                 allow_redirects=False,
             ) as response,
         ):
-            text = b""
-            while chunk := await response.content.read(MAX_RESPONSE_BYTES - len(text)):
-                text += chunk
+            text = await transports_session.read_response(response, MAX_RESPONSE_BYTES)
     if response.status not in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
         raise transports_session.response_error(response, text)
     return Response(response.status, text)

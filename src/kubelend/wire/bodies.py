@@ -1,7 +1,8 @@
 """JSON bodies of the REST API.
 
 Fields of the published contract keep their names; fields that Kubelend adds are optional. Unknown fields
-are ignored, because an older or newer peer may send them. `wire.conversion` converts bodies to and from the
+are ignored, because an older or newer peer may send them; but not in what people send, where they are
+mistakes: a token for `nmae` would be one for anybody. `wire.conversion` converts bodies to and from the
 records of the core.
 """
 
@@ -218,7 +219,7 @@ class ClusterList(Body, frozen=True):
     next: str = ""
 
 
-class CordonRequest(Body, frozen=True):
+class CordonRequest(Body, frozen=True, forbid_unknown_fields=True):
     """Reason of a cordon or drain, shown in the status of the cluster."""
 
     reason: Reason = ""
