@@ -17,7 +17,7 @@ from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
-from kubelend.wire.objects import AgentRequest, Metadata
+from kubelend.wire.objects import Metadata
 from waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
@@ -53,11 +53,10 @@ async def phase(broker, reservation):
 
 
 def request_object(name, namespace, amounts=SOME, **metadata):
-    asked = AgentRequest(f"q-{name}", "reserve", agent="one")
     known = Metadata(
         name, namespace, annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: KEY}, **metadata
     )
-    return Reservation(known, ReservationSpec(amounts, duration="3h", request=asked))
+    return Reservation(known, ReservationSpec(amounts, duration="3h"))
 
 
 async def until_object(client, name, namespace, condition):
@@ -78,7 +77,7 @@ async def is_deleted(client, name, namespace):
 
 async def rejection(client, name, namespace):
     found = await until_object(client, name, namespace, lambda one: one and is_answered(one))
-    assert found.status.response.body == ""
+    assert found.status.instruction is None
     return found.status.reason
 
 
@@ -190,7 +189,7 @@ async def apply_request(kube_client, namespace, name="w"):
 
 
 def is_answered(found):
-    return found.status.response is not None
+    return bool(found.status.conditions)
 
 
 def is_held(found):
@@ -231,7 +230,7 @@ async def test_object_that_cannot_be_processed_is_skipped_and_logged_once(
             await broker.service.load()  # which has every object looked at again
             await talk.ping()
             found = await kube_client.find(RESERVATIONS, "corrupt", rome)
-            assert found.status.response is None
+            assert found.status.instruction is None
             assert len(ledger(broker).reservations) == 2
     said = [
         one["name"] for one in logs if one["event"] == "Skipping object that cannot be processed"

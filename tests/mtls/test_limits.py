@@ -178,6 +178,24 @@ async def test_closed_cluster_is_shown_as_such_and_serves_who_waits_when_it_open
     assert "closed" not in (await admin.read("clusters", "a"))["status"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tokens",
+        "clusters/a/cordon",
+        "clusters/a/drain",
+        "members/cluster/a/revoke",
+        "members/cluster/a/approve",
+    ],
+)
+async def test_unknown_field_of_a_persons_call_is_refused_by_its_name(a, admin, path):
+    """A token for `nmae` would be one for anybody."""
+    answer = await admin.post(*path.split("/"), {"nmae": "edge-1"})
+    assert answer.refusal == (400, "InvalidInput")
+    assert answer.problem.detail == "body: Object contains unknown field `nmae`"
+    assert "cordoned" not in (await admin.read("clusters", "a"))["status"]
+
+
 INVALID = [
     (("clusters", "a", "policy"), {"keepback": {"cpu": "1"}}, "unknown field `keepback`"),
     (("clusters", "a", "policy"), {"keepBack": {"cpu": "much"}}, "keepBack.cpu: 'much'"),

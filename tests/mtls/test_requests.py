@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import json
 
 import pytest
+from multidict import CIMultiDict
 
 import brokers
 import make
@@ -50,6 +52,18 @@ async def test_key_has_at_most_255_printable_ascii_characters(borrower):
         answer = await borrower.post("reservations", request_body(), key=key)
         assert answer.refusal == (400, "InvalidInput")
         assert answer.problem.detail == "Idempotency-Key: at most 255 printable ASCII characters"
+
+
+async def test_two_keys_are_refused(broker, borrower):
+    """A proxy could pass on either."""
+    twice = [("Idempotency-Key", "k"), ("Idempotency-Key", "l")]
+    content = json.dumps(request_body()).encode()
+    answer = await borrower.call(
+        "POST", "reservations", content=content, headers=CIMultiDict(twice)
+    )
+    assert answer.refusal == (400, "InvalidInput")
+    assert answer.problem.error == "Idempotency-Key: sent 2 times; send one key"
+    assert await reserved_cpu(broker) == "0"
 
 
 @pytest.fixture

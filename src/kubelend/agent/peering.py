@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from kubelend.agent import conditions, controller, events
 from kubelend.agent.conditions import FINISHED, READY, PeeringReport
-from kubelend.agent.controller import ObjectCache
+from kubelend.agent.controller import LocalCache
 from kubelend.agent.health import ComponentHealth, PeerHealth
 from kubelend.agent.instructions import instruction_log_keys
 from kubelend.agent.ports import (
@@ -80,7 +80,7 @@ def peer_for(found: ReservationInstruction, cluster: str) -> Peer:
     return Peer(spec.reservation_name, cluster, amounts, spec.namespaces)
 
 
-class InstructionCache(ObjectCache[ReservationInstruction]):
+class InstructionCache(LocalCache[ReservationInstruction]):
     """ReservationInstructions, also by reservation."""
 
     def __init__(self, enqueue: Callable[[str], None]) -> None:
@@ -210,9 +210,9 @@ class PeeringReconciler:
 
     async def _reconcile(self, key: str) -> None:
         # Only here and not on the event itself: a connect may still be running for the same key.
-        for gone in self._cache.deleted(key):
+        for gone in self._cache.tombstones(key):
             self._disconnect_all(gone)
-            self._cache.forget_deleted(gone)
+            self._cache.forget(gone)
         found = await self._objects.find(ReservationInstruction, key)
         wanted = "" if found is None else self._target(found)
         if not wanted:

@@ -138,8 +138,9 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """Maximum number of connections per client name. Should be above --rate-burst. Does not apply to the
     proxies of --trust-proxies."""
 
-    max_handshakes: int = 1024
-    """Maximum number of unfinished TLS handshakes per client address. At the limit, the oldest is closed."""
+    max_handshakes: int = 512
+    """Maximum number of unfinished TLS handshakes, which take 53 KB each. At the limit, addresses of clients
+    that have authenticated before come first, then those with fewer handshakes."""
 
     handshake_timeout: timedelta = timedelta(seconds=10)
     """Timeout of the TLS handshake."""

@@ -46,9 +46,9 @@ from kubelend.peerings.liqo_objects import (
     LiqoResource,
 )
 from kubelend.peerings.liqo_removal import (
-    Action,
     ObservedNode,
     ObservedPeering,
+    RemovalAction,
     RemovalLimits,
     RemovalStep,
 )
@@ -59,8 +59,8 @@ KEYS_SECRET: Final = "authentication-keys"  # noqa: S105 - its name
 
 _MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 
-ANSWER_TIMEOUT: Final = 10.0
-"""Seconds after which a slice without an answer makes the handshake be repeated."""
+DECISION_TIMEOUT: Final = 10.0
+"""Seconds after which a slice without a decision makes the handshake be repeated."""
 KEEP_UNUSED: Final = 10.0
 """Seconds for which a peering is kept after its last reservation, so that the next one finds it as it was.
 The provider keeps its side for longer (`liqo_provider.UNUSED_DELAY`): Liqo needs that to remove ours."""
@@ -96,8 +96,8 @@ class LiqoPeering:
         self._identity: _OwnIdentity | None = None
         self._clusters: dict[str, str] = {}
         """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
-        self._unanswered: dict[str, float] = {}
-        """Since when a slice has no answer of its provider, by reservation, in the event loop's time."""
+        self._undecided: dict[str, float] = {}
+        """Since when a slice has no decision of its provider, by reservation, in the event loop's time."""
         self._remotes: dict[str, str] = {}
         """Liqo's ID of each provider that this cluster had an identity for when it was last connected."""
         self._wanted: dict[str, str] = {}
@@ -151,7 +151,7 @@ class LiqoPeering:
                 return await self._handshake(peer)
             self._remotes[peer.cluster] = found.spec["clusterID"]
             now = asyncio.get_running_loop().time()
-            is_overdue = now - self._unanswered.get(peer.reservation, now) > ANSWER_TIMEOUT
+            is_overdue = now - self._undecided.get(peer.reservation, now) > DECISION_TIMEOUT
             return await self._handshake(peer) if is_overdue else DONE
 
     async def _find_identity(self, cluster: str) -> LiqoResource | None:
@@ -179,7 +179,7 @@ class LiqoPeering:
             return _handshaking(f"{peer.cluster} to issue a certificate")
         await self._api.apply(IDENTITIES, liqo_objects.identity_manifest(peer.cluster, provider))
         self._remotes[peer.cluster] = provider.cluster_id
-        self._unanswered.pop(peer.reservation, None)
+        self._undecided.pop(peer.reservation, None)
         return DONE
 
     async def _send(self, peer: Peer, part: bodies.Handshake) -> bodies.Handshake | None:
@@ -278,7 +278,7 @@ class LiqoPeering:
         node, foreign = await asyncio.gather(
             self._api.find(NODES, name), self._api.find(FOREIGN_CLUSTERS, remote)
         )
-        self._note_answer(peer.reservation, found)
+        self._note_decision(peer.reservation, found)
         readiness = liqo_objects.readiness(found, node, peer)
         problem = liqo_objects.peering_problem(foreign)
         if readiness.is_ready and problem:
@@ -289,16 +289,16 @@ class LiqoPeering:
             await self._perform(liqo_removal.plan_withdrawal(foreign))
         return readiness
 
-    def _note_answer(self, reservation: str, found: LiqoResource | None) -> None:
+    def _note_decision(self, reservation: str, found: LiqoResource | None) -> None:
         if found is None or found.status.get("conditions"):
-            self._unanswered.pop(reservation, None)
+            self._undecided.pop(reservation, None)
         else:
-            self._unanswered.setdefault(reservation, asyncio.get_running_loop().time())
+            self._undecided.setdefault(reservation, asyncio.get_running_loop().time())
 
     # -- disconnecting
 
     async def disconnect(self, peer: Peer) -> Readiness:
-        self._unanswered.pop(peer.reservation, None)
+        self._undecided.pop(peer.reservation, None)
         if self._wanted.get(peer.reservation) == peer.cluster:
             del self._wanted[peer.reservation]
         if self._is_kept(peer):
@@ -314,7 +314,7 @@ class LiqoPeering:
             await self._remove_unused_offloadings()
             used_by = {one.spec.get("providerClusterID") for one in slices}
             return await self._remove_peering(peer, remote, has_slices=remote in used_by)
-        return await self._take(step)
+        return await self._execute(step)
 
     async def _remove_peering(self, peer: Peer, remote: str, *, has_slices: bool) -> Readiness:
         """Unless another reservation uses it, or may do so soon, if this process has connected it."""
@@ -326,7 +326,7 @@ class LiqoPeering:
         async with self._locks[peer.cluster]:
             is_used = has_slices or peer.cluster in self._wanted.values()
             peering = await self._observe_peering(peer, remote, is_used=is_used)
-            return await self._take(liqo_removal.plan_peering_removal(peering))
+            return await self._execute(liqo_removal.plan_peering_removal(peering))
 
     def _is_kept(self, peer: Peer) -> bool:
         until = self._kept_until.get(peer.reservation, 0.0)
@@ -374,13 +374,13 @@ class LiqoPeering:
             if liqo_objects.reservation_of(one) == peer.reservation:
                 await self._api.delete(LEASES, one)
 
-    async def _take(self, step: RemovalStep) -> Readiness:
+    async def _execute(self, step: RemovalStep) -> Readiness:
         await self._perform(step.actions)
         if not step.waits_for:
             return DONE
         return Readiness(is_ready=False, reason=f"waiting for {step.waits_for}", step=step.reason)
 
-    async def _perform(self, actions: Iterable[Action]) -> None:
+    async def _perform(self, actions: Iterable[RemovalAction]) -> None:
         for action in actions:
             await self._api.perform(action)
 

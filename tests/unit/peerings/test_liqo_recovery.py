@@ -13,7 +13,7 @@ from kubelend.agent.ports import Peer
 from kubelend.apps import agent_peering
 from kubelend.core.errors import NotFound
 from kubelend.kube.codec import Listing, WatchEvent
-from kubelend.peerings.liqo import ANSWER_TIMEOUT, KEEP_UNUSED, LiqoPeering
+from kubelend.peerings.liqo import DECISION_TIMEOUT, KEEP_UNUSED, LiqoPeering
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
@@ -311,20 +311,20 @@ async def test_denied_slice_is_replaced_when_there_is_another_grant(cluster, bro
 
 
 @in_virtual_time
-async def test_handshake_is_repeated_for_a_slice_without_an_answer(cluster, broker, requester):
+async def test_handshake_is_repeated_for_a_slice_without_a_decision(cluster, broker, requester):
     """The provider has removed its Tenant, and our Identity opens nothing any more."""
     await establish(requester)
     broker.calls.clear()
     await establish(requester)
     assert not broker.calls
-    await asyncio.sleep(ANSWER_TIMEOUT + 1)
+    await asyncio.sleep(DECISION_TIMEOUT + 1)
     await establish(requester)
     assert broker.calls["paris"][-1].signed_nonce
     broker.calls.clear()
     accepted = [{"type": "Authentication", "status": "Accepted"}]
     slice_of(cluster)["status"] = {"conditions": accepted}
     await establish(requester)
-    await asyncio.sleep(ANSWER_TIMEOUT + 1)
+    await asyncio.sleep(DECISION_TIMEOUT + 1)
     await establish(requester)
     assert not broker.calls
 

@@ -91,7 +91,10 @@ FIELDS = {
 }
 
 
-FORBIDS_UNKNOWN = (admin_bodies.PolicyRequest, admin_bodies.QuotaRequest)
+FORBIDS_UNKNOWN = (
+    *(admin_bodies.PolicyRequest, admin_bodies.QuotaRequest, bodies.CordonRequest),
+    *(admin_bodies.TokenRequest, admin_bodies.ApproveRequest, admin_bodies.RevokeRequest),
+)
 """Written by administrators: a misspelt limit would be no limit."""
 
 
