@@ -120,7 +120,7 @@ def test_request_that_does_not_fit_is_reported_with_a_suggestion_and_leaves_noth
 ):
     said = developer.lend("borrow", "--cpu", "500", "--memory", "256Mi")
     assert (said.code, said.out) == (5, "")
-    assert re.search(rf"{PROVIDER} fits if you request \d+m? cpu less\n$", said.err)
+    assert re.search(r"a cluster fits if you request \d+m? cpu less\n$", said.err)
     wait_until(lambda: site.requests(AGENT) == [])
 
 

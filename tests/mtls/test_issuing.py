@@ -277,7 +277,7 @@ async def test_other_certificate_of_our_authority_gets_no_token(certificates, tm
 async def test_answers_without_end_are_not_read(certificates, tmp_path):
     late = b"\n" * (1 << 20) + files.to_pem(certificates.authority.trusted)
     impostor = Impostor(certificates.server(), late)
-    problem = "presents no CA certificate"
+    problem = "has more than 1048576 bytes"
     await impostor.refuse(certificates, tmp_path / "berlin", UnexpectedResponse, problem)
 
 

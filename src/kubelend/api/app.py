@@ -16,6 +16,7 @@ from kubelend.api import clusters, members, request, reservations
 from kubelend.api import request as api_request
 from kubelend.api.request import (
     JSON_HEADERS,
+    RESPONSE_BYTES_PER_TOKEN,
     AppContext,
     JsonResponse,
     RequestContext,
@@ -83,7 +84,8 @@ log = structlog.get_logger("kubelend.api")
 
 def make_api(handlers: Mapping[str, Handler], context: AppContext) -> request.HttpHandler:
     """Combines the handlers, by route name, into the one that the server calls."""
-    admit, check = context.rate_limiter.admit, context.authenticator.check
+    admit, charge = context.rate_limiter.admit, context.rate_limiter.charge
+    check = context.authenticator.check
     holder_of, caller_of = context.authenticator.connection_identity, context.authenticator.caller
 
     def enter(scope: RequestScope) -> Awaitable[web.StreamResponse]:
@@ -94,7 +96,7 @@ def make_api(handlers: Mapping[str, Handler], context: AppContext) -> request.Ht
         scope.caller = holder_of(request)  # set first, so that a rejected proxy is named
         scope.caller = caller = caller_of(scope.caller, request)
         CURRENT_ACTOR.set(_audit_actor(caller, request))
-        admit(f"{caller.role} {caller.name}")  # names are unique only within a role
+        admit(caller.rate_key)
         if scope.route not in PROBE_ROUTES or context.broker.unready is None:
             check(caller)
         if not isinstance(found, RouteMatch):
@@ -107,7 +109,13 @@ def make_api(handlers: Mapping[str, Handler], context: AppContext) -> request.Ht
             )
         return handlers[scope.route](RequestContext(request, caller, context, found.names))
 
-    return request.handle(enter, _rejection_recorder(context.audit_log), context.metrics)
+    def charge_response(scope: RequestScope, response: web.StreamResponse) -> None:
+        body = getattr(response, "body", None)
+        if scope.caller and isinstance(body, bytes) and len(body) >= RESPONSE_BYTES_PER_TOKEN:
+            charge(scope.caller.rate_key, len(body) // RESPONSE_BYTES_PER_TOKEN)
+
+    recorder = _rejection_recorder(context.audit_log)
+    return request.handle(enter, recorder, context.metrics, charge_response)
 
 
 def _check_role(caller: Caller, route: Route) -> None:

@@ -114,7 +114,8 @@ async def _get_authorities(_: web.BaseRequest, context: EnrolmentContext) -> web
 
 
 async def _post_join(request: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:
-    body = await api_request.read_body(request, admin_bodies.JoinRequest, context.read_timeout)
+    text = await api_request.read_body(request, context.read_timeout)
+    body = api_request.decode_body(text, admin_bodies.JoinRequest)
     role = _parse_role(body.role)
     CURRENT_ACTOR.set(_actor(request, body.name))
     source = rate_limit_key(request.remote or "")

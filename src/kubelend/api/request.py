@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -28,6 +28,7 @@ from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, LimitService
 from kubelend.broker.streams import Subscription
+from kubelend.core import lending
 from kubelend.core.errors import (
     BodyTooLarge,
     Forbidden,
@@ -54,6 +55,12 @@ from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.route import MAX_PAGE_SIZE
 
 Item = TypeVar("Item")
+
+REQUEST_BYTES_PER_TOKEN, RESPONSE_BYTES_PER_TOKEN = 4096, 16384
+"""A larger body or response counts as several calls in the rate limit, because it costs the broker more. Most
+have one kilobyte."""
+TOKENS_PER_PATTERN = 2
+"""What compiling a pattern of a lending policy counts."""
 
 JSON_CONTENT_TYPE: Final = "application/json"
 JSON_HEADERS = {"Content-Type": JSON_CONTENT_TYPE}
@@ -115,10 +122,22 @@ class RequestContext:
     async def body(self, kind: type[Body], *, optional: bool = False) -> Body:
         """Reads and decodes the body within the limits of size and time."""
         is_here = self.request.content.is_eof()
-        body = await read_body(self.request, kind, self.app.read_timeout, optional=optional)
+        text = await read_body(self.request, self.app.read_timeout)
         if not is_here:
             self.reauthenticate()  # the caller may have been revoked meanwhile
-        return body
+        if cost := len(text) // REQUEST_BYTES_PER_TOKEN:
+            self.app.rate_limiter.admit(self.caller.rate_key, cost)
+        return decode_body(text, kind, optional=optional)
+
+    @contextmanager
+    def charge_patterns(self) -> Iterator[None]:
+        """Charges the caller for the patterns that are compiled in here."""
+        before = lending.compiled_patterns()
+        try:
+            yield
+        finally:
+            cost = TOKENS_PER_PATTERN * (lending.compiled_patterns() - before)
+            self.app.rate_limiter.charge(self.caller.rate_key, cost)
 
     def reauthenticate(self) -> None:
         self.app.authenticator.recheck(self.request)
@@ -218,16 +237,18 @@ Body = TypeVar("Body")
 _HINT_SMALLER_BODY = "send a smaller body"
 
 
-async def read_body(
-    request: web.BaseRequest, kind: type[Body], timeout: float, *, optional: bool = False
-) -> Body:
-    """Reads and decodes the body, which has to arrive within `timeout` seconds."""
+async def read_body(request: web.BaseRequest, timeout: float) -> bytes:
+    """Reads the body, which has to arrive within `timeout` seconds."""
     content = request.content
     if content.is_eof() and content.exception() is None:
         text = content.read_nowait()
         _check_body_size(len(text), request.client_max_size)
-    else:
-        text = await _wait_for_body(request, timeout)
+        return text
+    return await _wait_for_body(request, timeout)
+
+
+def decode_body(text: bytes, kind: type[Body], *, optional: bool = False) -> Body:
+    """Decodes a body; an optional one may be empty."""
     if optional and not text:
         return kind()
     try:
@@ -334,16 +355,23 @@ HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Dispatch = Callable[[RequestScope], Awaitable[web.StreamResponse]]
 """Authenticates a request and calls its handler. Not a coroutine, to save one per request."""
 OnRejected = Callable[[RequestScope, KubelendError], None]
+OnAnswered = Callable[[RequestScope, web.StreamResponse], None]
 
 
-def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: BrokerMetrics) -> HttpHandler:
-    """Returns the handler for the server; calls `on_rejected` for every `KubelendError`."""
+def handle(
+    dispatch: Dispatch,
+    on_rejected: OnRejected,
+    metrics: BrokerMetrics,
+    on_answered: OnAnswered = lambda *_: None,
+) -> HttpHandler:
+    """Returns the handler for the server; `on_rejected` is called for every `KubelendError`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
         scope = RequestScope(request)
         try:
             response = await dispatch(scope)
+            on_answered(scope, response)
         except KubelendError as error:
             metrics.count_rejected_request(scope.route, error.code)
             on_rejected(scope, error)

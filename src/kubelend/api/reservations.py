@@ -114,7 +114,8 @@ async def explain(call: RequestContext) -> web.StreamResponse:
 
 async def explain_reservation(call: RequestContext) -> web.StreamResponse:
     found = await api_request.visible_reservation(call)
-    explanation = await call.broker.explain(found.request, _candidate_limit(call), found)
+    others = None if call.caller.role is Role.CLUSTER else explanations.ExplainOthers.NAMES
+    explanation = await call.broker.explain(found.request, _candidate_limit(call), found, others)
     return JsonResponse(conversion.from_explanation(explanation))
 
 

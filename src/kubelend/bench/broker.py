@@ -1,4 +1,4 @@
-"""`kubelend dev bench reserve`, `advertise`, `decide`, `restart` and `kube`: the broker.
+"""`kubelend dev bench reserve`, `advertise`, `overload`, `decide`, `restart` and `kube`: the broker.
 
 `reserve` measures durable reservations over mutual TLS. Time slices of reservations and of a constant
 request alternate on the same connections, so that other load on the machine affects both; outliers do not
@@ -16,15 +16,20 @@ window starts when every cluster has advertised once. The second advertisement d
 counted by the API server, from before the first reservation until no more are seen, so those of the
 controllers are included. Then the idle broker is measured, which must not write at all. Finally a broker
 starts with a large store.
+
+`overload` measures the latency of `GET /version` while another cluster sends the most expensive requests that
+are allowed, route by route, as often as the default rate limit admits.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,7 +38,7 @@ from prometheus_client import parser
 
 from kubelend.bench import fixtures, load, measure
 from kubelend.bench.fixtures import FleetCertificates
-from kubelend.bench.load import LoadConnections, LoadResult
+from kubelend.bench.load import LoadConnection, LoadConnections, LoadResult
 from kubelend.bench.measure import BenchRun, Figures, UsageWindow
 from kubelend.core import explanations
 from kubelend.core.errors import KubelendError, Unavailable
@@ -169,6 +174,66 @@ async def _advertise(
         return await run.send_evenly(broker, send, count, seconds)
     finally:
         pool.close()
+
+
+_ATTACKERS = 4
+"""Connections of the cluster that sends expensive requests, each after a pause."""
+_PAUSE, _CALL_INTERVAL = 0.01, 0.02
+
+
+def measure_overload(clusters: int, seconds: float) -> Figures:
+    """Measures calls of one cluster while another sends what is most expensive, `seconds` for each route."""
+    with measure.run("overload") as run:
+        known = fixtures.make_clusters(clusters, all_open=True)
+        fixtures.fill_store(run.deployment.store, known, 1_000)
+        directories = [run.deployment.certificate(name) for name in (fixtures.REQUESTER, "other")]
+        requests = fixtures.expensive_requests(fixtures.REQUESTER, 64)
+        with run.broker() as broker:
+            latencies = measure.run_on_uvloop(
+                _call_under_load(run, broker.port, directories, requests, seconds)
+            )
+    found = {what: measure.latency_figures(each)["p99_ms"] for what, each in latencies.items()}
+    worst = max(found, key=lambda what: found[what])
+    return {"clusters": clusters, "p99_ms": found[worst], "worst": worst, "routes_p99_ms": found}
+
+
+async def _call_under_load(
+    run: BenchRun,
+    port: int,
+    directories: Sequence[Path],
+    requests: Mapping[str, Sequence[bytes]],
+    seconds: float,
+) -> dict[str, list[float]]:
+    attacker, other = (tls.client_context(directory) for directory in directories)
+    caller, found = await load.open_connection(port, other), {}
+    for what, messages in requests.items():
+        run.progress(what)
+        left = itertools.cycle(messages)
+        opened = [await load.open_connection(port, attacker) for _ in range(_ATTACKERS)]
+        attacks = [asyncio.create_task(_send_endlessly(each, left)) for each in opened]
+        found[what] = await _measured_calls(caller, seconds)
+        for task, connection in zip(attacks, opened, strict=True):
+            task.cancel()
+            connection.close()
+        await asyncio.gather(*attacks, return_exceptions=True)
+    caller.close()
+    return found
+
+
+async def _send_endlessly(connection: LoadConnection, messages: Iterator[bytes]) -> None:
+    while True:
+        await connection.call(next(messages))
+        await asyncio.sleep(_PAUSE)
+
+
+async def _measured_calls(connection: LoadConnection, seconds: float) -> list[float]:
+    request, found = fixtures.version_request(), []
+    for _ in range(max(1, round(seconds / _CALL_INTERVAL))):
+        began = time.perf_counter()
+        await connection.call(request)
+        found.append(time.perf_counter() - began)
+        await asyncio.sleep(_CALL_INTERVAL)
+    return found
 
 
 DECIDE_SIZES = (100, 1_000, 10_000, 100_000)

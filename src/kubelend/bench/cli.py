@@ -49,6 +49,7 @@ def measure_all(json: Json = False) -> None:
         "decide": broker.measure_decide_sizes(broker.DECIDE_SIZES),
         "reserve": broker.measure_reserve(1_000, 32, 10.0),
         "advertise": broker.measure_advertise(10_000, 30.0, 30.0, direct=False),
+        "overload": broker.measure_overload(1_000, 5.0),
         "restart": broker.measure_restart(100_000, 3),
         "agent": _measure_agent(3_000, 100, 30.0),
         "deliver": agent_bench.measure_deliver(200),
@@ -102,6 +103,16 @@ def advertise(
     """Measure CPU and memory of a broker with many clusters."""
     window = interval if seconds is None else seconds
     _report("advertise", broker.measure_advertise(clusters, interval, window, direct=direct), json)
+
+
+@app.command()
+def overload(
+    clusters: Clusters = 1_000,
+    seconds: Annotated[float, typer.Option(help="Seconds for each route.", min=0.1)] = 5.0,
+    json: Json = False,
+) -> None:
+    """Measure calls of one cluster while another sends the most expensive requests that are allowed."""
+    _report("overload", broker.measure_overload(clusters, seconds), json)
 
 
 @app.command()
@@ -253,6 +264,7 @@ FULL_SIZE: Mapping[str, Mapping[str, float]] = {
     "decide": {"clusters": 10_000},
     "reserve": {"clusters": 1_000, "connections": 32},
     "advertise": {"clusters": 10_000, "interval": 30},
+    "overload": {"clusters": 1_000},
     "restart": {"reservations": 100_000},
     "agent": {"pods": 3_000, "nodes": 100},
     "deliver": {"count": 200},
@@ -280,6 +292,7 @@ TARGETS = (
         at_most=15,
     ),
     Target("advertise", "rss_mb", "MB of memory, same run", at_most=200),
+    Target("overload", "p99_ms", "ms latency of another cluster, p99, during {worst}", at_most=50),
     Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
     Target("agent", "rss_mb", "MB of memory of an agent, {pods:,} pods", at_most=50),
     Target("agent", "cpu_percent", "% of a core, {events_per_s:.0f} pod events per second"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kubelend.core import explanations, quotas, transitions, waiting
 from kubelend.core.audit_log import BROKER_ACTOR, Actor, AuditedRecord, AuditEntry, audited_fields
@@ -88,8 +88,25 @@ def advertise(
     return ledger.cluster(advertisement.cluster)
 
 
+class WaitLimits(NamedTuple):
+    """How many requests may wait for capacity."""
+
+    total: int = 1000
+    per_requester: int = 100
+
+    def check(self, ledger: Ledger, requester: ClusterId) -> None:
+        """Raises `QueueFull`."""
+        if ledger.waiting_count >= self.total:
+            raise QueueFull(f"{self.total} requests are already waiting", hint="retry later")
+        if ledger.waiting_count_of(requester) >= self.per_requester:
+            raise QueueFull(
+                f"{self.per_requester} requests of {requester} are already waiting",
+                hint="release one, or retry later",
+            )
+
+
 def reserve(
-    ledger: Ledger, request: Request, new_id: ReservationId, max_waiting: int, now: datetime
+    ledger: Ledger, request: Request, new_id: ReservationId, limits: WaitLimits, now: datetime
 ) -> Command[ReservationId | NoFit]:
     """Reserves the resources on the best cluster; enqueues the request if none fits and it may wait."""
     known = None if request.key is None else ledger.by_key(request.requester, request.key)
@@ -101,7 +118,8 @@ def reserve(
     if isinstance(answer, NoFit):
         if not request.wait:
             return answer
-        return (yield from _enqueue(ledger, request, answer, new_id, max_waiting, now))
+        limits.check(ledger, request.requester)
+        return (yield from _enqueue(ledger, request, answer, new_id, now))
     prices = ledger.clusters[answer.cluster].advertisement.prices
     yield Requested(
         now, transitions.new_placed_reservation(new_id, request, answer.cluster, prices, now)
@@ -314,11 +332,8 @@ def _enqueue(
     request: Request,
     answer: NoFit,
     new_id: ReservationId,
-    max_waiting: int,
     now: datetime,
 ) -> Command[ReservationId]:
-    if ledger.waiting_count >= max_waiting:
-        raise QueueFull(f"{max_waiting} requests are already waiting", hint="retry later")
     message = f"Waiting: {answer.explanation}"
     waiter = Reservation(new_id, request, now, message=message, wait_until=now + request.wait)
     yield Requested(now, waiter)

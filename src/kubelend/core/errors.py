@@ -24,7 +24,7 @@
     │   └── Gone                 the resource version was compacted: list again
     ├── LimitExceeded            a limit was exceeded; retryable after a delay
     │   ├── RateLimited          too many requests per second
-    │   ├── QueueFull            the wait queue of the broker is full
+    │   ├── QueueFull            too many requests are waiting, in total or of one requester
     │   └── BodyTooLarge         the body exceeds the size limit; not retryable
     ├── Unavailable              the broker cannot respond now; retryable
     │   ├── StoreFailed          the store failed to read or write
@@ -184,7 +184,7 @@ class RateLimited(LimitExceeded):
 
 
 class QueueFull(LimitExceeded):
-    """The wait queue of the broker is full."""
+    """Too many requests are waiting, in total or of this requester."""
 
 
 class BodyTooLarge(LimitExceeded):

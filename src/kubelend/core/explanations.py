@@ -13,6 +13,7 @@ can be represented.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -94,6 +95,26 @@ class Explanation(msgspec.Struct, frozen=True):
         noun = "cluster fits" if self.total == 1 else "clusters fit"
         unknown = "" if self.unknown is None else f"; cluster {self.unknown!r} is unknown"
         return f"{self.fitting}/{self.total} {noun}" + (f": {reason}" if reason else "") + unknown
+
+
+class ExplainOthers(StrEnum):
+    """What a requester may learn about the other clusters. The values are API: a setting of the broker."""
+
+    NAMES = "names"
+    COUNTS = "counts"
+    NONE = "none"
+
+    def reduce(self, found: Explanation) -> Explanation:
+        """Removes the names, or everything but whether the request fits."""
+        if self is ExplainOthers.NAMES:
+            return found
+        if self is ExplainOthers.NONE:
+            return Explanation(min(found.total, 1), min(found.fitting, 1), {}, quota=found.quota)
+        suggestion = found.suggestion
+        if suggestion is not None:
+            text = suggestion.text.replace(suggestion.cluster, "a cluster", 1)
+            suggestion = replace(suggestion, cluster=ClusterId(""), text=text)
+        return replace(found, candidates=(), suggestion=suggestion)
 
 
 def no_capacity_error(explanation: Explanation) -> NoCapacity:

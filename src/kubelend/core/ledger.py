@@ -217,6 +217,9 @@ class Ledger:
     def waiting_count(self) -> int:
         return len(self._wait_queue)
 
+    def waiting_count_of(self, requester: ClusterId) -> int:
+        return self._wait_queue.count_of(requester)
+
     def overdue(self, now: datetime) -> Iterator[Reservation]:
         """Overdue reservations, earliest first. End each before advancing the iterator."""
         return self._deadlines.overdue(now)

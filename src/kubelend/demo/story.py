@@ -559,6 +559,8 @@ def command(
         return
     with (
         processes.temporary_deployment() as deployment,
-        deployment.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,
+        deployment.broker(
+            "--shutdown-timeout=5s", "--lost-after=1s", "--explain-others=names"
+        ) as broker,
     ):
         run_demo(deployment, broker, stay=stay)

@@ -130,7 +130,11 @@ AmountsByName = Annotated[
 ]
 Requesters = Annotated[
     list[Annotated[str, Meta(max_length=253, extra_json_schema=json_types.REQUESTERS)]],
-    Meta(max_length=256, description="Cluster IDs and shell patterns", examples=[["team-*"]]),
+    Meta(
+        max_length=256,
+        description="Cluster IDs and shell patterns, at most 32 of up to 64 characters",
+        examples=[["team-*"]],
+    ),
 ]
 Hours = Annotated[
     str,

@@ -92,10 +92,14 @@ FIELDS = {
 
 
 FORBIDS_UNKNOWN = (
-    *(admin_bodies.PolicyRequest, admin_bodies.QuotaRequest, bodies.CordonRequest),
-    *(admin_bodies.TokenRequest, admin_bodies.ApproveRequest, admin_bodies.RevokeRequest),
+    admin_bodies.PolicyRequest,
+    admin_bodies.QuotaRequest,
+    admin_bodies.TokenRequest,
+    admin_bodies.ApproveRequest,
+    admin_bodies.RevokeRequest,
+    bodies.CordonRequest,
 )
-"""Written by administrators: a misspelt limit would be no limit."""
+"""Written by administrators: a misspelt limit would be no limit, and a misspelt name be anybody."""
 
 
 def test_every_body_has_its_row():
