@@ -19,8 +19,8 @@ from typing import Any
 from kubelend.core import commands, failover, prices, quotas
 from kubelend.core import resources as amounts
 from kubelend.core.commands import Command, Result, WaitLimits
-from kubelend.core.decision import NoFit
 from kubelend.core.events import Archived, Change, ClusterDeleted, Event, RecordDeleted, WorkingSet
+from kubelend.core.explanations import NoFit
 from kubelend.core.failover import ProviderMonitor
 from kubelend.core.filters import PlacementQuery
 from kubelend.core.ledger import Ledger

@@ -20,6 +20,7 @@ import kube_objects
 from kubelend.core.errors import InvalidSettings, UnexpectedResponse
 from kubelend.envtest import liqo, network_namespace, servers
 from kubelend.peerings.liqo_objects import SLICE_RESOURCE
+from labs import path_of
 from waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kube]
@@ -28,16 +29,10 @@ HOME = "kubelend"
 ACCOUNT = f"{HOME}/kubelend-agent"
 SLICES = SLICE_RESOURCE
 FOREIGN_CLUSTERS = "foreignclusters.core.liqo.io"
-LIQO_KINDS = ",".join(
-    (
-        SLICES,
-        FOREIGN_CLUSTERS,
-        "identities.authentication.liqo.io",
-        "tenants.authentication.liqo.io",
-        "quotas.offloading.liqo.io",
-    )
+PEERING_KINDS = (
+    *("resourceslices", "foreignclusters", "identities", "tenants", "quotas"),
+    *("reservationinstructions", "providerinstructions"),
 )
-OURS = "reservationinstructions,providerinstructions"
 
 AGENT = {
     "broker": {"url": "https://localhost:8443"},
@@ -144,15 +139,14 @@ class Site:
     def leftovers(self):
         """What is left of Liqo's and of our objects, in both clusters."""
         return [
-            f"{name}: {one}"
-            for name, cluster in (("rome", self.rome), ("bonn", self.bonn))
-            for one in cluster.kubectl(
-                "get", f"{LIQO_KINDS},{OURS}", "--all-namespaces", "--output=name"
-            ).split()
+            f"{cluster.name}: {kind} {one['metadata']['name']}"
+            for cluster in (self.rome, self.bonn)
+            for kind in PEERING_KINDS
+            for one in json.loads(cluster.call("GET", path_of(kind)))["items"]
         ]
 
     def wait_until_clean(self):
-        wait_until(lambda: not self.leftovers(), explain=self.leftovers)
+        wait_until(lambda: not self.leftovers(), poll=0.5, explain=self.leftovers)
 
     def run_documented(self, cluster, page, word):
         """The one block of a page that contains this word."""

@@ -65,7 +65,7 @@ def status_for_request(sent: SentRequest) -> ResourceRequestStatus:
         reason=REQUESTING_REASON,
         message="Requesting a reservation from the broker",
         observed_generation=sent.generation,
-        asked=sent,
+        sent_request=sent,
     )
 
 
@@ -85,7 +85,7 @@ def status_for_reservation(
         message="; ".join(notes),
         expires_at=body.status.expires_at,
         observed_generation=found.metadata.generation,
-        asked=found.status.asked,
+        sent_request=found.status.sent_request,
     )
 
 
@@ -159,7 +159,7 @@ def request_state(found: ResourceRequest) -> RequestState:
         return RequestState.DONE
     if status.reservation_name:
         return RequestState.BOUND
-    return RequestState.NEW if status.asked is None else RequestState.REQUESTED
+    return RequestState.NEW if status.sent_request is None else RequestState.REQUESTED
 
 
 def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import structlog
 from aiohttp import web
 
-from kubelend.api import middleware
+from kubelend.api import request
 from kubelend.api import request as api_request
-from kubelend.api.middleware import RequestScope
-from kubelend.api.request import JsonResponse
+from kubelend.api.request import JsonResponse, RequestScope
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import BrokerMetrics
@@ -83,7 +82,7 @@ class EnrolmentContext(NamedTuple):
 
 def make_enrolment_api(
     membership: Membership, metrics: BrokerMetrics, audit_log: AuditLog, read_timeout: float
-) -> middleware.HttpHandler:
+) -> request.HttpHandler:
     """Combines both routes into the handler that the server calls."""
     context = EnrolmentContext(
         membership,
@@ -107,7 +106,7 @@ def make_enrolment_api(
             raise found
         return _HANDLERS[found](request, context)
 
-    return middleware.handle(enter, partial(_record_rejection, context), metrics)
+    return request.handle(enter, partial(_record_rejection, context), metrics)
 
 
 async def _get_authorities(_: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:

@@ -401,5 +401,5 @@ def connection_limit(wanted: int, files: int) -> int:
     """Returns the maximum number of connections: `wanted` (0 for the default), capped by the open files."""
     if files == resource.RLIM_INFINITY:
         return wanted or DEFAULT_MAX_CONNECTIONS
-    room = max(files - RESERVED_FILES, files // 2, 1)
-    return min(wanted or DEFAULT_MAX_CONNECTIONS, room)
+    available = max(files - RESERVED_FILES, files // 2, 1)
+    return min(wanted or DEFAULT_MAX_CONNECTIONS, available)

@@ -29,7 +29,6 @@ from kubelend.broker.writer import CURRENT_ACTOR, LedgerWriter
 from kubelend.core import commands, explanations, lending, quotas
 from kubelend.core.accounts import QuotaUsage
 from kubelend.core.commands import Command, WaitLimits
-from kubelend.core.decision import NoFit
 from kubelend.core.errors import (
     Conflict,
     KeyReused,
@@ -38,7 +37,7 @@ from kubelend.core.errors import (
     QuotaExceeded,
     reservation_not_found,
 )
-from kubelend.core.explanations import ExplainOthers
+from kubelend.core.explanations import ExplainOthers, NoFit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import EffectivePolicy, LendingPolicy
 from kubelend.core.lifecycle import Phase, Reason

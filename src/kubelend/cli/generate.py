@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 import kubelend
 from kubelend.cli import app, output
 from kubelend.cli.app import LazyCommand
-from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli.output import ExitCode
 from kubelend.core.errors import KubelendError
 from kubelend.wire import cel_rules, crds, docstrings, json_types, openapi, problems, routes
 from kubelend.wire.route import BODY_ERRORS, COMMON_ERRORS, UNROUTED_ERRORS, Access, Route

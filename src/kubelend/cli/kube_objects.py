@@ -19,6 +19,7 @@ from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes import objects
 from kubelend.wire import bodies, conversion
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
+from kubelend.wire.cluster_namespaces import IDEMPOTENCY_ANNOTATION
 from kubelend.wire.objects import (
     Condition,
     Kind,
@@ -53,7 +54,7 @@ class InstructedBody(RequestBody, frozen=True):
 def body_from_reservation(found: Reservation) -> bodies.Reservation:
     spec, status = found.spec, found.status
     # As the broker defaults it: the name of the namespace, unless that is a cluster namespace.
-    default_requester = found.metadata.namespace if status.response is None else ""
+    default_requester = found.metadata.namespace if status.instruction is None else ""
     return bodies.Reservation(
         id=found.metadata.name,
         requester_id=spec.requester_id or default_requester,
@@ -250,8 +251,8 @@ RESERVATIONS: Final = KindAdapter(
     to_body=body_from_reservation,
     is_decided=lambda found: bool(found.status.phase),
     reservation_name=lambda found: found.metadata.name,
-    # One with a request is an agent's call in its cluster namespace, not the reservation itself.
-    is_listed=lambda found: found.spec.request is None,
+    # An agent's request in its cluster namespace is not the reservation itself.
+    is_listed=lambda found: IDEMPOTENCY_ANNOTATION not in found.metadata.annotations,
     labels=f"{objects.ARCHIVED_LABEL}!=true",
     controller="a broker with --broker-interface=kubernetes that serves this namespace",
 )

@@ -13,9 +13,8 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from kubelend.core import decision, quotas, transitions, waiting
+from kubelend.core import explanations, quotas, transitions, waiting
 from kubelend.core.audit_log import BROKER_ACTOR, Actor, AuditedRecord, AuditEntry, audited_fields
-from kubelend.core.decision import NoFit, Placement
 from kubelend.core.errors import Conflict, Forbidden, KeyReused, NotFound, QueueFull, WrongPhase
 from kubelend.core.events import (
     Acknowledged,
@@ -40,6 +39,7 @@ from kubelend.core.events import (
     RetentionExpired,
     Uncordoned,
 )
+from kubelend.core.explanations import NoFit, Placement
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import NO_POLICY, LendingPolicy
 from kubelend.core.lifecycle import FINAL, Phase, Reason
@@ -114,7 +114,7 @@ def reserve(
         return _same_request(known, request).id
     if new_id in ledger.reservations:
         raise Conflict(f"{new_id} already exists", hint="retry the request")
-    answer = decision.decide_placement(quotas.admit_request(ledger, request, now), ledger.fleet)
+    answer = explanations.decide_placement(quotas.admit_request(ledger, request, now), ledger.fleet)
     if isinstance(answer, NoFit):
         if not request.wait:
             return answer
@@ -291,7 +291,7 @@ def _drive(ledger: Ledger, command: Command[Result], changes: list[Change], acto
 
 def _decide_again(ledger: Ledger, found: Reservation, now: datetime) -> Placement | NoFit:
     query = quotas.query_for_reservation(ledger, found, now)
-    return decision.decide_placement(query, ledger.fleet)
+    return explanations.decide_placement(query, ledger.fleet)
 
 
 def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) -> None:

@@ -32,7 +32,8 @@
     │   ├── NotLeader            another replica is the leader; this one serves reads only
     │   └── BrokerUnreachable    no connection, or no response in time
     │       └── CertificateRefused   the broker rejected the caller's certificate; not retryable
-    ├── UnexpectedResponse         the response does not match the API contract
+    ├── UnexpectedResponse       the response does not match the API contract
+    │   └── MissingRoute         the broker has no such route
     └── InvalidSettings          flags, environment or files are not a valid configuration
 
 Each class has a `code`, its name, which crosses the wire, and a flag `retryable`. `wire.problems` maps
@@ -228,6 +229,10 @@ class CertificateRefused(BrokerUnreachable):
 
 class UnexpectedResponse(KubelendError):
     """The response does not match the API contract."""
+
+
+class MissingRoute(UnexpectedResponse):
+    """The broker has no such route, such as the one of the published system."""
 
 
 class InvalidSettings(KubelendError):

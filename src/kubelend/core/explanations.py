@@ -1,4 +1,5 @@
-"""Explanations: rejection reasons per cluster, and a suggested change with which the request would fit.
+"""Placement decisions and their explanations: rejection reasons per cluster, and a suggested change with
+which the request would fit.
 
 One explanation serves REST, the command line, conditions and the dashboard, so that all show the
 same text. It uses the filters of the placement; a property test checks that they never disagree.
@@ -330,3 +331,29 @@ def _amount_steps(less: Resources, *, waits: bool) -> Iterator[str]:
         yield f"request {' and '.join(parts)} less" + (f", or {_WAIT_STEP}" if waits else "")
     elif waits:
         yield _WAIT_STEP
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """The chosen cluster with its score."""
+
+    cluster: ClusterId
+    score: float
+
+
+class NoFit(msgspec.Struct, frozen=True):
+    """No cluster fits; the explanation has the reasons."""
+
+    explanation: Explanation
+
+
+def decide_placement(query: PlacementQuery, fleet: Fleet) -> Placement | NoFit:
+    """The best cluster that fits, or the reasons why none does."""
+    placement = choose_cluster(query, fleet)
+    return placement or NoFit(explain_placement(query, fleet, limit=0))
+
+
+def choose_cluster(query: PlacementQuery, fleet: Fleet) -> Placement | None:
+    """The best cluster that fits, without an explanation if none does."""
+    feasible = filters.feasible_clusters(query, fleet)
+    best = scoring.best_row(query.request, fleet, feasible)
+    return None if best is None else Placement(fleet.ids[best.row], best.score)

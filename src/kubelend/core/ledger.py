@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from kubelend.core import transitions
 from kubelend.core.accounts import QuotaUsages
+from kubelend.core.durations import to_micros
 from kubelend.core.errors import NotFound, reservation_not_found
 from kubelend.core.events import (
     Advertised,
@@ -48,7 +49,6 @@ from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, ClusterId, Limits, RequestKey, Reservation, ReservationId
 from kubelend.core.resources import Resources
-from kubelend.core.timestamps import to_micros
 
 
 class Ledger:

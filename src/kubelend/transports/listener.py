@@ -115,9 +115,13 @@ class ConnectionTable:
         """Addresses of authenticated clients; the latest comes last."""
         self._by_caller: SlotGroups = {}
 
+    @property
+    def open_count(self) -> int:
+        return self._open
+
     def add(self, slot: ConnectionSlot) -> bool:
         """Adds a new connection; False if it must be closed, because all others are in use."""
-        if not self._make_room(slot):
+        if not self._close_one_to_admit(slot):
             self._observer.connection_rejected(ConnectionLimit.HANDSHAKES, slot.remote, None)
             return False
         if self._open >= self._limits.connections and not self.close_one(
@@ -179,7 +183,7 @@ class ConnectionTable:
             slot.connection.drop()
             self.remove(slot)
 
-    def _make_room(self, new: ConnectionSlot) -> bool:
+    def _close_one_to_admit(self, new: ConnectionSlot) -> bool:
         """Closes a handshake if there are too many; False if there is none that has to give way.
 
         Addresses of known clients come first, then those with fewer handshakes, then the newer handshake.

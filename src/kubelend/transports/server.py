@@ -67,6 +67,8 @@ class ReadBatching(NamedTuple):
     prefix: bytes
     """The first bytes of such a request."""
     timer: CoalescingTimer
+    min_connections: int = 100
+    """With fewer open connections each request is read at once, as is the first one of every connection."""
 
 
 class ServerLimits(NamedTuple):
@@ -195,6 +197,7 @@ class _HttpConnection(RequestHandler):
     __slots__ = (
         "_buffered",
         "_drop_deadline",
+        "_has_answered",
         "_header_deadline",
         "_server",
         "_write_deadline",
@@ -207,6 +210,7 @@ class _HttpConnection(RequestHandler):
         self._server = server
         self._buffered: bytearray | None = None
         """Buffered bytes of a batched request."""
+        self._has_answered = False
         self._header_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._drop_deadline: asyncio.TimerHandle | None = None
@@ -259,6 +263,7 @@ class _HttpConnection(RequestHandler):
 
     def log_access(self, request: BaseRequest, response: StreamResponse, _: float | None) -> None:
         """Called by aiohttp after each response. (There is no access log.)"""
+        self._has_answered = True
         self._server.table.mark_idle(self.slot)
         if not response.keep_alive and not request.content.is_eof() and self.transport is not None:
             # The rest of the body is not read. The client gets a moment to read the response, which a
@@ -278,12 +283,20 @@ class _HttpConnection(RequestHandler):
             self._buffered += data
             if len(self._buffered) > MAX_BUFFERED_BYTES:
                 self.process_buffered()
-        elif batching is not None and data.startswith(batching.prefix) and self.is_idle:
+        elif batching is not None and self._is_batched(data, batching):
             self._buffered = bytearray(data)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             batching.timer.schedule(self.process_buffered)
         else:
             self._process(data)
+
+    def _is_batched(self, data: bytes, batching: ReadBatching) -> bool:
+        return (
+            self._has_answered
+            and data.startswith(batching.prefix)
+            and self._server.table.open_count >= batching.min_connections
+            and self.is_idle
+        )
 
     def process_buffered(self) -> None:
         """Processes buffered bytes, if the client is still connected."""

@@ -227,7 +227,7 @@ _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
         "csess",
         (
             PrinterColumn("ClusterID", ".status.clusterID"),
-            PrinterColumn("Session", ".status.session"),
+            PrinterColumn("Agent", ".spec.agent"),
             _wide("Revision", ".status.revision", "integer"),
             _wide("Changed", ".status.lastUpdateTime", "date"),
             _AGE,

@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 
 import make
 import reference
-from kubelend.core import (
-    audit_log,
-    columns,
-    commands,
-    decision,
-    errors,
-    explanations,
-    filters,
-    lending,
-)
+from kubelend.core import audit_log, columns, commands, errors, explanations, filters, lending
 from kubelend.core.audit_log import AuditEntry
-from kubelend.core.decision import Placement
 from kubelend.core.events import RecordDeleted
+from kubelend.core.explanations import Placement
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import NO_POLICY, AccessLists, OpeningHours
 from kubelend.core.models import ClusterId, Limits
@@ -297,7 +288,7 @@ def test_score_is_that_of_what_is_there():
     """What is kept back is headroom too: the contract's selection knows no policies."""
     runner = make.runner(a="cpu=10,memory=10Gi", b="cpu=10,memory=10Gi")
     runner.limit("a", keep_back="cpu=5,memory=5Gi")
-    answer = decision.decide_placement(runner.question("cpu=1,memory=1Gi"), runner.ledger.fleet)
+    answer = explanations.decide_placement(runner.question("cpu=1,memory=1Gi"), runner.ledger.fleet)
     assert answer == Placement(ClusterId("a"), 0.9)
 
 

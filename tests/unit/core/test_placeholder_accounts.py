@@ -68,10 +68,10 @@ def test_pods_that_liqo_has_authenticated_count_once_whatever_its_id_of_the_requ
 def test_room_is_what_the_scheduler_has_left(inventory):
     inventory.put_pod(placeholder(3))
     inventory.put_pod(Pod("local", "n1", cpu(1)))
-    assert inventory.room() == {"n1": cpu(4)}
+    assert inventory.free_by_node() == {"n1": cpu(4)}
     assert list(inventory.scheduled) == ["p"]
     inventory.delete_pod("p")
-    assert inventory.room() == {"n1": cpu(7)}
+    assert inventory.free_by_node() == {"n1": cpu(7)}
     assert list(inventory.scheduled) == []
 
 

@@ -286,11 +286,11 @@ async def connected(port: int):
 
 
 @asynccontextmanager
-async def listening(seconds: float):
+async def listening(seconds: float, min_connections: int = 0):
     async def echo(request: BaseRequest) -> Response:
         return Response(body=b"<" + await request.read() + b">")
 
-    batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds))
+    batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds), min_connections)
     limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=batching)
     async with server.serve_http(echo, "127.0.0.1", 0, limits) as port:
         yield port
@@ -317,19 +317,30 @@ async def test_one_that_comes_soon_after_waits_and_others_do_not():
         connected(port) as (second, to_second),
         connected(port) as (other, to_other),
     ):
-        to_first.write(say(b"one"))
-        assert await body_of(first) == b"<one>"
+        for text in (b"first", b"rare"):
+            to_first.write(say(text))
+            assert await body_of(first) == b"<" + text + b">"
         to_second.write(say(b"two"))
+        assert await body_of(second) == b"<two>", "the first of a connection"
+        to_second.write(say(b"three"))
         to_other.write(GET)
         assert await body_of(other) == b"<>"
         assert await is_silent(second)
 
 
+async def test_nobody_waits_while_there_are_few_connections():
+    async with listening(HOUR, min_connections=2) as port, connected(port) as (reader, writer):
+        for text in (b"one", b"two", b"three"):
+            writer.write(say(text))
+            assert await body_of(reader) == b"<" + text + b">"
+
+
 async def test_what_waits_is_answered_before_the_listener_closes():
     async with listening(HOUR) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(say(b"one"))
-        assert await body_of(reader) == b"<one>"
+        for text in (b"first", b"rare"):
+            writer.write(say(text))
+            assert await body_of(reader) == b"<" + text + b">"
         writer.write(say(b"two"))
         assert await is_silent(reader)
     assert await body_of(reader) == b"<two>"
