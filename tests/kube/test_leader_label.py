@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -151,11 +152,9 @@ async def as_the_pod(kube, kube_client, namespace):
 async def test_broker_may_change_the_label_of_its_own_pod_and_nothing_else(
     kube_client, namespace, as_the_pod
 ):
-    own, leading = (
-        OwnPod(OURS[0], namespace),
-        {"metadata": {"labels": {"kubelend.io/role": "leader"}}},
-    )
-    changes = [
+    own = OwnPod(OURS[0], namespace)
+    leading = {"metadata": {"labels": {"kubelend.io/role": "leader"}}}
+    changes: list[Any] = [
         {"metadata": {"labels": labels}} for labels in ({"app": "x"}, {"app": None}, {"a": ""})
     ]
     changes.append({"spec": {"activeDeadlineSeconds": 1}})
