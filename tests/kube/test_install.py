@@ -18,7 +18,7 @@ import audited_cluster
 import charts
 import kube_objects
 from kubelend.core.errors import InvalidSettings, UnexpectedResponse
-from kubelend.envtest import liqo, network_namespace, servers
+from kubelend.envtest import network_namespace, servers
 from kubelend.peerings.liqo_objects import SLICE_RESOURCE
 from labs import path_of
 from waiting import PATIENCE, wait_until
@@ -207,8 +207,8 @@ def start(lab, name, liqo_assets, stack):
         process.start()
         process.wait_until_ready()
     asyncio.run(add_node(cluster))
-    cluster.kubectl("create", "namespace", liqo.NAMESPACE)
-    kubelet = liqo.KubeletProcess(cluster, liqo_assets)
+    cluster.kubectl("create", "namespace", servers.NAMESPACE)
+    kubelet = servers.KubeletProcess(cluster, liqo_assets)
     stack.callback(kubelet.stop)
     kubelet.start()
     return cluster
@@ -220,7 +220,7 @@ async def add_node(cluster):
 
 
 async def install_liqo(clusters, liqo_assets):
-    for step in (liqo.install_liqo, liqo.wait_until_liqo_runs):
+    for step in (servers.install_liqo, servers.wait_until_liqo_runs):
         await asyncio.gather(*(asyncio.to_thread(step, one, liqo_assets) for one in clusters))
 
 

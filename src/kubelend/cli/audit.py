@@ -71,9 +71,9 @@ def check_store(store: StoreFile = DEFAULT_STORE, json: AsJson = False) -> None:
 
 def _check(store: str) -> StoreReport:
     from kubelend.core import audit as invariants
-    from kubelend.stores import factory as stores_audit
+    from kubelend.stores import factory
 
-    ledger, details, gone = stores_audit.audit_store(store)
+    ledger, details, gone = factory.audit_store(store)
     return StoreReport(
         violations=len(details),
         clusters=len(ledger.clusters),

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from kubelend.core.lifecycle import Phase
-from kubelend.wire import bodies, cel_rules, json_types
+from kubelend.wire import bodies, json_types
 from kubelend.wire.bodies import Amounts, Cost, Quantities, Timestamp
 from kubelend.wire.objects import (
     Conditions,
@@ -42,7 +42,7 @@ class StoredRecord(ObjectStruct, frozen=True):
 
 
 WholeQuantities = Annotated[
-    Quantities, Meta(extra_json_schema=cel_rules.NON_NEGATIVE_CPU_AND_MEMORY)
+    Quantities, Meta(extra_json_schema=json_types.NON_NEGATIVE_CPU_AND_MEMORY)
 ]
 
 
@@ -64,7 +64,7 @@ class AdvertisedResources(ObjectStruct, frozen=True):
 class ClusterAdvertisementSpec(ObjectStruct, frozen=True):
     """ClusterAdvertisementSpec defines the resources that a cluster offers, and its lending policy."""
 
-    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=cel_rules.immutable("clusterID"))]
+    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=json_types.immutable("clusterID"))]
     """ID of the cluster, which is the common name of its certificate. Immutable."""
     resources: AdvertisedResources
     cluster_name: bodies.Name = ""
@@ -145,13 +145,13 @@ class ReservationSpec(bodies.ReservationRequest, frozen=True):
         Meta(
             extra_json_schema={
                 **json_types.POSITIVE_CPU_AND_MEMORY,
-                **cel_rules.IMMUTABLE_POSITIVE_AMOUNTS,
+                **json_types.IMMUTABLE_POSITIVE_AMOUNTS,
             }
         ),
     ]
     """Amounts to reserve. CPU and memory are required. Immutable."""
     duration: Duration = ""
-    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=json_types.WEIGHTS_RULE)] = {}
     target_cluster_id: bodies.Name = ""
     """ID of the provider cluster. If set by the user, only this provider is considered; otherwise the
     broker chooses a provider and sets the field.
@@ -225,7 +225,7 @@ class Reservation(Object, frozen=True):
 
     metadata: Metadata
     spec: Annotated[
-        ReservationSpec, Meta(extra_json_schema=cel_rules.immutable_once_set("requesterID"))
+        ReservationSpec, Meta(extra_json_schema=json_types.immutable_once_set("requesterID"))
     ]
     status: ReservationStatus = ReservationStatus()
 

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Final, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from kubelend.wire import bodies, cel_rules, json_types
+from kubelend.wire import bodies, json_types
 from kubelend.wire.bodies import Amounts, Cost, Timestamp
 
 GROUP = "rear.fluidos.eu"
@@ -40,7 +40,7 @@ Duration = Annotated[
         extra_json_schema={
             **json_types.DURATION,
             **json_types.max_length(64),
-            **cel_rules.POSITIVE_DURATION,
+            **json_types.POSITIVE_DURATION,
         }
     ),
 ]
@@ -309,7 +309,7 @@ class ResourceRequestSpec(RequestedAmounts, frozen=True):
     """
     policy: bodies.Policy = ""
     """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
-    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=json_types.WEIGHTS_RULE)] = {}
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     target_cluster_id: Name = ""
     """Only this provider is considered. If empty, the broker chooses a provider."""
@@ -370,9 +370,9 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
 _IMMUTABLE: Final = tuple(
     field for field in msgspec.structs.fields(ResourceRequestSpec) if field.name != "renew"
 )
-_REQUEST_RULES: Final = cel_rules.combine_rules(
-    cel_rules.POSITIVE_REQUESTED_FIELDS,
-    *(cel_rules.immutable_field(one.encode_name, is_required=one.required) for one in _IMMUTABLE),
+_REQUEST_RULES: Final = json_types.combine_rules(
+    json_types.POSITIVE_REQUESTED_FIELDS,
+    *(json_types.immutable_field(one.encode_name, is_required=one.required) for one in _IMMUTABLE),
 )
 
 

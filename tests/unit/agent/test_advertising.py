@@ -35,7 +35,7 @@ from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
 from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.wire import bodies, conversion, quantities
-from kubelend.wire.objects import Advertisement, AdvertisementStatus, Metadata
+from kubelend.wire.objects import Advertisement, AdvertisementStatus
 from make import MINUTE, MOMENT, NO_TIME, SECOND, T0
 from virtual_time import in_virtual_time, now, rig_decorator, running, settled
 
@@ -208,20 +208,6 @@ def test_change_is_significant_or_not(published, found, expected):
 
 
 # -- the schedule
-
-
-@pytest.mark.parametrize(
-    "after, expected",
-    [
-        pytest.param(0, 30, id="on time"),
-        pytest.param(29.9, 60, id="timer slightly early"),
-        pytest.param(26.9, 30, id="well before"),
-        pytest.param(27.1, 60, id="shortly before"),
-    ],
-)
-def test_next_due_time_is_not_the_one_just_served(after, expected):
-    settings = replace(SETTINGS, align=True)
-    assert settings.next_due(T0 + after * SECOND) == T0 + expected * SECOND
 
 
 def test_next_due_time_is_never_within_the_damping():
@@ -828,18 +814,6 @@ async def test_object_is_created_updated_and_recreated(rig):
     assert len(await rig.objects.list(Advertisement)) == 1
 
 
-@writer()
-async def test_labels_and_annotations_of_others_stay(rig):
-    rig.submit("1")
-    found = await rig.found()
-    metadata = Metadata(found.metadata.name, labels={"a": "b"}, annotations={"c": "d"})
-    await rig.objects.apply(replace(found, metadata=metadata))
-    rig.submit("2")
-    metadata = (await rig.found()).metadata
-    assert (metadata.labels, metadata.annotations) == ({"a": "b"}, {"c": "d"})
-    assert metadata.generation == 2
-
-
 @pytest.mark.parametrize(
     "fault, error",
     [
@@ -873,12 +847,3 @@ async def test_slow_write_is_followed_by_the_newest_state_only(rig):
     await asyncio.sleep(20)
     await rig.assert_shown("4")
     assert rig.objects.writes == 2
-
-
-@writer()
-async def test_status_is_written_although_others_modify_the_object(rig):
-    rig.objects.conflicts = 3
-    rig.submit()
-    found = await rig.found()
-    assert (found.status.phase, found.metadata.labels) == ("Active", {"team": "0"})
-    assert rig.health.errors == {}

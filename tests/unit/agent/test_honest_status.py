@@ -96,7 +96,7 @@ peered = rig_decorator(lambda: Rig(FakePeering()))()
 
 
 @unpeered
-async def test_request_without_a_peering_stays_reserved_and_says_so(rig):
+async def test_request_and_instruction_without_a_peering_say_so(rig):
     key = await rig.reserve()
     await passed(600)
     status = await rig.expect(key, "Reserved")
@@ -106,17 +106,11 @@ async def test_request_without_a_peering_stays_reserved_and_says_so(rig):
         "Peered": ("False", "NoPeering"),
         "Ready": ("False", "NoPeering"),
     }
-    assert rig.broker.named("activate") == []
-
-
-@unpeered
-async def test_instruction_without_a_peering_names_no_peered_cluster_and_has_no_finalizer(rig):
-    await rig.reserve()
     use = await rig.use()
     assert (use.status.phase, use.status.message) == ("NotPeered", NO_PEERING)
     assert (use.status.peered_cluster_ids, use.status.started_cluster_ids) == ((), ())
     assert use.metadata.finalizers == ()
-    assert rig.health.errors == {}
+    assert (rig.broker.named("activate"), rig.health.errors) == ([], {})
 
 
 @unpeered

@@ -12,10 +12,8 @@ import requesters
 from failing_objects import FailingObjects
 from fake_broker import UNREACHABLE
 from kubelend.agent.instructions import (
-    RECHECK_INTERVAL,
     ExpiryTracker,
     InstructionReconciler,
-    renewal_margin,
 )
 from kubelend.agent.ports import Listed
 from kubelend.agent.reservation_cache import ReservationCache
@@ -394,26 +392,6 @@ def tracker(off=timedelta()):
     return ExpiryTracker(lambda: now() + off, lambda: 0.0)
 
 
-@pytest.mark.parametrize(
-    "chance, left", [(0.0, 20 * MINUTE), (0.5, 21 * MINUTE), (1.0, 22 * MINUTE)]
-)
-def test_third_of_the_duration_is_left_for_renewal_and_jitter(chance, left):
-    assert renewal_margin(HOUR, chance) == left
-
-
-@pytest.mark.parametrize("off", [timedelta(), HOUR, -HOUR])
-@in_virtual_time
-async def test_duration_that_the_broker_has_just_started_needs_no_clock(off):
-    known = tracker(off)
-    known.confirm(body())
-    assert known.remaining("r") == HOUR
-    assert known.time_to_renewal("r") == 40 * MINUTE
-    known.observe(body(make.T0 + 3 * HOUR))
-    assert known.remaining("r") == 3 * HOUR, "moved as much as the broker's"
-    known.forget("r")
-    assert known.remaining("r") is None
-
-
 @in_virtual_time
 async def test_remaining_time_is_counted_by_the_loop_and_not_by_the_clock():
     off = [timedelta()]
@@ -426,19 +404,6 @@ async def test_remaining_time_is_counted_by_the_loop_and_not_by_the_clock():
     assert known.time_to_renewal("r") == 10 * MINUTE
     await asyncio.sleep(7200)
     assert known.remaining("r") == known.time_to_renewal("r") == timedelta()
-
-
-@pytest.mark.parametrize(
-    "off, left",
-    [(timedelta(), HOUR), (HOUR, timedelta()), (2 * HOUR, timedelta()), (-HOUR, HOUR)],
-    ids=["right", "ahead", "far ahead", "behind"],
-)
-@in_virtual_time
-async def test_earlier_reservation_is_counted_by_the_clock_within_its_duration(off, left):
-    known = tracker(off)
-    known.observe(body())
-    assert known.remaining("r") == left
-    assert known.time_to_renewal("r") == timedelta(), "due at once, because it is not exact"
 
 
 @in_virtual_time
@@ -455,18 +420,6 @@ async def test_queued_reservation_has_the_end_of_its_wait_and_no_renewal():
     known.observe(body(None))
     known.confirm(body(None))
     assert known.remaining("r") is known.time_to_renewal("r") is None, "without an end"
-
-
-@in_virtual_time
-async def test_reservation_that_is_live_against_the_count_is_checked_again_later():
-    known = tracker(2 * HOUR)
-    known.observe(body())
-    known.recheck("r")
-    assert known.remaining("r") == RECHECK_INTERVAL
-    known.observe(body())
-    assert known.remaining("r") == RECHECK_INTERVAL
-    known.recheck("unknown")
-    assert known.remaining("unknown") is None
 
 
 @in_virtual_time

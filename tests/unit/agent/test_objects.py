@@ -148,13 +148,6 @@ async def test_status_is_derived_from_the_current_object():
     assert await objects.find(ResourceRequest, made.key) == written
 
 
-async def test_status_that_does_not_change_is_not_written():
-    objects = ContendedObjects()
-    made = await objects.apply(resource_request())
-    written = await controller.update_status(objects, made, pending, lambda: make.T0)
-    assert await controller.update_status(objects, made, pending, lambda: LATER) == written
-
-
 @pytest.mark.parametrize("write", [WRITES["finalizer"], WRITES["status"]], ids=["meta", "status"])
 async def test_deleted_or_recreated_object_is_not_written(write):
     objects = ContendedObjects()
@@ -208,11 +201,6 @@ def cache_after(*events):
     return cache, enqueued
 
 
-def test_cache_is_synced_once_all_are_listed():
-    assert not cache_after(OLD)[0].has_synced
-    assert cache_after(Listed([]))[0].has_synced
-
-
 @pytest.mark.parametrize(
     "events, count",
     [
@@ -247,13 +235,6 @@ def test_every_deleted_object_of_a_key_is_kept_until_it_is_forgotten():
     assert cache.tombstones(KEY) == [OLD, NEW]
     cache.forget(OLD)
     assert cache.tombstones(KEY) == [NEW]
-
-
-def test_released_object_is_not_reconciled_after_its_deletion():
-    cache, _ = cache_after(OLD)
-    cache.mark_released(OLD)
-    cache.handle_event(Deleted(OLD))
-    assert cache.tombstones(KEY) == []
 
 
 def test_late_deletion_does_not_hide_the_recreated_object():

@@ -1,24 +1,20 @@
 """No instruction of the broker is missed for long, and of all that is received the newest counts."""
 
-import asyncio
 from asyncio import get_running_loop, sleep
 from datetime import timedelta
 from itertools import pairwise, permutations
 
 import pytest
-from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 import make
-from fake_broker import FakeBroker
-from kubelend.agent import reservation_cache, stream
+from kubelend.agent import stream
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import (
     BrokerUnreachable,
     Forbidden,
     IdentityInUse,
     LimitExceeded,
-    NotFound,
     NotReady,
     Revoked,
     UnexpectedResponse,
@@ -26,7 +22,7 @@ from kubelend.core.errors import (
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
 from listeners import Rig, listener
-from virtual_time import in_virtual_time, now, settled
+from virtual_time import in_virtual_time, settled
 
 DOWN = BrokerUnreachable("gone")
 
@@ -299,20 +295,6 @@ async def test_broker_that_is_restored_while_the_agent_polls_is_believed_by_a_re
         assert rig.phase(found) == Phase.RELEASED
 
 
-@in_virtual_time
-async def test_reservations_that_a_restored_broker_ended_or_lost_are_fetched():
-    rig = Rig()
-    ended, lost = reserve_long_ago(rig), rig.reserve()
-    async with rig.running():
-        restore_backup(rig)
-        assert rig.reserve() == ended
-        rig.runner.release(ended)
-        reset(rig)
-        await sleep(1)
-        assert rig.phase(ended) == Phase.RELEASED
-        assert rig.phase(lost) is None
-
-
 @pytest.mark.parametrize("is_polling", [False, True], ids=["stream", "polls"])
 @in_virtual_time
 async def test_many_reservations_that_are_missing_are_fetched_some_at_a_time(is_polling):
@@ -526,56 +508,3 @@ def test_subscribers_find_the_new_state_when_they_are_called(known, changes):
     known.put(body("rsv-2"))
     assert found == [body(revision=5), None, body(revision=4), body("rsv-2")]
     assert changes == ["rsv-1"] * 3 + ["rsv-2"]
-
-
-def test_unfinished_reservations_may_change_while_they_are_iterated(known):
-    for phase in Phase:
-        known.put(body(phase.value, phase=phase))
-    assert {found.id for found in known.unfinished()} == {"Pending", "Reserved", "Active"}
-    for found in known.unfinished():
-        known.remove(found.id)
-        known.put(body(f"{found.id}-again"))
-    assert len(known.unfinished()) == 3
-
-
-# -- the cache: fetching
-
-
-@pytest.fixture
-def broker():
-    return FakeBroker("me", make.runner(me="cpu=4,memory=8Gi"))
-
-
-@pytest.fixture
-def reserved(broker):
-    return broker.runner.reserve("cpu=1,memory=1Gi")
-
-
-@in_virtual_time
-async def test_state_that_arrives_during_a_fetch_is_newer(broker, known, reserved):
-    newer = replace(broker.body(reserved), revision=1000)
-    broker.seconds["find"] = 1
-    fetch = asyncio.create_task(known.fetch(broker, reserved))
-    await settled()
-    known.put(newer)
-    assert await fetch == newer
-
-
-@in_virtual_time
-async def test_fetched_state_is_cached_and_what_the_broker_does_not_know_is_removed(
-    broker, known, reserved
-):
-    assert await known.fetch(broker, reserved) == known.find(reserved) == broker.body(reserved)
-    broker.errors["find"] = NotFound("none")
-    assert await known.fetch(broker, reserved) is None
-    assert known.find(reserved) is None
-
-
-@in_virtual_time
-async def test_broker_that_hangs_is_unreachable_and_the_known_state_stays(broker, known, reserved):
-    known.put(broker.body(reserved))
-    broker.seconds["find"] = 1000
-    with pytest.raises(BrokerUnreachable, match="within 10s"):
-        await known.fetch(broker, reserved)
-    assert now() - make.T0 == reservation_cache.CALL_TIMEOUT
-    assert known.find(reserved) is not None

@@ -354,6 +354,8 @@ def test_invalid_settings_of_the_broker_are_reported(texts, problem):
         ({"request_namespace": "Bad_NS"}, "--request-namespace: 'Bad_NS' is not a valid"),
         ({"instruction_namespace": "Bad_NS"}, "--instruction-namespace: 'Bad_NS' is not a valid"),
         ({"advertisement_validity": "1ms"}, "--advertisement-validity: must be 0 or at least"),
+        ({"hold": "placeholders"}, "--hold: placeholders is only valid with --source=kubernetes"),
+        ({"hold": "placeholders", "hold_priority_class": "low"}, "must begin with kubelend-hold"),
     ],
 )
 def test_invalid_settings_of_the_agent_are_reported(texts, problem):

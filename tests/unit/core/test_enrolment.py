@@ -9,16 +9,8 @@ import make
 from kubelend.core import commands, enrolment
 from kubelend.core.enrolment import Applicant, JoinPolicy
 from kubelend.core.errors import Conflict, Forbidden, NotFound, Revoked, TokenRefused
-from kubelend.core.events import (
-    MemberApproved,
-    MemberRemoved,
-    RecordDeleted,
-    TokenCreated,
-    TokenRemoved,
-)
-from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Role
-from kubelend.core.members import Certificate, Member, MembershipStatus, Token, TokenId
+from kubelend.core.members import Certificate, MembershipStatus, Token, TokenId
 from kubelend.core.models import ClusterId
 
 DIGEST = "d" * 64
@@ -390,19 +382,6 @@ def test_revoked_one_can_be_accepted_without_asking_and_not_with_its_old_key(run
     member = accept(runner)
     assert (member.status, member.key) == (MembershipStatus.APPROVED, "")
     assert not join(runner, applicant(), "b")[0]
-
-
-def test_records_are_put_with_the_ledgers_revision_and_taken_out():
-    ledger, berlin = Ledger(), Member(Role.CLUSTER, "berlin", MembershipStatus.APPROVED, make.T0)
-    member = ledger.apply(MemberApproved(make.T0, berlin))
-    created = ledger.apply(TokenCreated(make.T0, token()))
-    assert (member, created) == (replace(berlin, revision=1), replace(token(), revision=2))
-    assert ledger.member_index.member(Role.CLUSTER, "berlin") == member
-    assert ledger.apply(MemberRemoved(make.T0, berlin.id)) == RecordDeleted("member", berlin.id)
-    assert ledger.apply(TokenRemoved(make.T0, ID)) == RecordDeleted("token", ID)
-    assert (dict(ledger.member_index.members), dict(ledger.member_index.tokens)) == ({}, {})
-    with pytest.raises(NotFound, match="no cluster 'berlin' has joined"):
-        ledger.member_index.member(Role.CLUSTER, "berlin")
 
 
 A = ClusterId("a")

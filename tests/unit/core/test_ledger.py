@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 import make
-from kubelend.core import audit, errors
+from kubelend.core import audit
 from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import Archived, ClusterDeleted, Event, Nominated, WorkingSet
 from kubelend.core.ledger import Ledger
@@ -35,37 +35,21 @@ def test_locking_example_of_the_contract(runner):
     assert make.state(runner.ledger) == before
 
 
-def test_release_gives_back_exactly_once(runner):
-    held = runner.reserve("cpu=3,memory=1Gi")
-    runner.reserve("cpu=2,memory=1Gi")
-    for _ in range(3):
-        runner.release(held)
-        assert cpu(runner) == 6950
-    runner.pass_time(2 * make.HOUR)
-    runner.expire()
-    assert runner[held].reason == "ReleasedByRequester"
-
-
-def test_expiry_gives_back_exactly_once(runner):
+@pytest.mark.parametrize("how", ["released", "expired"])
+def test_release_and_expiry_give_back_exactly_once(runner, how):
     held = runner.reserve("cpu=3,memory=1Gi", duration=make.HOUR)
+    runner.reserve("cpu=2,memory=1Gi", duration=9 * make.HOUR)
     runner.pass_time(make.HOUR - make.SECOND)
     runner.expire()
-    assert cpu(runner) == 5950
-    runner.pass_time(make.SECOND)
+    assert cpu(runner) == 3950
+    if how == "released":
+        runner.release(held)
     for _ in range(3):
+        runner.pass_time(make.SECOND)
         runner.expire()
-        assert cpu(runner) == 8950
-    assert (runner[held].phase, runner[held].reason) == ("Released", "Expired")
-    runner.release(held)
-    assert cpu(runner) == 8950
-
-
-@pytest.mark.parametrize("offer", ["cpu=10,memory=8Gi", "cpu=4,memory=4Gi", "cpu=2,memory=1Gi"])
-def test_changed_advertisement_loses_no_lock(runner, offer):
-    runner.reserve("cpu=3,memory=1Gi")
-    runner.advertise("a", offer)
-    assert runner.reserved("a") == make.resources("cpu=3,memory=1Gi")
-    assert runner.available("a") == make.resources(offer) - make.resources("cpu=3,memory=1Gi")
+        runner.release(held)
+        assert cpu(runner) == 6950
+    assert runner[held].reason == ("Expired" if how == "expired" else "ReleasedByRequester")
 
 
 def test_recreated_advertisement_loses_no_lock(runner):
@@ -126,17 +110,6 @@ def test_each_event_gives_what_a_store_has_to_keep():
     assert changes == [Cluster, Reservation, Reservation, Archived, ClusterDeleted]
     assert actions == ["Advertised", "Requested", "Released", "ClusterRemoved"]
     assert runner.kept()[:3] == ([], [], runner.ledger.revision)
-
-
-def test_touching_gives_both_sides_and_former_providers():
-    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=2,memory=8Gi")
-    held = runner.reserve("cpu=1,memory=1Gi", requester="r")
-    runner.refuse(held, "a")
-    assert runner.target(held) == "b"
-    for cluster in ("r", "a", "b"):
-        assert [found.id for found in runner.ledger.by_cluster(ClusterId(cluster))] == [held]
-    assert [found.id for found in runner.ledger.lent_by(ClusterId("b"))] == [held]
-    assert runner.ledger.lent_by(ClusterId("a")) == []
 
 
 def test_finished_reservations_are_forgotten_after_the_retention(runner):
@@ -259,15 +232,6 @@ def test_whatever_an_advertisement_says_anew_is_decided_by(news):
     runner.advertise("a", **news)
     assert make.state(runner.ledger) == make.state(Ledger.restore(runner.kept()))
     assert audit.invariant_violations(runner.ledger) == []
-
-
-def test_reservation_is_never_overwritten_by_another_of_its_id(runner):
-    held = runner.reserve("cpu=3,memory=1Gi")
-    twin = make.CommandRunner(runner.ledger)
-    with pytest.raises(errors.Conflict, match=f"{held} already exists"):
-        twin.reserve("cpu=2,memory=1Gi", requester="other")
-    assert runner[held].requester == "r"
-    assert cpu(runner) == 5950
 
 
 def test_stale_is_judged_by_when_it_came_and_not_by_the_clock_of_the_sender():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import make
 import reference
-from kubelend.core import audit_log, columns, commands, errors, explanations, filters, lending
+from kubelend.core import columns, commands, errors, explanations, filters, lending
 from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import RecordDeleted
 from kubelend.core.explanations import Placement
@@ -129,24 +129,6 @@ def test_lendable_is_without_what_is_kept_back_and_within_the_cap(available, res
     assert holds is not None
     found = holds.lendable(make.resources(available), make.resources(reserved))
     assert found == make.resources(lendable)
-
-
-amounts = st.integers(0, 9)
-
-
-@given(amounts, amounts, amounts, amounts, amounts, amounts)
-def test_lendable_of_both_is_the_smaller_of_each(free, lent, one_back, other_back, one, other):
-    policies = [
-        make.policy(keep_back=f"cpu={back}", max_lent=f"cpu={cap}")
-        for back, cap in ((one_back, one), (other_back, other))
-    ]
-    both = lending.effective_policy(*policies)
-    each = [lending.effective_policy(policy, None) for policy in policies]
-    available, reserved = make.resources(f"cpu={free}"), make.resources(f"cpu={lent}")
-    assert both is not None
-    assert both.lendable(available, reserved).cpu == min(
-        holds.lendable(available, reserved).cpu for holds in each if holds is not None
-    )
 
 
 OFFER = "cpu=10,memory=10Gi,gpu=2"
@@ -416,15 +398,6 @@ def test_what_is_not_set_cannot_be_cleared(clear):
     assert runner.ledger.revision == 1
 
 
-def test_changed_policy_of_an_advertisement_is_reported_once():
-    runner = make.CommandRunner()
-    for policy in (None, None, POLICY, POLICY, None):
-        runner.advertise("a", policy=policy)
-    entries = [change for change in runner.changes if isinstance(change, AuditEntry)]
-    audited = [audit_log.audited_fields(entry.after) for entry in entries if entry.after]
-    assert [facts.get("policy") for facts in audited] == [None, POLICY, None]
-
-
 MINUTE = timedelta(minutes=1)
 
 
@@ -469,13 +442,6 @@ def is_open(texts, moment):
 )
 def test_hours_are_those_of_the_clock_on_the_wall(texts, moment, expected):
     assert is_open(texts, moment) is expected
-
-
-def test_all_lists_have_to_be_open():
-    both = OpeningHours((("08:00-18:00",), ("12:00-20:00",)))
-    hours = (11, 12, 17, 18)
-    assert [hour for hour in hours if both.is_open(at(f"2026-01-01 {hour}:00"))] == [12, 17]
-    assert both.next_change(at("2026-01-01 09:00")) == at("2026-01-01 12:00")
 
 
 @pytest.mark.parametrize(

@@ -362,12 +362,6 @@ def counted(spans):
     return spending
 
 
-def test_a_price_for_an_hour_is_that_much_money():
-    spending = counted([CostInterval(HOUR_MICROS, 2 * HOUR_MICROS, 50)])
-    assert spending.cost_on(0) == 50 * COST_UNITS_PER_BILLIONTH
-    assert spending.cost_on(1) == 0
-
-
 @given(st.lists(spans, max_size=6))
 def test_each_day_has_what_falls_on_it(spans):
     spending = counted(spans)

@@ -128,13 +128,6 @@ def test_reserved_at_once_with_target_end_and_text_of_the_contract(runner):
     assert held.expires_at == make.T0 + 2 * make.HOUR
 
 
-def test_pinned_cluster_is_used_or_nothing(runner):
-    assert runner.target(runner.reserve("cpu=1,memory=1Gi", pinned="b")) == "b"
-    assert runner.refused("cpu=3,memory=1Gi", pinned="b") == (
-        "0/2 clusters fit: 1 InsufficientCPU, 1 NotPinned"
-    )
-
-
 def test_unknown_reservations_and_clusters_are_not_found(runner):
     unknown = ReservationId("rsv-unknown")
     calls = [
