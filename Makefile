@@ -11,8 +11,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS) pyproject.toml --group build
 GENERATE := $(BIN)/python -m kubelend.cli.generate
 
-# One more than there are cores: most of the time a test waits.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Two more than there are cores: most of the time a test waits.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 
 export PYTHON
 

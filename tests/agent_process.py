@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kubelend.core.errors import InvalidInput
-from kubelend.sources import file_objects, yaml_documents
+from kubelend.sources import file_objects
 from kubelend.wire.objects import Kind, Object
 from waiting import PATIENCE, wait_until
 
@@ -102,7 +102,7 @@ class Running:
     def find_in(self, kind: type[Kind], name: str, namespace: str = "default") -> Kind | None:
         """None if it is not there, or being written."""
         try:
-            return yaml_documents.parse_object(self._path(kind, name, namespace).read_bytes(), kind)
+            return file_objects.parse_object(self._path(kind, name, namespace).read_bytes(), kind)
         except (FileNotFoundError, InvalidInput):
             return None
 
@@ -140,7 +140,7 @@ class ObjectFiles:
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
         found = (
-            yaml_documents.parse_object(path.read_bytes(), kind)
+            file_objects.parse_object(path.read_bytes(), kind)
             for path in sorted((self._directory / kind.plural).glob("[!.]*.yaml"))
         )
         with contextlib.suppress(FileNotFoundError):
@@ -151,7 +151,7 @@ class ObjectFiles:
         return file_objects.read_object(self._directory, kind, key)
 
     async def apply(self, wanted: Kind) -> Kind:
-        self._manifest(wanted.key).write_bytes(yaml_documents.dump_object(wanted))
+        self._manifest(wanted.key).write_bytes(file_objects.dump_object(wanted))
         return wanted
 
     async def delete(self, kind: type[Object], key: str) -> None:

@@ -35,7 +35,7 @@ from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
-from kubelend.stores import audit
+from kubelend.stores import factory
 from kubelend.stores.memory import MemoryStore
 from waiting import PATIENCE, until
 
@@ -234,7 +234,7 @@ async def child(
 
 def audited(path: Path) -> Ledger:
     """The ledger in a store that no broker uses now; all its invariants hold, and its audit log agrees."""
-    ledger, violations, _ = audit.audit_store(str(path))
+    ledger, violations, _ = factory.audit_store(str(path))
     assert violations == []
     return ledger
 

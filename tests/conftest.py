@@ -43,8 +43,11 @@ def pytest_configure(config):
             signal.signal(number, lambda *_: None)  # still ignored by this process
 
 
-SLOWEST_FIRST = ("contract", "kube", "faults", "e2e", "mtls", "unit")
-"""Directories in the order in which workers take their modules: none ends with a long one, alone."""
+SLOWEST_FIRST = (
+    *("contract", "kube/test_liqo", "kube/test_agent", "kube/test_install", "kube"),
+    *("faults", "e2e", "mtls", "unit"),
+)
+"""The order in which workers take modules, or groups of them: none ends with a long one, alone."""
 
 
 def pytest_collection_modifyitems(items):
@@ -58,8 +61,9 @@ def pytest_collection_modifyitems(items):
 
 
 def _rank(item):
-    [directory, *_] = item.path.relative_to(HERE).parts
-    return SLOWEST_FIRST.index(directory) if directory in SLOWEST_FIRST else len(SLOWEST_FIRST)
+    path = str(item.path.relative_to(HERE))
+    found = (rank for rank, prefix in enumerate(SLOWEST_FIRST) if path.startswith(prefix))
+    return next(found, len(SLOWEST_FIRST))
 
 
 def _scale_time_limit(item):

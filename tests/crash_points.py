@@ -17,7 +17,7 @@ from contextlib import aclosing
 
 from agents import Agent
 from kubelend.agent.ports import BrokerCommunicator, Deleted, Listed, LocalObjects
-from kubelend.communicators.middleware import Middleware, Result
+from kubelend.communicators.factory import Middleware, Result
 from kubelend.wire import bodies
 from kubelend.wire.objects import Kind
 from waiting import PATIENCE

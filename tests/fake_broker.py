@@ -20,9 +20,9 @@ import make
 import virtual_time
 from kubelend.broker import streams
 from kubelend.core import durations, explanations
-from kubelend.core.decision import NoFit
 from kubelend.core.errors import BrokerUnreachable, KubelendError
 from kubelend.core.events import RetentionExpired
+from kubelend.core.explanations import NoFit
 from kubelend.core.lifecycle import FINAL
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.wire import bodies, conversion

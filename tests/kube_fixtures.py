@@ -20,46 +20,47 @@ REQUIRED = "KUBELEND_KUBE_TESTS"
 MOST_FAILURES = 3
 DIRECTORIES = ("tests/contract/", "tests/kube/")
 """Only tests below these may use an API server."""
-OWN_CLUSTERS = tuple(
-    f"tests/kube/test_{name}.py"
-    for name in (
-        "bench_kube",
-        "bench_peering",
-        "demo_kubernetes",
-        "deploy",
-        "deploy_guide",
-        "install",
-        "kubectl_lend",
-        "lab",
-        "lab_command",
-        "liqo",
-        "liqo_faults",
-        "liqo_removal",
-        "peering_chart",
-        "roles",
-    )
+OWN_CLUSTERS = {
+    "clusters with Liqo": ("liqo", "liqo_faults"),
+    "charts with Liqo": ("install",),
+    "clusters without Liqo": ("kubectl_lend", "lab_command"),
+    "benchmark": ("bench_kube",),
+    "own API servers": ("deploy", "deploy_guide", "lab", "peering_chart", "roles"),
+}
+"""Modules that start clusters of their own, and leave the shared one alone, in groups that share clusters or
+an etcd."""
+SECOND_SERVER = (
+    *("advertisement_objects", "agent", "agent_objects", "agent_source", "agent_status"),
+    *("cluster_namespace_requests", "cluster_namespace_sessions", "cluster_namespaces"),
+    *("hold_chart", "liqo_api", "object_lifecycle", "objects_page", "placeholders"),
+    *("request_rules", "reservation_objects", "transport", "two_brokers"),
 )
-"""Modules that start clusters of their own, and leave the shared one alone: any worker may run them."""
+"""Half of the others: all of them on one API server, one after the other, would take longer than all else."""
+_GROUPS = {
+    f"tests/kube/test_{module}.py": group
+    for group, modules in {**OWN_CLUSTERS, "second API server": SECOND_SERVER}.items()
+    for module in modules
+}
 SHARED = {"kube", "kube_client", "namespace", "place", "tenants"}
 """Fixtures of the shared cluster."""
 
 
-class OneApiServer(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Distributes tests by file, but all that use the shared API server to one worker.
+class ByCluster(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Distributes tests by file, but all that share clusters to one worker.
 
-    So there is one API server for the whole run, and no other test works on it at the same time: tests may
-    count its writes, pause its etcd, and run brokers that watch all namespaces.
+    So there are few API servers in a run, and no other test works on one at the same time: tests may count
+    its writes, pause its etcd, and run brokers that watch all namespaces. Likewise clusters with Liqo.
     """
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        is_shared = file.startswith(DIRECTORIES) and file not in OWN_CLUSTERS
-        return "API server" if is_shared else file
+        shared = "API server" if file.startswith(DIRECTORIES) else file
+        return _GROUPS.get(file, shared)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return OneApiServer(config, log) if config.getvalue("dist") == "loadfile" else None
+    return ByCluster(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items):
@@ -68,7 +69,9 @@ def pytest_collection_modifyitems(items):
     for item in chosen:
         if not item.nodeid.startswith(DIRECTORIES):
             raise pytest.UsageError(f"{item.nodeid} uses an API server: move it to {DIRECTORIES}")
-        if item.nodeid.startswith(OWN_CLUSTERS) and SHARED.intersection(item.fixturenames):
+        if item.nodeid.partition("::")[0] in OWN_CLUSTERS and SHARED.intersection(
+            item.fixturenames
+        ):
             raise pytest.UsageError(
                 f"{item.nodeid} uses the shared cluster: remove it from OWN_CLUSTERS"
             )

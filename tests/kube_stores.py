@@ -119,8 +119,8 @@ def connecting(around: Around) -> ClientFactory:
         async def delete(self, *arguments: Any, **named: Any) -> Any:
             return await around(super().delete(*arguments, **named))
 
-        async def raw(self, *arguments: Any) -> Any:
-            return await around(super().raw(*arguments))
+        async def raw(self, *arguments: Any, **named: Any) -> Any:
+            return await around(super().raw(*arguments, **named))
 
     return Wrapped.open
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from kubelend.core import commands, failover, prices, quotas
 from kubelend.core import resources as amounts
-from kubelend.core.commands import Command, Result
-from kubelend.core.decision import NoFit
+from kubelend.core.commands import Command, Result, WaitLimits
 from kubelend.core.events import Archived, Change, ClusterDeleted, Event, RecordDeleted, WorkingSet
+from kubelend.core.explanations import NoFit
 from kubelend.core.failover import ProviderMonitor
 from kubelend.core.filters import PlacementQuery
 from kubelend.core.ledger import Ledger
@@ -249,7 +249,8 @@ class CommandRunner:
 
     def ask_as(self, name: ReservationId, asked: Request) -> ReservationId | NoFit:
         """By the name that an object has which somebody else has made."""
-        return self.run(commands.reserve(self.ledger, asked, name, self.max_waiting, self.now))
+        limits = WaitLimits(self.max_waiting, self.max_waiting)
+        return self.run(commands.reserve(self.ledger, asked, name, limits, self.now))
 
     def reserve(self, wanted: Amounts | Request, **fields) -> ReservationId:
         """Reserve what must be placed or queued."""

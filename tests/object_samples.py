@@ -15,13 +15,29 @@ POLICY = bodies.LendingPolicy(
 )
 CONSTRAINTS = bodies.Constraints({"tier": "gold"}, "eu", ["berlin"], "2.50", "EUR")
 WEIGHTS = {"headroom": 0.5, "price": 2.0}
-CONDITION = objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
+CONDITION = objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3, "none")
 STORED_RECORD = broker_objects.StoredRecord(
     2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}'
 )
 
-BROKER_REQUEST = objects.AgentRequest("q-1", "renew", "2h", "one", "{}")
-BROKER_RESPONSE = objects.BrokerResponse("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')
+HANDSHAKE = bodies.Handshake(
+    *("liqo-a", "bm9uY2U=", "c2lnbmVk", "a2V5", "Y3Ny", "Y2VydA==", "Y2E="),
+    *("https://a:6443", "http://proxy", "tenant", "not yet"),
+)
+SENT_HANDSHAKE = objects.SentHandshake(AT, HANDSHAKE)
+HELD = bodies.HoldReport(held=True, reason="Held", message="all of it")
+SHOWN_RESERVATION = bodies.Reservation(
+    *("rsv-a-1", "a", "b"),
+    bodies.Quantities("1", "1Gi", "1", "1Gi", {"example.com/fpga": "1"}),
+    bodies.ReservationStatus("Reserved", "locked", "Placed", AT, AT, AT, AT, AT, AT, HELD),
+    *(AT, 7, "1h"),
+    ["c"],
+    bodies.AgreedCost("0.5", "EUR"),
+    7,
+)
+INSTRUCTION = bodies.Instruction(7, "requester", "Use", "Use b", SHOWN_RESERVATION, "signed")
+REFUSED = objects.Condition("Accepted", "False", "NoCapacity", "none", AT, 3, "ask for less")
+PEERED: dict[str, Any] = {"handshake_time": AT, "peer": HANDSHAKE, "peer_handshakes": 2}
 
 
 def metadata(name: str) -> Metadata:
@@ -86,7 +102,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
         last_update_time=AT,
         expires_at=AT,
         observed_generation=1,
-        asked=objects.SentRequest(
+        sent_request=objects.SentRequest(
             1,
             bodies.ReservationRequest(
                 quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS, failover=False
@@ -104,9 +120,16 @@ RESERVATION_INSTRUCTION = objects.ReservationInstruction(
 )
 PROVIDER_INSTRUCTION = objects.ProviderInstruction(
     metadata("rsv-a-1-provider"),
-    objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", response=BROKER_RESPONSE),
+    objects.ProviderInstructionSpec(
+        **PROMISED,
+        requester_cluster_id="a",
+        instruction=INSTRUCTION,
+        observed_report_time=AT,
+        accepted=REFUSED,
+        **PEERED,
+    ),
     objects.ProviderInstructionStatus(
-        True, AT, "Held", "set aside", AT, BROKER_REQUEST, (CONDITION,)
+        True, AT, "Held", "set aside", AT, (CONDITION,), AT, SENT_HANDSHAKE
     ),
 )
 CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
@@ -128,7 +151,7 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         region="eu",
         valid_for="5m",
         policy=POLICY,
-        request=BROKER_REQUEST,
+        renew_time=AT,
     ),
     broker_objects.ClusterAdvertisementStatus(
         phase="Active",
@@ -141,8 +164,9 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         valid_until=AT,
         cordon_reason="maintenance",
         reservations=3,
+        reserved=amounts(),
+        available=amounts(),
         record=STORED_RECORD,
-        response=BROKER_RESPONSE,
     ),
 )
 RESERVATION = broker_objects.Reservation(
@@ -158,7 +182,10 @@ RESERVATION = broker_objects.Reservation(
         weights=WEIGHTS,
         constraints=CONSTRAINTS,
         failover=False,
-        request=BROKER_REQUEST,
+        released=True,
+        active_cluster_id="b",
+        renewal=broker_objects.Renewal(AT, "2h"),
+        handshake=SENT_HANDSHAKE,
     ),
     broker_objects.ReservationStatus(
         phase="Active",
@@ -175,21 +202,25 @@ RESERVATION = broker_objects.Reservation(
         last_update_time=AT,
         conditions=(CONDITION,),
         observed_generation=1,
+        instruction=INSTRUCTION,
+        renew_time=AT,
+        **PEERED,
         record=STORED_RECORD,
-        response=BROKER_RESPONSE,
     ),
 )
 CLUSTER_SESSION = broker_objects.ClusterSession(
     metadata("session"),
-    broker_objects.ClusterSessionSpec(BROKER_REQUEST),
+    broker_objects.ClusterSessionSpec(AT, "rsv-a-1", "one", "w-1"),
     broker_objects.ClusterSessionStatus(
         cluster_id="a",
-        session="one/1",
+        observed_generation=2,
+        watch="w-1",
         revision=7,
         compacted_revision=3,
+        reservation=SHOWN_RESERVATION,
+        grant_keys=(bodies.PublicKey("k1", "eA", "OKP", "Ed25519", "EdDSA", "sig"),),
+        conditions=(CONDITION,),
         last_update_time=AT,
-        handshakes=broker_objects.HandshakeNotice("n1", ("rsv-a-1",)),
-        response=BROKER_RESPONSE,
     ),
 )
 LEDGER_RECORD = broker_objects.LedgerRecord(metadata("head"), "head", STORED_RECORD)

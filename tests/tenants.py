@@ -31,7 +31,7 @@ from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import config
 from kubelend.kube.client import Client
 from kubelend.pki.grants import JwkSet
-from kubelend.wire import cluster_namespaces
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.conversion import RequestLimits
 
 TERMS = RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
@@ -119,8 +119,8 @@ class Tenants:
             sessions = sessions or AgentSessions(broker.clock, make.MINUTE)
             dependencies = Dependencies(client, broker, TERMS, sessions, granting)
             if keys is not None:
-                text = msgspec.json.encode(keys).decode()
-                dependencies = dependencies._replace(grant_keys=text)
+                public = msgspec.convert(msgspec.to_builtins(keys), bodies.KeySet)
+                dependencies = dependencies._replace(grant_keys=public)
             self.controller = ClusterNamespaces(dependencies, self.own_namespace)
             task = asyncio.create_task(self.controller.run(), name="cluster namespaces")
             try:

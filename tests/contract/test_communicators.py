@@ -242,7 +242,7 @@ async def test_no_capacity_comes_with_its_explanation(borrower, lender):
     too_much = bodies.ReservationRequest(bodies.Quantities("5", "1Gi"))
     with pytest.raises(NoCapacity, match="0/1 cluster fits: 1 InsufficientCPU") as refused:
         await borrower.request(too_much, "k")
-    assert refused.value.hint == "lender fits if you request 1 cpu less"
+    assert refused.value.hint == "a cluster fits if you request 1 cpu less"
     assert not refused.value.retryable
     again = await borrower.request(SMALL, "k")
     assert again.status.phase == "Reserved", "its key is free"

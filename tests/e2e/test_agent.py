@@ -13,6 +13,7 @@ import agent_process
 import applicants
 import broker_process
 import brokers
+import published_broker
 from kubelend.pki import identity
 from kubelend.transports import tls
 from kubelend.wire.objects import (
@@ -115,6 +116,35 @@ def test_every_line_of_the_log_is_json(rome):
     lines = [json.loads(line) for line in rome.text.splitlines()]
     assert {"Agent started", "Listening"} <= {line["event"] for line in lines}
     assert all({"timestamp", "level", "logger", "event"} <= line.keys() for line in lines)
+
+
+# -- with a broker of the published system
+
+
+def test_published_broker_is_polled_and_its_reservations_expire(certificates, tmp_path):
+    """It has no stream, no reads of one reservation and no release."""
+    with contextlib.ExitStack() as running:
+        broker = running.enter_context(published_broker.running(certificates.server()))
+        lender, borrower = (
+            running.enter_context(ready_agent(broker, certificates.cluster(name), tmp_path / name))
+            for name in ("lender", "borrower")
+        )
+        lender.sees(Advertisement, "cluster-advertisement", has("Active"))
+        borrower.put("training", cpu="4")
+        found = borrower.sees(ResourceRequest, "training", has("Reserved"))
+        reservation = found.status.reservation_name
+        instruction = f"{reservation}-provider"
+        held = lender.sees(ProviderInstruction, instruction, has("Held"))
+        assert (held.spec.requester_cluster_id, held.status.enforced) == ("borrower", True)
+        borrower.remove("training")
+        borrower.misses(ResourceRequest, "training")
+        [line] = borrower.logged("Reservation cannot be released")
+        assert line["reservation"] == reservation
+        assert lender.find_in(ProviderInstruction, instruction).status.phase == "Held"
+        broker.reservations[reservation]["status"]["phase"] = "Released"
+        lender.sees(ProviderInstruction, instruction, has("Withdrawn"))
+        for agent in (lender, borrower):
+            assert agent.get("/readyz") == (200, "ok")
 
 
 # -- its end

@@ -109,7 +109,7 @@ def test_a_request_that_does_not_fit_is_explained(paris):
     code, out, err = paris("borrow --cpu 10 --memory 1Gi")
     assert (code, out) == (5, "")
     assert "0/2 clusters fit: 2 InsufficientCPU" in err
-    assert "rome fits if you request 2 cpu less" in err
+    assert "a cluster fits if you request 2 cpu less" in err
     code, out, err = paris("borrow --cpu 10 --memory 1Gi --wait 300ms")
     assert (code, out) == (5, "")
     assert "is pending, waiting for capacity" in err.splitlines()[0]

@@ -54,7 +54,9 @@ def _do_something(runner: make.CommandRunner, dice: random.Random) -> None:
         case _:
             new_id = ReservationId(f"rsv-{runner.ledger.revision}-{dice.randrange(10**6)}")
             wanted = make.request("cpu=1,memory=1Gi", wait=dice.choice([0, 5]) * make.MINUTE)
-            runner.run(commands.reserve(runner.ledger, wanted, new_id, 20, runner.now))
+            runner.run(
+                commands.reserve(runner.ledger, wanted, new_id, commands.WaitLimits(20), runner.now)
+            )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import structlog
 
 import agents
 import crash_points
-from kubelend.communicators.middleware import Middleware
+from kubelend.communicators.factory import Middleware
 from kubelend.wire.objects import ProviderInstruction, ResourceRequest
 from waiting import until_resolved
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 import agents
 import tcp_cuts
-from kubelend.api import instructions
-from kubelend.communicators.middleware import Middleware
+from kubelend.api import reservations
+from kubelend.communicators.factory import Middleware
 from kubelend.core.errors import KubelendError
 from kubelend.wire import bodies
 from waiting import FACTOR, until_resolved
@@ -39,7 +39,7 @@ CONNECTIONS = 6
 @pytest.fixture
 async def scene(certificates, tmp_path, monkeypatch):
     # Frequent keep-alives, so that a short silence means that the stream is dead.
-    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(reservations, "KEEP_ALIVE_SECONDS", 0.2)
     async with agents.scene(certificates, tmp_path) as scene:
         yield scene
 

@@ -12,7 +12,7 @@ import agents
 import tcp_cuts
 from kubelend.agent import stream
 from kubelend.broker import agent_sessions
-from kubelend.communicators.middleware import Middleware
+from kubelend.communicators.factory import Middleware
 from kubelend.core.errors import IdentityInUse
 from kubelend.wire.objects import (
     Advertisement,

@@ -2,8 +2,10 @@
 
 import pytest
 
+import liqo_sites
 from kube_stores import Place
 from kubelend.envtest import servers
+from labs import Lab
 from tenants import Tenants
 
 
@@ -26,3 +28,37 @@ def tenants(kube):
     tenants = Tenants(kube)
     yield tenants
     tenants.close()
+
+
+@pytest.fixture(scope="session")
+def liqo_lab(kube_assets, liqo_assets, tmp_path_factory):
+    """Three clusters, two of them with Liqo, which all tests of a run share."""
+    with liqo_sites.started(tmp_path_factory.mktemp("liqo") / "clusters") as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def liqo_module(liqo_lab):
+    """Every module leaves nothing in any cluster, and an audit without findings."""
+    yield liqo_lab
+    liqo_lab.check_clean()
+
+
+@pytest.fixture
+def site(liqo_module):
+    """Every test leaves no reservation. The peering goes a while later, and may serve the next test."""
+    yield liqo_module
+    liqo_module.release_all()
+
+
+@pytest.fixture(scope="session")
+def plain_lab(kube_assets, tmp_path_factory):
+    """Clusters without Liqo, which the modules of a group share, and what `up` printed.
+
+    The last of their tests ends it, if all go well.
+    """
+    lab = Lab(tmp_path_factory.mktemp("lab") / "clusters")
+    code, out, err = lab.lab("up", "--no-liqo")
+    assert (code, err) == (0, ""), out
+    yield lab, out
+    lab.lab("down")

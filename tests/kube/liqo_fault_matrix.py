@@ -8,20 +8,17 @@ import itertools
 import pytest
 
 import liqo_sites
-from liqo_sites import (
+from labs import (
     AGENT,
     API_SERVER,
     BROKER,
-    CONNECTING,
-    DISCONNECTING,
     KUBELETS,
     LIQO,
     LONGEST,
-    OTHER,
     PROVIDER,
     REQUESTER,
-    wait_step,
 )
+from liqo_sites import CONNECTING, DISCONNECTING, OTHER, REMOTE, wait_step
 from waiting import wait_until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.kube]
@@ -51,7 +48,7 @@ def cases():
 @pytest.fixture(scope="module")
 def site(kube_assets, liqo_assets, tmp_path_factory):
     directory = tmp_path_factory.mktemp("faults") / "clusters"
-    with liqo_sites.started(directory, kube_assets, "--third-agent") as site:
+    with liqo_sites.started(directory, "--third-agent") as site:
         yield site
 
 
@@ -75,7 +72,14 @@ def test_part_is_killed(site, part, cluster, connecting, disconnecting):
 
 @pytest.mark.parametrize("seconds", [60, -60], ids=["provider ahead", "provider behind"])
 def test_clocks_may_be_a_minute_off(site, seconds):
-    liqo_sites.check_skew(site, seconds)
+    site.restart_with_skew(seconds, AGENT, PROVIDER)
+    site.restart_with_skew(-seconds, AGENT, REQUESTER)
+    borrowed = site.borrow()
+    borrowed.wait_ready()
+    borrowed.release()
+    borrowed.wait_released()
+    for cluster in (REQUESTER, PROVIDER):
+        site.restart_with_skew(0, AGENT, cluster)
 
 
 def test_two_requesters_with_one_provider(site):
@@ -117,12 +121,12 @@ def test_drained_provider_is_replaced_by_another(site):
 
 def test_revoked_requester_loses_its_pods_without_its_help(site):
     """Its agent is rejected by the broker, so that only the provider can end it."""
-    borrowed = site.borrow()
-    borrowed.wait_ready()
-    site.restart_agent(PROVIDER, reclaim_after="PT5S")
-    with borrowed.pod():
+    [borrowed] = site.borrow_ready()
+    with site.namespace(REMOTE) as team:
+        borrowed.run_pod("worker", team)
+        site.wait_lent_pods(team, "worker")
         site.admin("revoke", REQUESTER, "--release", "--yes", "--reason=laptop stolen")
-        wait_until(lambda: not borrowed.remote_pods(), LONGEST, explain=borrowed.explain)
+        site.wait_lent_pods(team)
         wait_until(lambda: not borrowed.quotas(), LONGEST, explain=borrowed.explain)
     site.admin("approve", REQUESTER)
     borrowed.wait_phase("Released")

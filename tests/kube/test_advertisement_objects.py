@@ -1,14 +1,23 @@
 """ClusterAdvertisement objects: what is said by them, and what is shown on them, on a real API server."""
 
+import asyncio
+import itertools
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+import charts
 import make
-from kube_broker import events_of, quiet
+import shipped
+from kube_broker import Objects, events_of, quiet
+from kubelend.core.errors import Forbidden
+from kubelend.kube import config
+from kubelend.kube.client import Client
 from kubelend.wire.broker_objects import ClusterAdvertisement
 from kubelend.wire.objects import Condition
+from waiting import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
@@ -154,3 +163,57 @@ async def test_reserved_amounts_are_written_once_a_second_while_they_change(brok
     seconds = time.monotonic() - began
     assert len(versions) <= 1 + 2 * (1 + seconds)
     await broker.available("lender", "0")
+
+
+# -- for whom an account writes
+
+DOCS = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+
+
+@pytest.fixture
+async def bound(broker, kube, helm):
+    """The account of the documentation, which is bound to rome, where identities are checked."""
+    values = {"checkIdentities": True, "store": {"kind": "kubernetes"}}
+    found = charts.render(helm, "broker", values, f"--namespace={broker.namespace}")
+    policies = charts.of_kind(
+        found, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
+    )
+    [text] = re.findall(r"```yaml\n(apiVersion: rbac.*?)```", DOCS.read_text(), re.DOTALL)
+    text = text.replace("namespace: kubelend", f"namespace: {broker.namespace}")
+    place = f"--namespace={broker.namespace}"
+    await asyncio.to_thread(kube.kubectl, "create", "serviceaccount", "rome", place)
+    shipped.apply(kube, [*charts.load(text), *policies])
+    async with Client.open(
+        config.config_from_kubeconfig(kube.kubeconfig_of_account("rome", broker.namespace))
+    ) as client:
+        yield Objects(client, broker.namespace)
+    for one in policies:
+        kube.kubectl("delete", one["kind"], one["metadata"]["name"])
+
+
+async def test_account_writes_only_for_the_cluster_that_it_is_bound_to(broker, bound):
+    numbers = itertools.count()
+
+    async def is_checked():
+        """The API server takes a moment to apply a new policy."""
+        try:
+            await bound.reserve(f"early-{next(numbers)}", requesterID="paris")
+        except Forbidden:
+            return True
+        return False
+
+    await until(is_checked)
+    await broker.advertise("bonn")
+    await bound.advertise("rome")
+    await shows(broker, "rome-adv", lambda one: one.status.active)
+    await bound.reserve("mine", requesterID="rome")
+    assert (await broker.reserved("mine")).status.target_cluster_id == "bonn"
+    message = "is not bound to cluster bonn: it needs the verb use on clusters.broker.fluidos.eu"
+    with pytest.raises(Forbidden, match=message):
+        await bound.advertise("bonn", name="another")
+    with pytest.raises(Forbidden, match=message):
+        await bound.reserve("theirs", requesterID="bonn")
+    with pytest.raises(Forbidden, match=f"cluster {broker.namespace}"):
+        await bound.reserve("of-nobody", requesterID="")
+    with pytest.raises(Forbidden, match=message):
+        await bound.edit(ClusterAdvertisement, "bonn-adv", {"spec": {"region": "mars"}})

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 import kube_objects
 import kube_roles
 from kube_objects import READY, Machines
-from kubelend.agent.collector import Collector
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import PodDeleted, Snapshot
+from kubelend.agent.publisher import Collector
 from kubelend.core.errors import Forbidden
 from kubelend.core.inventory import Inventory
 from kubelend.core.pod_requests import Pod

@@ -12,12 +12,12 @@ from callers import request_body
 from failing_store import FailingStore
 from kube_stores import connecting
 from kubelend.core import audit
-from kubelend.core.errors import Gone, KeyReused, StoreFailed
+from kubelend.core.errors import Gone, KeyReused, QueueFull, StoreFailed
 from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
-from kubelend.wire.objects import AgentRequest, Metadata
+from kubelend.wire.objects import Metadata
 from waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
@@ -53,11 +53,10 @@ async def phase(broker, reservation):
 
 
 def request_object(name, namespace, amounts=SOME, **metadata):
-    asked = AgentRequest(f"q-{name}", "reserve", agent="one")
     known = Metadata(
         name, namespace, annotations={cluster_namespaces.IDEMPOTENCY_ANNOTATION: KEY}, **metadata
     )
-    return Reservation(known, ReservationSpec(amounts, duration="3h", request=asked))
+    return Reservation(known, ReservationSpec(amounts, duration="3h"))
 
 
 async def until_object(client, name, namespace, condition):
@@ -78,7 +77,7 @@ async def is_deleted(client, name, namespace):
 
 async def rejection(client, name, namespace):
     found = await until_object(client, name, namespace, lambda one: one and is_answered(one))
-    assert found.status.response.body == ""
+    assert found.status.instruction is None
     return found.status.reason
 
 
@@ -167,6 +166,49 @@ async def test_deleted_request_stays_while_another_broker_may_have_its_reservati
         await is_deleted(account, "deleted", rome)
 
 
+@pytest.mark.broker(max_waiting=1)
+async def test_request_that_the_broker_tries_again_by_itself_blocks_nothing_else(
+    tenants, broker, rome, account
+):
+    waiting = bodies.ReservationRequest(MORE, wait="1h")
+    async with tenants.served_by(broker.service), tenants.agent(rome) as agent:
+        first = await agent.request(waiting, "first")
+        with pytest.raises(QueueFull):
+            await agent.request(waiting, "second")
+        await agent.ping()
+        assert await agent.instructions() == [first]
+        name = cluster_namespaces.request_object_name("second")
+        found = await account.find(RESERVATIONS, name, rome)
+        [condition] = found.status.conditions
+        assert (condition.type, condition.status, condition.reason) == (
+            *("Accepted", "Unknown"),
+            "QueueFull",
+        )
+        await agent.release(first.id)
+        await until_object(account, name, rome, lambda one: one.status.phase == "Pending")
+        assert (await agent.request(waiting, "second")).status.phase == "Pending"
+
+
+async def test_conditions_of_users_are_not_lost_when_the_broker_writes_its_own(
+    tenants, broker, rome, account, kube_client
+):
+    """The user sets one while the broker processes the object."""
+    await broker.cluster("bonn").advertise()
+    change = {"status": {"conditions": [{"type": "RequesterActive", "status": "True"}]}}
+    writes = []
+
+    async def meanwhile(write):
+        writes.append(write)
+        if len(writes) == 1:
+            await kube_client.patch(RESERVATIONS, "w", rome, change, subresource="status")
+        return await write
+
+    known = Metadata("w", rome, finalizers=(RESERVATION_FINALIZER,))
+    await kube_client.create(RESERVATIONS, Reservation(known, ReservationSpec(SOME)))
+    async with tenants.served_by(broker.service, connect=connecting(meanwhile)):
+        await until_object(account, "w", rome, lambda one: one.status.phase == "Active")
+
+
 # -- labels and single objects
 
 REQUEST = bodies.ReservationRequest(SOME, duration="1h")
@@ -190,7 +232,7 @@ async def apply_request(kube_client, namespace, name="w"):
 
 
 def is_answered(found):
-    return found.status.response is not None
+    return bool(found.status.conditions)
 
 
 def is_held(found):
@@ -231,7 +273,7 @@ async def test_object_that_cannot_be_processed_is_skipped_and_logged_once(
             await broker.service.load()  # which has every object looked at again
             await talk.ping()
             found = await kube_client.find(RESERVATIONS, "corrupt", rome)
-            assert found.status.response is None
+            assert found.status.instruction is None
             assert len(ledger(broker).reservations) == 2
     said = [
         one["name"] for one in logs if one["event"] == "Skipping object that cannot be processed"

@@ -15,17 +15,17 @@ import broker_process
 import kube_broker
 import make
 from kube_stores import connecting
-from kubelend.communicators import kubernetes_calls
-from kubelend.controllers.cluster_namespaces import handlers
+from kubelend.communicators import cluster_namespace
+from kubelend.controllers.cluster_namespaces import handlers, plan
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
 from kubelend.kube import resources
 from kubelend.transports.client import BrokerClient
-from kubelend.wire import bodies
+from kubelend.wire import bodies, cluster_namespaces
 from kubelend.wire.broker_objects import ClusterSession, Reservation, ReservationSpec
-from kubelend.wire.objects import AgentRequest, Metadata
+from kubelend.wire.objects import Metadata
 from tenants import BROKER, Tenants
 from waiting import until
 
@@ -50,9 +50,10 @@ async def account(tenants):
 # -- requests of agents that no longer run
 
 
-def request_object(name, namespace, agent="", **spec):
-    asked = AgentRequest(f"q-{name}", "reserve", agent=agent) if agent else None
-    return Reservation(Metadata(name, namespace), ReservationSpec(SOME, request=asked, **spec))
+def request_object(name, namespace, key="", **spec):
+    annotations = {cluster_namespaces.IDEMPOTENCY_ANNOTATION: key} if key else {}
+    known = Metadata(name, namespace, annotations=annotations)
+    return Reservation(known, ReservationSpec(SOME, **spec))
 
 
 async def create_rejected(client, obj):
@@ -60,7 +61,7 @@ async def create_rejected(client, obj):
 
     async def is_answered():
         found = await client.find(RESERVATIONS, obj.metadata.name, obj.metadata.namespace)
-        return found is not None and found.status.response is not None
+        return found is not None and bool(found.status.conditions)
 
     await until(is_answered)
 
@@ -114,7 +115,7 @@ async def test_rejected_request_is_deleted_after_a_restart_and_nothing_else_is_w
         await agent.close()
 
 
-# -- sessions of agents that are gone
+# -- watches of agents that are gone
 
 
 @contextlib.asynccontextmanager
@@ -133,36 +134,37 @@ async def listening(agent):
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_session_of_a_killed_agent_expires(tenants, broker, account, monkeypatch):
+async def test_watch_of_a_killed_agent_expires(tenants, broker, account, monkeypatch):
     monkeypatch.setattr(handlers, "SESSION_CHECK_SECONDS", 0.05)
     rome, feeds = tenants.create("rome"), broker.service.streams
     client = await account(rome)
 
-    async def session():
-        return (await client.find(SESSIONS, "session", rome)).status.session
+    async def watch():
+        return (await client.find(SESSIONS, "session", rome)).status.watch
 
-    async def is_begun():
-        return (await session()).startswith("killed/")
+    async def is_served():
+        return await watch() != ""
+
+    async def is_over():
+        return not await is_served()
 
     async with tenants.served_by(broker.service):
         async with listening(await tenants.open(rome, "killed")):
-            await until(is_begun)
+            await until(is_served)
             assert feeds.count(ClusterId("rome")) == 1
         broker.clock.pass_time(SILENCE - make.SECOND)
-        other = await tenants.open(rome, "other")
-        await other.ping()  # which is no sign of life of the first
-        assert await is_begun()
+        await asyncio.sleep(0.2)  # several checks
+        assert await is_served()
         broker.clock.pass_time(make.SECOND)
         await until(lambda: feeds.count(ClusterId("rome")) == 0)
-
-        async def is_over():
-            return await session() == ""
-
         await until(is_over)
+        other = await tenants.open(rome, "other")
+        await other.ping()
+        assert not await is_served(), "the agent has to begin again"
         await other.close()
 
 
-async def test_session_of_an_agent_with_requests_does_not_expire(tenants, broker, monkeypatch):
+async def test_watch_of_an_agent_that_writes_does_not_expire(tenants, broker, monkeypatch):
     monkeypatch.setattr(handlers, "SESSION_CHECK_SECONDS", 0.05)
     rome, feeds = tenants.create("rome"), broker.service.streams
     async with tenants.served_by(broker.service):
@@ -230,10 +232,10 @@ PATIENT = timedelta(seconds=60)
 """Of an agent, while one broker has gone and the other waits for the lease to end."""
 
 REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
-SLOTS: tuple[Any, ...] = (
-    kubernetes_calls.RESERVATION_SLOT,
-    kubernetes_calls.INSTRUCTION_SLOT,
-    kubernetes_calls.SESSION_SLOT,
+KINDS: tuple[Any, ...] = (
+    cluster_namespace.RESERVATIONS,
+    cluster_namespace.INSTRUCTIONS,
+    cluster_namespace.SESSIONS,
 )
 CPUS = 8
 
@@ -311,13 +313,12 @@ async def test_rest_objects_and_cluster_namespaces_are_served_by_one_process(
 async def pending_requests(client, leader_tenants):
     """Their number in all cluster namespaces."""
     listed = [
-        (slot, found)
-        for slot in SLOTS
+        found
+        for kind in KINDS
         for name in leader_tenants.names
-        for found in (await client.list(slot.resource, name)).objects
+        for found in (await client.list(kind, name)).objects
     ]
-    asked = [(slot, found) for slot, found in listed if slot.request(found) is not None]
-    return sum(not slot.has_response(found) for slot, found in asked)
+    return sum(map(plan.is_pending, listed))
 
 
 async def test_pending_requests_are_answered_by_the_next_leader(

@@ -2,11 +2,20 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 
 import make
 from kube_stores import connecting
+from kubelend.communicators import factory
+from kubelend.communicators.cluster_namespace import (
+    LEASE_DURATION,
+    LEASE_NAME,
+    AgentLease,
+    NamespaceClient,
+)
+from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.core import audit
 from kubelend.core.errors import (
     BrokerUnreachable,
@@ -16,11 +25,12 @@ from kubelend.core.errors import (
     Unavailable,
     UnexpectedResponse,
 )
-from kubelend.core.models import ClusterId
 from kubelend.kube import resources
-from kubelend.wire import bodies, cluster_namespaces
-from kubelend.wire.broker_objects import Reservation, ReservationSpec
-from kubelend.wire.objects import AgentRequest, Metadata, ProviderInstruction
+from kubelend.kube.leader_election import LEASES
+from kubelend.stores.kubernetes import objects
+from kubelend.wire import bodies
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
+from kubelend.wire.objects import Metadata, ProviderInstruction
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
@@ -84,7 +94,7 @@ async def test_reservation_for_another_cluster_is_rejected(tenants, served, lent
     claimed = Reservation(Metadata("mine", rome), ReservationSpec(SOME, requester_id="bonn"))
     async with tenants.account(rome) as client:
         await client.create(RESERVATIONS, claimed)
-        found = await seen(client, RESERVATIONS, "mine", rome, lambda one: one.status.response)
+        found = await seen(client, RESERVATIONS, "mine", rome, lambda one: one.status.conditions)
     assert (found.status.phase, found.status.reason) == ("Failed", "Forbidden")
     assert found.status.message == (
         "requesterID 'bonn' is not the namespace's cluster 'rome'; write rome, whose namespace this is"
@@ -92,16 +102,21 @@ async def test_reservation_for_another_cluster_is_rejected(tenants, served, lent
     assert ledger(served).reservations == {}
 
 
-async def test_request_about_another_clusters_reservation_is_not_found(tenants, served, lent):
+async def test_name_of_another_clusters_reservation_gives_no_access(tenants, served, lent):
     """Whatever an account writes where it may: a name alone gives no access."""
     _, _, requester, _ = lent
     found = await requester.request(REQUEST, "k")
     paris = tenants.create("paris")
-    forged = ReservationSpec(SOME, request=AgentRequest("q", "release"), target_cluster_id="bonn")
-    async with tenants.account(paris) as client:
-        await client.create(RESERVATIONS, Reservation(Metadata(found.id, paris), forged))
-        shown = await seen(client, RESERVATIONS, found.id, paris, lambda one: one.status.response)
-    assert type(cluster_namespaces.error_from_response(shown.status.response)) is NotFound
+    forged = ReservationSpec(SOME, released=True, active_cluster_id="bonn")
+    managed = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
+    for name, labels in (("a", {}), (found.id, managed)):
+        made = Reservation(Metadata(name, paris, labels=labels), forged)
+        async with tenants.account(paris) as client:
+            await client.create(RESERVATIONS, made)
+    async with tenants.agent(paris) as agent:
+        assert found.id not in [one.id for one in await agent.instructions()]
+        with pytest.raises(NotFound):
+            await agent.release(found.id)
     assert (await requester.find(found.id)).status.phase == "Reserved"
 
 
@@ -132,29 +147,73 @@ async def test_second_agent_is_rejected_until_the_first_has_left(tenants, served
         lambda: second.request(REQUEST, "k"),
         lambda: anext(second.stream(lambda: None)),
     ):
-        with pytest.raises(IdentityInUse, match="another agent is active for bonn"):
+        with pytest.raises(IdentityInUse, match=r"another agent is active in namespace .*first"):
             await call()
     await second.ping()
     assert await second.instructions() == []
-    served.clock.pass_time(2 * make.MINUTE)
+    await first.close()
     await second.publish(offer("bonn"))
-    with pytest.raises(IdentityInUse):
-        await first.publish(offer("bonn"))
 
 
-async def test_session_is_free_soon_after_a_listening_agent_has_left(tenants, served, opened):
-    namespace = tenants.create("bonn")
-    first, second = await opened(namespace, "first"), await opened(namespace, "second")
-    stream = first.stream(lambda: None)
-    with contextlib.suppress(TimeoutError, BrokerUnreachable):
-        async with contextlib.aclosing(stream):
-            listening = asyncio.ensure_future(anext(stream))
-            await until(lambda: served.service.streams.count(ClusterId("bonn")) == 1)
-            await first.close()
-            await listening
-    await until(lambda: served.service.streams.count(ClusterId("bonn")) == 0)
-    served.clock.pass_time(make.SECOND)
-    await second.publish(offer("bonn"))
+async def test_lease_is_renewed_by_changes_and_taken_over_when_it_has_expired(tenants, served):
+    namespace, times = tenants.create("bonn"), Timers()
+    async with tenants.account(namespace) as client:
+        place = NamespaceClient(client, namespace)
+        first, second = (
+            AgentLease(place, name, clock=served.clock, timer=times) for name in ("one", "two")
+        )
+
+        async def held():
+            found: Any = await place.find(LEASES, LEASE_NAME)
+            return found.spec
+
+        await first.hold()
+        began = (await held()).renew_time
+        with pytest.raises(IdentityInUse):
+            await second.hold()
+        times.now += LEASE_DURATION.total_seconds() / 2
+        served.clock.pass_time(LEASE_DURATION / 2)
+        await first.hold()
+        assert (await held()).renew_time > began
+        times.now += LEASE_DURATION.total_seconds() - 1
+        for _ in range(2):
+            with pytest.raises(IdentityInUse):  # it has changed since it was last observed
+                await second.hold()
+            times.now += LEASE_DURATION.total_seconds() - 1
+        times.now += 1
+        await second.hold()
+        assert ((await held()).holder_identity, (await held()).lease_transitions) == ("two", 1)
+        with pytest.raises(IdentityInUse):
+            await first.hold()
+        await second.release()
+        await first.hold()
+        served.clock.pass_time(11 * LEASE_DURATION)
+        await second.hold()  # at once: nobody has renewed it for long
+
+
+class Timers:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+async def test_agent_without_a_cluster_namespace_writes_nothing(kube, place, kube_client):
+    """With the defaults of both sides its namespace is the broker's own, in which it has no identity."""
+    options = CommunicatorOptions(
+        kubeconfig=str(kube.admin_kubeconfig), namespace=place.namespace, timeout=5 * make.SECOND
+    )
+    agent: Any = await factory.open_communicator("kubernetes", options)
+    for call in (
+        lambda: agent.publish(offer("rome")),
+        lambda: agent.request(REQUEST, "k"),
+        lambda: anext(agent.stream(lambda: None)),
+    ):
+        with pytest.raises(BrokerUnreachable, match="is not a cluster namespace"):
+            await call()
+    await agent.close()
+    for kind in (RESERVATIONS, resources.resource_for(ClusterAdvertisement)):
+        assert (await kube_client.list(kind, place.namespace)).objects == []
 
 
 # -- people, who have kubectl and no agent
@@ -304,6 +363,7 @@ def test_account_reads_and_writes_its_own_namespace_only(tenants, kube):
         ("delete", "namespace", "{}"),
         ("create", "token", "kubelend-agent", "--namespace={}"),
         ("delete", "clustersession", "session", "--namespace={}"),
+        ("delete", "lease", "kubelend-agent", "--namespace={}"),
         ("get", "ledgerrecords", "--namespace={}"),
         ("get", "roles", "--namespace={}"),
         *(

@@ -18,8 +18,9 @@ import audited_cluster
 import charts
 import kube_objects
 from kubelend.core.errors import InvalidSettings, UnexpectedResponse
-from kubelend.envtest import liqo, network_namespace, servers
+from kubelend.envtest import network_namespace, servers
 from kubelend.peerings.liqo_objects import SLICE_RESOURCE
+from labs import path_of
 from waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kube]
@@ -28,16 +29,10 @@ HOME = "kubelend"
 ACCOUNT = f"{HOME}/kubelend-agent"
 SLICES = SLICE_RESOURCE
 FOREIGN_CLUSTERS = "foreignclusters.core.liqo.io"
-LIQO_KINDS = ",".join(
-    (
-        SLICES,
-        FOREIGN_CLUSTERS,
-        "identities.authentication.liqo.io",
-        "tenants.authentication.liqo.io",
-        "quotas.offloading.liqo.io",
-    )
+PEERING_KINDS = (
+    *("resourceslices", "foreignclusters", "identities", "tenants", "quotas"),
+    *("reservationinstructions", "providerinstructions"),
 )
-OURS = "reservationinstructions,providerinstructions"
 
 AGENT = {
     "broker": {"url": "https://localhost:8443"},
@@ -144,15 +139,14 @@ class Site:
     def leftovers(self):
         """What is left of Liqo's and of our objects, in both clusters."""
         return [
-            f"{name}: {one}"
-            for name, cluster in (("rome", self.rome), ("bonn", self.bonn))
-            for one in cluster.kubectl(
-                "get", f"{LIQO_KINDS},{OURS}", "--all-namespaces", "--output=name"
-            ).split()
+            f"{cluster.name}: {kind} {one['metadata']['name']}"
+            for cluster in (self.rome, self.bonn)
+            for kind in PEERING_KINDS
+            for one in json.loads(cluster.call("GET", path_of(kind)))["items"]
         ]
 
     def wait_until_clean(self):
-        wait_until(lambda: not self.leftovers(), explain=self.leftovers)
+        wait_until(lambda: not self.leftovers(), poll=0.5, explain=self.leftovers)
 
     def run_documented(self, cluster, page, word):
         """The one block of a page that contains this word."""
@@ -213,8 +207,8 @@ def start(lab, name, liqo_assets, stack):
         process.start()
         process.wait_until_ready()
     asyncio.run(add_node(cluster))
-    cluster.kubectl("create", "namespace", liqo.NAMESPACE)
-    kubelet = liqo.KubeletProcess(cluster, liqo_assets)
+    cluster.kubectl("create", "namespace", servers.NAMESPACE)
+    kubelet = servers.KubeletProcess(cluster, liqo_assets)
     stack.callback(kubelet.stop)
     kubelet.start()
     return cluster
@@ -226,7 +220,7 @@ async def add_node(cluster):
 
 
 async def install_liqo(clusters, liqo_assets):
-    for step in (liqo.install_liqo, liqo.wait_until_liqo_runs):
+    for step in (servers.install_liqo, servers.wait_until_liqo_runs):
         await asyncio.gather(*(asyncio.to_thread(step, one, liqo_assets) for one in clusters))
 
 

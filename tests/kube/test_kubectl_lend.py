@@ -16,7 +16,7 @@ from kubelend.lab import hosts
 from kubelend.wire import cluster_namespaces, crds
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import ResourceRequest
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -60,21 +60,11 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(kube_assets, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("lend") / "clusters"
-
-    def lab(command, *flags):
-        where = (f"--directory={directory}", *flags)
-        started = processes.kubelend("dev", "lab", command, *where, temporary=directory.parent)
-        return processes.finished(started, 4 * PATIENCE)
-
-    code, out, err = lab("up", "--no-liqo")
-    assert (code, err) == (0, ""), out
-    site = Site(directory, kube_assets)
+def site(plain_lab, kube_assets):
+    site = Site(plain_lab[0].directory, kube_assets)
     for name in (AGENT, hosts.BROKER_CLUSTER):
         site.kubectl(name, "create", "namespace", "team")
-    yield site
-    lab("down")
+    return site
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +120,7 @@ def test_request_that_does_not_fit_is_reported_with_a_suggestion_and_leaves_noth
 ):
     said = developer.lend("borrow", "--cpu", "500", "--memory", "256Mi")
     assert (said.code, said.out) == (5, "")
-    assert re.search(rf"{PROVIDER} fits if you request \d+m? cpu less\n$", said.err)
+    assert re.search(r"a cluster fits if you request \d+m? cpu less\n$", said.err)
     wait_until(lambda: site.requests(AGENT) == [])
 
 

@@ -28,8 +28,16 @@ def make_program(path, script):
     return path
 
 
-def test_clusters_on_one_store_are_apart(clusters):
-    one, other = clusters(2)
+@pytest.fixture(scope="module")
+def pair(lab):
+    found = lab.start("one", "other")
+    yield found
+    for cluster in found:
+        cluster.kill()
+
+
+def test_clusters_on_one_store_are_apart(pair):
+    one, other = pair
     make_namespace(one, "only-here")
     assert "only-here" in names(one)
     assert "only-here" not in names(other)
@@ -41,8 +49,8 @@ def test_clusters_on_one_store_are_apart(clusters):
         one.kubectl("get", "namespaces", kubeconfig=stolen)
 
 
-def test_restart_keeps_the_data_and_the_address(clusters):
-    [cluster] = clusters()
+def test_restart_keeps_the_data_and_the_address(pair):
+    cluster, _ = pair
     make_namespace(cluster, "kept")
     before = cluster.pid, cluster.url
     cluster.restart()

@@ -11,6 +11,7 @@ from kube_broker import events_of, quiet
 from kubelend.broker.service import BrokerRules
 from kubelend.controllers import labels as controllers_labels
 from kubelend.core import enrolment
+from kubelend.core.commands import WaitLimits
 from kubelend.core.lifecycle import Role
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
@@ -72,7 +73,7 @@ async def test_revoked_cluster_neither_lends_nor_borrows_by_objects(broker):
 
 
 async def test_request_that_waits_for_the_queue_shows_the_reason(kube, namespace):
-    rules = BrokerRules(max_waiting=1)
+    rules = BrokerRules(waiting=WaitLimits(1))
     async with kube_broker.running(kube, namespace, rules=rules) as broker:
         await broker.reserve("first", wait="30m")
         await broker.shows(Reservation, "first", kube_broker.has_phase("Pending"))

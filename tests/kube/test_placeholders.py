@@ -310,7 +310,9 @@ def test_a_reservation_is_held_on_as_few_nodes_as_possible(lender, held):
     assert sorted(cpu for _, cpu in placed) == [4000, 8000, 8000]
     assert len({node for node, _ in placed}) == 3
     message = lender.condition(held)[2]
-    assert message.startswith("20 CPU / 6Gi Memory held; room for further pods on 3 nodes, for one")
+    assert message.startswith(
+        "20 CPU / 6Gi Memory held; capacity for further pods on 3 nodes, for one"
+    )
     assert "8 CPU /" in message
     # One that the reservation is accepted, and one that placeholders hold it; on a busy machine
     # the scheduler may need so long that it is held in part before.

@@ -11,6 +11,7 @@ import charts
 import kube_agents
 import kube_objects
 import shipped
+from audited_cluster import Right
 from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest import servers
 from kubelend.wire import cluster_namespaces
@@ -91,11 +92,14 @@ SELDOM = {
     },
     "cluster namespace": {
         "get reservations.broker.fluidos.eu in cluster-bonn": "when it asks again, or has to wait long",
-        "get clustersessions.broker.fluidos.eu in cluster-bonn": "when an answer is long in coming",
+        "update leases.coordination.k8s.io in cluster-bonn": "when it is renewed or released",
         "list clusteradvertisements.broker.fluidos.eu in cluster-bonn": "when people look",
     },
 }
 """Rights that the lives below need not use, and when they are."""
+
+RENEWAL = Right(HOME, "coordination.k8s.io", "leases", "update")
+"""Of the lease by which an agent leads; the rest may be over before the first one."""
 
 BY_HAND = """
 apiVersion: broker.fluidos.eu/v1alpha1
@@ -230,6 +234,7 @@ def life(bonn, rome, brokers, hub):
     hub.kubectl("delete", "pod", PODS[0], f"--namespace={HOME}", "--force")  # with its process
     rome.wait_for(lambda: leading(hub) == [PODS[1]])
     reserve_by_hand(rome)
+    rome.wait_for(lambda: RENEWAL in hub.rights_used(f"{HOME}/kubelend-agent"))
     return lives, [*leader, leading(hub)]
 
 

@@ -7,6 +7,7 @@ import resource
 import socket
 import ssl
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ async def is_answered(reader, writer):
         return False
 
 
+def is_accepted(broker, count):
+    return open_now(broker) + refused(broker, "TooManyHandshakes") == count
+
+
 def hello(caller):
     """What a TLS client says first."""
     outgoing = ssl.MemoryBIO()
@@ -81,18 +86,21 @@ def hello(caller):
 
 
 @pytest.mark.parametrize("speaks", [False, True], ids=["silent", "silent after its hello"])
-async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_goes(start, speaks):
+async def test_unfinished_handshakes_are_limited_and_an_honest_call_is_served(start, speaks):
     broker = await start(max_handshakes=5)
-    with raw_connections.silent(broker.port, 12, "127.0.0.2") as connections:
-        for count, connection in enumerate(connections, 1):
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for number in range(12):
+            address = f"127.0.0.{2 + number % 3}"
+            connections += stack.enter_context(raw_connections.silent(broker.port, 1, address))
             if speaks:
-                connection.sendall(hello(broker.cluster("a")))
-            await all_arrived(broker, min(count, 5))
-        await until(lambda: refused(broker, "TooManyHandshakes") == 7)
-        await others_are_served(broker)
-        await until(lambda: all(closed(connections[:7])))
-        assert not any(closed(connections[7:]))
-        assert open_now(broker) <= 6
+                connections[-1].sendall(hello(broker.cluster("a")))
+            await until(partial(is_accepted, broker, number + 1))
+        assert open_now(broker) == 5
+        for _ in range(3):
+            await others_are_served(broker)
+        assert refused(broker, "TooManyHandshakes") == 8, "only the first had to be made room for"
+        await until(lambda: closed(connections).count(True) == 8)
 
 
 async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
@@ -208,6 +216,29 @@ async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_coun
     (line,) = log.lines("TLS handshake rejected")
     assert (line["remote"], line["suppressed"]) == ("127.0.0.1", 0)
     assert "exception" not in log.text
+
+
+async def test_client_that_pipelines_and_does_not_read_is_not_read_from(start):
+    """What its buffers hold is answered; the rest waits, and is answered when it reads."""
+    broker, count = await start(), 1000
+    loud, labels = {"route": "get_advertisement", "method": "GET", "code": "200"}, 60
+    done = partial(broker.metric, "kubelend_http_requests_total", **loud)
+    caller = broker.cluster("loud")
+    await caller.advertise(labels={f"{number:0300}": "x" * 253 for number in range(labels)})
+    async with connected(caller) as (reader, writer):
+        transport_of(writer).pause_reading()
+        writer.write(GET.replace(b"version", b"advertisements/loud") * count)
+        await until(lambda: done() > 0)
+        before = -1.0
+        while done() > before:
+            before = done()
+            await others_are_served(broker)
+        assert before < count / 2
+        transport_of(writer).resume_reading()
+        answers, rest = 0, b""
+        while answers < count:
+            found = rest + await asyncio.wait_for(reader.read(2**20), PATIENCE)
+            answers, rest = answers + found.count(b"HTTP/1.1 "), found[-8:]
 
 
 async def test_ports_without_tls_answer_while_the_other_is_full(start):

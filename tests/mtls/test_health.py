@@ -28,6 +28,8 @@ async def test_probes_say_ok_with_and_without_tls(broker, path):
     assert await plain(broker.process.ports["probes"], path) == (200, "ok")
     answer = await broker.cluster("a").get(path)
     assert (answer.status, answer.content) == (200, b"ok")
+    answer = await broker.cluster("a").call("HEAD", path)
+    assert (answer.status, answer.content) == (200, b"")
     assert await broker.cluster("a").read("version") == {"version": kubelend.__version__}
 
 

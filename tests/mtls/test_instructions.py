@@ -9,7 +9,7 @@ import brokers
 import make
 import waiting
 from callers import Caller
-from kubelend.api import instructions
+from kubelend.api import reservations
 from waiting import PATIENCE
 
 
@@ -91,7 +91,7 @@ async def test_invalid_id_is_refused(a):
 
 
 async def test_silent_stream_gives_signs_of_life(broker, a, monkeypatch):
-    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(reservations, "KEEP_ALIVE_SECONDS", 0.02)
     async with a.stream() as stream:
         await stream.event()
         comments = [(await stream.next()).comment for _ in range(4)]
@@ -143,7 +143,7 @@ async def test_client_that_goes_away_is_noticed_and_forgotten(broker, a, r):
 
 
 async def test_cluster_has_no_more_streams_than_it_may(broker, a, r):
-    streams = [a.stream() for _ in range(instructions.MAX_STREAMS_PER_CLUSTER)]
+    streams = [a.stream() for _ in range(reservations.MAX_STREAMS_PER_CLUSTER)]
     for stream in streams:
         await (await stream.__aenter__()).event()
     answer = await a.get("instructions", "stream")

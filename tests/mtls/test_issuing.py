@@ -17,7 +17,7 @@ import waiting
 from applicants import Applicant
 from certificates import Certificates
 from issuers import due
-from kubelend.apps import join, renewal
+from kubelend.apps import join
 from kubelend.apps.join import JoinParameters
 from kubelend.core.errors import (
     BrokerUnreachable,
@@ -277,7 +277,7 @@ async def test_other_certificate_of_our_authority_gets_no_token(certificates, tm
 async def test_answers_without_end_are_not_read(certificates, tmp_path):
     late = b"\n" * (1 << 20) + files.to_pem(certificates.authority.trusted)
     impostor = Impostor(certificates.server(), late)
-    problem = "presents no CA certificate"
+    problem = "has more than 1048576 bytes"
     await impostor.refuse(certificates, tmp_path / "berlin", UnexpectedResponse, problem)
 
 
@@ -304,7 +304,7 @@ class Scene:
         return BrokerClient(self.url, directory, backoff=backoff.NO_RETRIES)
 
     async def renew_if_due(self, client, directory, **flags):
-        return await renewal.renew_with_client(client, self.url, directory, SOON, now(), **flags)
+        return await join.renew_with_client(client, self.url, directory, SOON, now(), **flags)
 
     async def renew(self, directory):
         async with self.client(directory) as client:

@@ -11,6 +11,7 @@ import brokers
 import make
 import raw_connections
 from callers import offer, request_body
+from kubelend.core import lending
 from kubelend.stores.sqlite import SqliteStore
 from waiting import PATIENCE
 
@@ -178,6 +179,57 @@ async def test_closed_cluster_is_shown_as_such_and_serves_who_waits_when_it_open
     assert "closed" not in (await admin.read("clusters", "a"))["status"]
 
 
+def policy_of(number):
+    """As many new patterns as a policy may have, each as long as it may be."""
+    names = [f"{number}-{n:02d}-{'[!a-y]' * 9}" for n in range(2 * lending.MAX_PATTERNS)]
+    return {"allow": names[: lending.MAX_PATTERNS], "deny": names[lending.MAX_PATTERNS :]}
+
+
+async def test_patterns_count_in_the_rate_limit_once_and_only_what_is_new(start):
+    broker = await start(rate_limit=1, rate_burst=200)
+    a, before = broker.cluster("a"), lending.compiled_patterns()
+    for _ in range(10):
+        await a.advertise(policy=policy_of(1))
+    assert lending.compiled_patterns() - before == 2 * lending.MAX_PATTERNS
+    await a.advertise(policy=policy_of(2))
+    late = await a.post("advertisements", offer("a", policy=policy_of(3)))
+    assert late.refusal == (429, "RateLimited")
+    assert lending.compiled_patterns() - before == 4 * lending.MAX_PATTERNS
+    assert (await broker.cluster("b").get("version")).status == 200
+
+
+async def test_large_bodies_and_large_answers_count_as_several_calls(start):
+    broker = await start(rate_limit=1, rate_burst=20)
+    a, b = broker.cluster("a"), broker.cluster("b")
+    content = padded(offer("a"), 12 * 4096)
+    assert (await a.post("advertisements", content=content)).status == 200
+    late = await a.post("advertisements", content=content)
+    assert late.refusal == (429, "RateLimited")
+    assert 3 < int(late.headers["Retry-After"]) < 20
+    assert (await a.get("version")).status == 200, "a small one fits"
+    assert len((await b.get("/openapi.json")).content) > 20 * 16384 / 2
+    assert (await b.get("/openapi.json")).status == 200
+    assert (await b.get("version")).refusal == (429, "RateLimited")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tokens",
+        "clusters/a/cordon",
+        "clusters/a/drain",
+        "members/cluster/a/revoke",
+        "members/cluster/a/approve",
+    ],
+)
+async def test_unknown_field_of_a_persons_call_is_refused_by_its_name(a, admin, path):
+    """A token for `nmae` would be one for anybody."""
+    answer = await admin.post(*path.split("/"), {"nmae": "edge-1"})
+    assert answer.refusal == (400, "InvalidInput")
+    assert answer.problem.detail == "body: Object contains unknown field `nmae`"
+    assert "cordoned" not in (await admin.read("clusters", "a"))["status"]
+
+
 INVALID = [
     (("clusters", "a", "policy"), {"keepback": {"cpu": "1"}}, "unknown field `keepback`"),
     (("clusters", "a", "policy"), {"keepBack": {"cpu": "much"}}, "keepBack.cpu: 'much'"),
@@ -295,7 +347,7 @@ async def test_budget_bounds_the_cost_that_a_reservation_shows(broker, admin, pa
     assert answer.refusal == (409, "NoCapacity")
     assert answer.problem.detail == "no suitable cluster: 0/1 cluster fits: 1 OverBudget"
     assert answer.problem.hint == (
-        "a fits if you request less, or for a shorter time (your budget leaves 0.5 EUR per hour)"
+        "a cluster fits if you request less, or for a shorter time (your budget leaves 0.5 EUR per hour)"
     )
     renewal = await payer.post("reservations", made["id"], "renew", {"duration": "3h"})
     assert renewal.refusal == (403, "QuotaExceeded")

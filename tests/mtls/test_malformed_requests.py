@@ -1,6 +1,7 @@
 """Hostile requests: each gets a clear no or a closed connection, and costs others nothing."""
 
 import asyncio
+import contextlib
 import gzip
 import json
 import ssl
@@ -225,6 +226,46 @@ async def test_body_where_none_is_read_holds_the_connection_up_for_a_moment_only
     endless = GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + b"1000\r\n" + b"x" * 4096
     found = await answers_to(shared, endless)
     assert found.count(b"HTTP/1.1 200 ") == 1
+    assert "exception" not in log.text
+
+
+def encoded(kind):
+    return POST + b"Content-Encoding: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
+
+
+PIECE = b"10000\r\n" + b" " * 2**16 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [POST + b"Content-Length: %d\r\n\r\n" % 2**40, CHUNKED],
+    ids=["length", "chunks"],
+)
+async def test_rest_of_a_body_that_is_too_large_is_not_read(start, head):
+    broker = await start()
+    async with connected(broker.cluster("loud")) as (reader, writer):
+        writer.write(head)
+        sent, answer = 0, asyncio.create_task(end_of(reader))
+        with contextlib.suppress(ConnectionError):
+            while sent < 500 * len(PIECE):
+                writer.write(PIECE)
+                await writer.drain()
+                sent += len(PIECE)
+        assert (await answer).startswith(b"HTTP/1.1 413 ")
+    assert sent < 100 * len(PIECE)
+
+
+@pytest.mark.parametrize("status, method", [(413, b"POST"), (405, b"PATCH")])
+@shared_loop
+async def test_broken_rest_of_a_body_that_was_answered_is_not_logged(shared, log, status, method):
+    bomb = gzip.compress(b" " * 30_000_000)[:20_000]
+    head = encoded(b"gzip").replace(b"POST", method)
+    async with connected(shared.cluster("hostile")) as (reader, writer):
+        writer.write(head + b"%x\r\n" % len(bomb) + bomb + b"\r\n")
+        async with asyncio.timeout(PATIENCE):
+            assert status_of(await reader.read(1000)) == status
+        writer.write(PIECE)
+        assert await end_of(reader) == b""
     assert "exception" not in log.text
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import json
 
 import pytest
+from multidict import CIMultiDict
 
 import brokers
 import make
@@ -52,6 +54,18 @@ async def test_key_has_at_most_255_printable_ascii_characters(borrower):
         assert answer.problem.detail == "Idempotency-Key: at most 255 printable ASCII characters"
 
 
+async def test_two_keys_are_refused(broker, borrower):
+    """A proxy could pass on either."""
+    twice = [("Idempotency-Key", "k"), ("Idempotency-Key", "l")]
+    content = json.dumps(request_body()).encode()
+    answer = await borrower.call(
+        "POST", "reservations", content=content, headers=CIMultiDict(twice)
+    )
+    assert answer.refusal == (400, "InvalidInput")
+    assert answer.problem.error == "Idempotency-Key: sent 2 times; send one key"
+    assert await reserved_cpu(broker) == "0"
+
+
 @pytest.fixture
 async def a(broker):
     found = broker.cluster("a")
@@ -84,13 +98,28 @@ async def test_queued_request_is_pending_and_pushed_to_both_sides_when_it_is_pla
     assert served["status"]["expiresAt"] == "2026-01-01T13:00:10Z"
 
 
-async def test_no_more_wait_than_the_broker_keeps(start):
-    broker = await start(max_waiting=2)
-    r = broker.cluster("r")
+@pytest.mark.parametrize(
+    "limits, problem",
+    [
+        ({"max_waiting": 2}, "2 requests are already waiting; retry later"),
+        (
+            {"max_waiting_per_requester": 2},
+            "2 requests of r are already waiting; release one, or retry later",
+        ),
+    ],
+)
+async def test_no_more_wait_than_the_broker_keeps(start, limits, problem):
+    broker = await start(**limits)
+    r, other = broker.cluster("r"), request_body("99", wait="1m")
     for _ in range(2):
         await r.queue("99", wait="1m")
     answer = await r.post("reservations", request_body("99", wait="1m"))
     assert answer.refusal == (429, "QueueFull")
+    assert answer.problem.error == problem
+    is_for_all = "max_waiting" in limits
+    assert (await broker.cluster("s").post("reservations", other)).status == (
+        429 if is_for_all else 202
+    )
     assert answer.headers["Retry-After"] == "1"
     assert answer.problem.retryable is True
     listed = await r.read("reservations", phase="Pending")

@@ -10,9 +10,15 @@ import make
 from callers import offer, request_body
 from kubelend.pki.grants import JwkSet, verify_grant
 
+pytestmark = pytest.mark.broker(explain_others="names")
+
 
 @pytest.fixture
 async def fleet(broker):
+    await advertise_all(broker)
+
+
+async def advertise_all(broker):
     """Three clusters of different size, price and place."""
     fields = {
         "cheap": ("4", "8Gi", {"region": "eu", "cost": cost("0.01")}),
@@ -113,6 +119,35 @@ async def test_explain_looks_at_every_cluster_and_changes_nothing(broker, r):
     assert (large["pricePerHour"], large["currency"]) == ("0.6", "USD")
     assert large["suggestion"]["maxPricePerHour"] == "0.6"
     assert await everything(broker) == before
+
+
+@pytest.mark.parametrize(
+    "setting, rejections, hint",
+    [
+        ({}, {"InsufficientCPU": 3}, "a cluster fits if you request 1 cpu less"),
+        ({"explain_others": "none"}, {}, ""),
+    ],
+)
+async def test_clusters_learn_no_names_of_others_unless_they_may(start, setting, rejections, hint):
+    """In no answer: neither when a request is refused, nor when it is tried out."""
+    broker = await start(**setting)
+    await advertise_all(broker)
+    r, body = broker.cluster("r"), request_body("17")
+    waiting = await r.queue("17", wait="1h")
+    refused, dry = (
+        await r.post("reservations", body),
+        await r.post("reservations", body, dryRun="true"),
+    )
+    explained = await r.post("explain", body, limit="100")
+    own = await r.get("reservations", waiting["id"], "explain")
+    for answer in (refused, dry, explained, own):
+        assert not any(name in answer.content for name in (b"large", b"cheap", b"plain")), answer
+    assert refused.problem.hint == dry.problem.hint == hint
+    assert explained.json["rejections"] == own.json["rejections"] == rejections
+    assert explained.json["fitting"] == 0
+    seen = await broker.viewer().read("reservations", waiting["id"], "explain")
+    assert {found["clusterID"] for found in seen["candidates"]} == {"large", "cheap", "plain"}
+    assert seen["suggestion"]["clusterID"] == "large"
 
 
 @pytest.mark.usefixtures("fleet")

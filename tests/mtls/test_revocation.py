@@ -14,7 +14,7 @@ import make
 import raw_connections
 from applicants import Applicant
 from callers import Stream, address, offer, request_body
-from kubelend.api import instructions
+from kubelend.api import reservations
 from kubelend.core.events import MemberChanged
 from kubelend.core.lifecycle import Role
 from kubelend.core.members import Member, MembershipStatus
@@ -245,7 +245,7 @@ async def test_stream_asks_at_each_turn_whether_it_may_go_on(
     broker, edge, certificates, monkeypatch, role, name
 ):
     """Also where nobody closes it: here the registry knows without an event."""
-    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(reservations, "KEEP_ALIVE_SECONDS", 0.02)
     async with streaming(edge, certificates, "berlin") as stream:
         now = broker.clock()
         gone = Member(role, name, MembershipStatus.REVOKED, now, revoked_at=now)
@@ -259,7 +259,7 @@ async def test_stream_asks_at_each_turn_whether_it_may_go_on(
 async def test_stream_ends_with_the_certificate_of_its_caller_or_proxy(
     broker, certificates, monkeypatch, role
 ):
-    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(reservations, "KEEP_ALIVE_SECONDS", 0.02)
     profile = identity.client_profile("brief", role)
     brief = broker.holder(certificates.write(f"brief-{role}", profile, lifetime=make.HOUR), "brief")
     is_proxy = role is Role.PROXY

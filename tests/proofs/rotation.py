@@ -25,7 +25,7 @@ import msgspec
 
 import brokers
 from certificates import Certificates
-from kubelend.apps import renewal
+from kubelend.apps import join
 from kubelend.core.errors import KubelendError
 from kubelend.kits import backoff
 from kubelend.pki import identity
@@ -124,7 +124,7 @@ class _Cluster:
     async def _renew(self) -> None:
         while True:
             with contextlib.suppress(KubelendError):  # as the agent does, it tries again
-                await renewal.renew_with_client(
+                await join.renew_with_client(
                     self._client, self._url, self._directory, self._plan.lifetime / 10, _now()
                 )
             await asyncio.sleep(self._plan.lifetime.total_seconds() / 60)

@@ -81,11 +81,13 @@ def advertisement_body(
     measured = _limit_extended(measured)
     return bodies.Advertisement(
         cluster_id=settings.cluster_id,
-        cluster_name=settings.cluster_name,
+        # The published broker refuses advertisements without a name or available resources.
+        cluster_name=settings.cluster_name or settings.cluster_id,
         resources=bodies.Metrics(
             capacity=quantities.to_quantities(measured.capacity.clamped()),
             allocatable=quantities.to_quantities(measured.allocatable.clamped()),
             allocated=quantities.to_quantities(measured.allocated.clamped()),
+            available=quantities.to_quantities(measured.free.clamped()),
         ),
         timestamp=now,
         cost=settings.cost,

@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from kubelend.agent.ports import Clock, Deleted, Listed, LocalObjects
 from kubelend.core.errors import Conflict, KubelendError, Unavailable
 from kubelend.kits.backoff import Backoff
 from kubelend.wire.events import EmitEvent, EventRecord
-from kubelend.wire.objects import Kind, with_status
+from kubelend.wire.objects import Kind, ObjectCache, with_status
 
 CONFLICT_ATTEMPTS: Final = 5
 
@@ -153,72 +152,32 @@ async def _current_object(objects: LocalObjects, found: Kind) -> Kind | None:
     return newest if is_same else None
 
 
-class ObjectCache(Generic[Kind]):
-    """The watched objects of one kind. `enqueue` is called with the keys to reconcile.
+class LocalCache(ObjectCache[Kind]):
+    """Cache of watched local objects.
 
     The agent's own status writes do not trigger a reconcile: they would cut every retry pause short.
     """
 
     def __init__(self, kind: type[Kind], enqueue: Callable[[str], None]) -> None:
-        self.is_synced = False
-        """Whether the first list has been received."""
+        super().__init__(enqueue)
         self._kind = kind
-        self._enqueue = enqueue
-        self._objects: dict[str, Kind] = {}
-        self._deleted: defaultdict[str, list[Kind]] = defaultdict(list)
 
     def handle_event(self, event: Kind | Deleted | Listed) -> None:
         match event:
             case Listed(objects):
-                self._replace_all([found for found in objects if isinstance(found, self._kind)])
+                self.on_list([found for found in objects if isinstance(found, self._kind)])
             case Deleted(last_state):
                 if isinstance(last_state, self._kind):
                     self.on_delete(last_state)
             case found:
                 self.on_update(found)
 
-    def find(self, key: str) -> Kind | None:
-        """The last watched state."""
-        return self._objects.get(key)
-
-    def deleted(self, key: str) -> list[Kind]:
-        """Deleted objects of this key that are not forgotten: others may have removed the finalizer."""
-        return list(self._deleted.get(key, ()))
-
-    def forget_deleted(self, gone: Kind) -> None:
-        """Nothing is left of the deleted object."""
-        others = [each for each in self._deleted.pop(gone.key, ()) if each is not gone]
-        if others:
-            self._deleted[gone.key] = others
-
-    def on_update(self, found: Kind) -> None:
-        known = self._objects.get(found.key)
-        if known is not None and known.metadata.uid != found.metadata.uid:
-            self.on_delete(known)
-        self._objects[found.key] = found
-        if known is None or self.trigger_fields(known) != self.trigger_fields(found):
-            self._enqueue(found.key)
-
-    def on_delete(self, gone: Kind) -> None:
-        known = self._objects.get(gone.key)
-        if known is not None and known.metadata.uid == gone.metadata.uid:
-            del self._objects[gone.key]
-        self._deleted[gone.key].append(gone)
-        self._enqueue(gone.key)
+    def triggers(self, before: Kind, after: Kind) -> bool:
+        return self.trigger_fields(before) != self.trigger_fields(after)
 
     def trigger_fields(self, found: Kind) -> tuple[object, ...]:
         """The fields whose change triggers a reconcile."""
-        known = found.metadata
-        return known.uid, known.generation, known.deletion_timestamp
-
-    def _replace_all(self, objects: list[Kind]) -> None:
-        present = {found.metadata.uid for found in objects}
-        for known in list(self._objects.values()):
-            if known.metadata.uid not in present:
-                self.on_delete(known)
-        for found in objects:
-            self.on_update(found)
-        self.is_synced = True
+        return found.metadata.generation, found.metadata.deletion_timestamp
 
 
 _WATCH_BACKOFF: Final = Backoff(retries=sys.maxsize, first=timedelta(milliseconds=500))

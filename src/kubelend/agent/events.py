@@ -31,7 +31,7 @@ _ENDED: Final = frozenset({FINISHED, NOT_RESERVED})
 
 def request_events(before: ResourceRequest, after: ResourceRequest) -> Iterator[EventRecord]:
     was, now = before.status, after.status
-    if now.asked is not None and was.asked is None:
+    if now.sent_request is not None and was.sent_request is None:
         yield _normal("Requested", _requested_text(after), after)
     fields = ("phase", "reservation_name", "target_cluster_id")
     if any(getattr(was, name) != getattr(now, name) for name in fields):

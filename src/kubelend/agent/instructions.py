@@ -148,7 +148,14 @@ class InstructionReconciler:
             return
         wanted = reservation_instruction(body, namespace, self._namespaces(body.id))
         wanted = replace(wanted, metadata=replace(wanted.metadata, finalizers=self._finalizers))
-        found = await controller.apply_object(self._objects, wanted)
+        found = self._watched.get(body.id)
+        # Most changes are of the status, by this agent itself: what the watch has shown is enough for them.
+        if (
+            found is None
+            or not found.status.delivered
+            or (found.key, found.spec) != (wanted.key, wanted.spec)
+        ):
+            found = await controller.apply_object(self._objects, wanted)
         updated = await self._update_status(
             found, lambda newest: delivered_status(newest, body, self._clock())
         )

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from kubelend.agent import conditions, controller, events
 from kubelend.agent.conditions import FINISHED, READY, PeeringReport
-from kubelend.agent.controller import ObjectCache
+from kubelend.agent.controller import LocalCache
 from kubelend.agent.health import ComponentHealth, PeerHealth
 from kubelend.agent.instructions import instruction_log_keys
 from kubelend.agent.ports import (
@@ -80,7 +80,7 @@ def peer_for(found: ReservationInstruction, cluster: str) -> Peer:
     return Peer(spec.reservation_name, cluster, amounts, spec.namespaces)
 
 
-class InstructionCache(ObjectCache[ReservationInstruction]):
+class InstructionCache(LocalCache[ReservationInstruction]):
     """ReservationInstructions, also by reservation."""
 
     def __init__(self, enqueue: Callable[[str], None]) -> None:
@@ -210,9 +210,9 @@ class PeeringReconciler:
 
     async def _reconcile(self, key: str) -> None:
         # Only here and not on the event itself: a connect may still be running for the same key.
-        for gone in self._cache.deleted(key):
+        for gone in self._cache.tombstones(key):
             self._disconnect_all(gone)
-            self._cache.forget_deleted(gone)
+            self._cache.forget(gone)
         found = await self._objects.find(ReservationInstruction, key)
         wanted = "" if found is None else self._target(found)
         if not wanted:
@@ -256,29 +256,34 @@ class PeeringReconciler:
             await self._report(found, wanted, conditions.report_no_peering(is_active=is_active))
             return
         peer = peer_for(found, wanted)
-        if await self._record_provider(found, wanted):
-            await self._record_readiness(found, wanted, await _establish(self._peering, peer))
+        marked = await self._record_provider(found, wanted)
+        if marked is not None:
+            await self._record_readiness(marked, wanted, await _establish(self._peering, peer))
 
-    async def _record_provider(self, found: ReservationInstruction, wanted: str) -> bool:
-        """Record the provider in the status; False if the object has changed since."""
+    async def _record_provider(
+        self, found: ReservationInstruction, wanted: str
+    ) -> ReservationInstruction | None:
+        """Record the provider in the status; None if the object has changed since."""
         marked: ReservationInstruction | None = found
         if PEERING_FINALIZER not in found.metadata.finalizers:
             marked = await controller.add_finalizer(self._objects, found, PEERING_FINALIZER)
         if marked is None:
-            return False
+            return None
         if wanted not in marked.status.started_cluster_ids:
             report = conditions.report_connecting(wanted)
             changed = await self._report(marked, wanted, report, is_started=True)
             if changed is None or self._target(changed) != wanted:
-                return False
+                return None
             log.info("Peering started", **_log_keys(marked, wanted))
+            marked = changed
         self._connected[found.metadata.uid].add(wanted)
-        return True
+        return marked
 
     async def _record_readiness(
         self, found: ReservationInstruction, wanted: str, readiness: Readiness
     ) -> None:
-        changed = await self._report(found, wanted, conditions.report_readiness(readiness))
+        report = conditions.report_readiness(readiness)
+        changed = await self._report(found, wanted, report, is_current=True)
         if changed is None or self._target(changed) != wanted:
             return
         self._health.clear(found.key)
@@ -427,6 +432,7 @@ class PeeringReconciler:
         report: PeeringReport,
         *,
         is_started: bool = False,
+        is_current: bool = False,
     ) -> ReservationInstruction | None:
         """Write what the peering reports about a provider to the current status; None if the object is gone.
 
@@ -443,7 +449,7 @@ class PeeringReconciler:
                 return newest.status
             return conditions.apply_report(newest, wanted, report, self._clock())
 
-        return await self._update_status(found, change)
+        return await self._update_status(found, change, is_current=is_current)
 
     def _with_message(
         self, newest: ReservationInstruction, message: str
@@ -457,9 +463,11 @@ class PeeringReconciler:
         self,
         found: ReservationInstruction,
         change: Callable[[ReservationInstruction], ReservationInstructionStatus],
+        *,
+        is_current: bool = False,
     ) -> ReservationInstruction | None:
         return await controller.update_status(
-            self._objects, found, change, self._clock, self._on_written
+            self._objects, found, change, self._clock, self._on_written, is_current=is_current
         )
 
 

@@ -1,7 +1,7 @@
 """Keeps the placeholders of all holds as `agent.placeholders` plans them, and reports what is held.
 
 A root task of the agent, level-triggered by any change of nodes, pods or holds: one key for the whole
-cluster, because all holds share the room of its nodes. Own writes are assumed until the watch shows them,
+cluster, because all holds share the capacity of its nodes. Own writes are assumed until the watch shows them,
 so that no plan is made from what was true before them.
 """
 
@@ -19,14 +19,14 @@ from kubelend.agent import controller, placeholders
 from kubelend.agent import holds as agent_holds
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.placeholders import (
-    Action,
-    Create,
-    Delete,
+    CreatePlaceholder,
+    DeletePlaceholder,
     HandOver,
     HeldState,
     HoldView,
-    Release,
-    Ungate,
+    PlaceholderAction,
+    ReleasePod,
+    UngatePlaceholder,
 )
 from kubelend.agent.ports import Clock, HoldPods, LocalObjects, NewPlaceholder
 from kubelend.core.errors import KubelendError, NotFound
@@ -38,10 +38,10 @@ from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
 
 COMPONENT: Final = "placeholders"
 PLAN_INTERVAL: Final = timedelta(milliseconds=50)
-"""At least this long between two plans. The first change is planned at once: taking room back is urgent."""
+"""At least this long between two plans. The first change is planned at once: reclaiming is urgent."""
 FAILURE_PAUSE: Final = timedelta(seconds=1)
 GATE_TIMEOUT: Final = timedelta(seconds=30)
-"""How long a borrower's pod waits for room that is being taken back or added."""
+"""How long an offloaded pod waits for capacity that is being taken back or added."""
 CREATE_INTERVAL: Final = timedelta(seconds=10)
 """After a placeholder was lost, before another one is tried on the same node."""
 ASSUMED_FOR: Final = timedelta(seconds=10)
@@ -94,9 +94,9 @@ class PlaceholderReconciler:
     async def run(self) -> None:
         """Keep placeholders and the lease. Runs until cancelled."""
         self._queue.add(_KEY)
-        await tasks.run_all({"reconcile": self._queue.run(), "lease": self._keep_lease()})
+        await tasks.run_all({"reconcile": self._queue.run(), "lease": self._renew_lease()})
 
-    async def _keep_lease(self) -> None:
+    async def _renew_lease(self) -> None:
         """Also deletes finished placeholders, which the watch of unfinished pods does not show."""
         while True:
             try:
@@ -121,7 +121,7 @@ class PlaceholderReconciler:
         await self._report_held(self._view())
         self._health.report(COMPONENT, "")
 
-    def _plan(self) -> list[Action]:
+    def _plan(self) -> list[PlaceholderAction]:
         """Planning takes a tenth of the time at most, also in a cluster with thousands of nodes."""
         began = self._now()
         actions = placeholders.plan(self._view())
@@ -131,13 +131,13 @@ class PlaceholderReconciler:
 
     def _view(self) -> HoldView:
         now = self._now()
-        room = self._inventory.room()
-        pods = self._writes.apply_to(dict(self._inventory.scheduled), room, now)
+        capacity = self._inventory.free_by_node()
+        pods = self._writes.apply_to(dict(self._inventory.scheduled), capacity, now)
         avoided = self._writes.recently_lost(pods, now)
         view = HoldView(
             holds=dict(self._inventory.holds),
             pods=list(pods.values()),
-            room=room,
+            capacity=capacity,
             avoided=avoided,
             overdue=self._overdue(pods, now),
             handed_over=self._handed_over,
@@ -155,19 +155,19 @@ class PlaceholderReconciler:
             self._queue.add_after(_KEY, GATE_TIMEOUT)
         return {uid for uid, since in self._gated_since.items() if now - since >= timeout}
 
-    async def _execute(self, action: Action) -> None:
+    async def _execute(self, action: PlaceholderAction) -> None:
         match action:
-            case Create(reservation, node, amounts, is_gated):
+            case CreatePlaceholder(reservation, node, amounts, is_gated):
                 owner = await self._owner(reservation)
                 if owner is not None:
                     await self._create(NewPlaceholder(owner, node, amounts, is_gated))
-            case Delete(pod):
+            case DeletePlaceholder(pod):
                 await self._delete(pod)
-            case Ungate(pod):
+            case UngatePlaceholder(pod):
                 self._writes.assume(await self._pods.ungate(pod), self._now())
             case HandOver():
                 await self._hand_over(action)
-            case Release(pod, reservation):
+            case ReleasePod(pod, reservation):
                 await self._release(pod, reservation)
 
     # -- actions
@@ -187,8 +187,8 @@ class PlaceholderReconciler:
         self._writes.assume_deleted(pod, self._now())
 
     async def _hand_over(self, action: HandOver) -> None:
-        """In exactly this order: with any other one a waiting pod can take the room (ADR 0027)."""
-        rest = await self._create_rest(action)
+        """In exactly this order: with any other one a waiting pod can take the capacity (ADR 0027)."""
+        remainder = await self._create_remainder(action)
         if action.pod is not None:
             nominated = await self._pods.nominate(action.pod, action.node)
             if nominated is None:
@@ -197,25 +197,31 @@ class PlaceholderReconciler:
             self._writes.assume(nominated, self._now())
         for pod in action.placeholders:
             await self._delete(pod)
-        for gated in filter(None, (action.pod, rest)):
+        for gated in filter(None, (action.pod, remainder)):
             if _is_gated(gated):
                 self._writes.assume(await self._pods.ungate(gated), self._now())
         if action.pod is not None:
             self._log("Held resources handed over", action.reservation, action.pod, action.node)
 
-    async def _create_rest(self, action: HandOver) -> Pod | None:
-        if not action.rest:
+    async def _create_remainder(self, action: HandOver) -> Pod | None:
+        if not action.remainder:
             return None
         owner = await self._owner(action.reservation)
         if owner is None:
             raise NotFound(f"{action.reservation}: its ProviderInstruction is not there yet")
-        return await self._create(NewPlaceholder(owner, action.node, action.rest, is_gated=True))
+        return await self._create(
+            NewPlaceholder(owner, action.node, action.remainder, is_gated=True)
+        )
 
     async def _release(self, pod: Pod, reservation: str) -> None:
         """The condition first: an ungated pod is not released again."""
         state = _scheduling(pod)
         reason = DOES_NOT_FIT if reservation else NOTHING_HELD
-        fits = "does not fit into the held room of one node" if reservation else "has no held room"
+        fits = (
+            "does not fit into the held capacity of one node"
+            if reservation
+            else "has no held capacity"
+        )
         message = f"Pod {state.namespace}/{state.name} ({pod.requests.describe()}) {fits}"
         await self._pods.set_condition(pod, reason, message)
         self._writes.assume(await self._pods.ungate(pod), self._now())
@@ -226,12 +232,12 @@ class PlaceholderReconciler:
 
     def _log(self, text: str, reservation: str, pod: Pod, node: str, **keys: str) -> None:
         state = _scheduling(pod)
-        shown = {"reservation": reservation, "node": node, **keys}
+        found = {"reservation": reservation, "node": node, **keys}
         log.info(
             text,
             namespace=state.namespace,
             name=state.name,
-            **{key: value for key, value in shown.items() if value},
+            **{key: value for key, value in found.items() if value},
         )
 
     async def _owner(self, reservation: str) -> ProviderInstruction | None:
@@ -314,20 +320,22 @@ class _OwnWrites:
         self._created = {at: made for at, made in self._created.items() if made[1] > since}
         return {at for at, (uid, _) in self._created.items() if uid not in pods}
 
-    def apply_to(self, pods: dict[str, Pod], room: placeholders.Room, now: float) -> dict[str, Pod]:
+    def apply_to(
+        self, pods: dict[str, Pod], capacity: placeholders.FreeCapacity, now: float
+    ) -> dict[str, Pod]:
         since = now - ASSUMED_FOR.total_seconds()
         self._deleted = {uid: at for uid, at in self._deleted.items() if uid in pods or at > since}
         for uid in self._deleted.keys() & pods.keys():
             gone = pods.pop(uid)
-            if gone.node in room:
-                room[gone.node] += gone.requests
+            if gone.node in capacity:
+                capacity[gone.node] += gone.requests
         for uid, assumed in list(self._assumed.items()):
-            shown = self._shown(pods.get(uid), assumed, since)
-            if shown is not None:
-                pods[uid] = shown
+            overlaid = self._overlay(pods.get(uid), assumed, since)
+            if overlaid is not None:
+                pods[uid] = overlaid
         return pods
 
-    def _shown(self, known: Pod | None, assumed: _Assumed, since: float) -> Pod | None:
+    def _overlay(self, known: Pod | None, assumed: _Assumed, since: float) -> Pod | None:
         """The pod as it is assumed to be; None, and no longer assumed, if the watch knows better."""
         uid = assumed.pod.id
         if known is None and assumed.is_new and assumed.at > since:
@@ -336,7 +344,11 @@ class _OwnWrites:
             del self._assumed[uid]
             return None
         self._assumed[uid] = assumed._replace(is_new=False)
-        return _with_progress(known, assumed.pod)
+        written = _scheduling(assumed.pod)
+        state = _scheduling(known)._replace(
+            is_gated=written.is_gated, nominated_node=written.nominated_node
+        )
+        return replace(known, scheduling=state)
 
 
 def _progress(pod: Pod) -> int:
@@ -345,14 +357,6 @@ def _progress(pod: Pod) -> int:
     if pod.node:
         return 3
     return (1 if state.nominated_node else 0) if state.is_gated else 2
-
-
-def _with_progress(known: Pod, assumed: Pod) -> Pod:
-    written = _scheduling(assumed)
-    state = _scheduling(known)._replace(
-        is_gated=written.is_gated, nominated_node=written.nominated_node
-    )
-    return replace(known, scheduling=state)
 
 
 def _scheduling(pod: Pod) -> PodScheduling:

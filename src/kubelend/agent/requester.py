@@ -19,7 +19,7 @@ import structlog
 from msgspec.structs import replace
 
 from kubelend.agent import conditions, controller, events, reservation_cache, resource_requests
-from kubelend.agent.controller import ObjectCache
+from kubelend.agent.controller import LocalCache
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.instructions import ExpiryTracker, InstructionReconciler, time_text
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
@@ -141,7 +141,7 @@ class ResourceRequestReconciler:
     def _instruction_namespace(self, reservation: str) -> str | None:
         """The namespace of a reservation's instruction; see `NamespaceLookup`."""
         owner = self._cache.owner(reservation)
-        is_settled = self._cache.is_synced and not self._requesting
+        is_settled = self._cache.has_synced and not self._requesting
         wanted = self._namespace or owner.partition("/")[0]
         return wanted if wanted or is_settled else None
 
@@ -152,9 +152,9 @@ class ResourceRequestReconciler:
     # -- reconcile
 
     async def _reconcile(self, key: str) -> None:
-        for gone in self._cache.deleted(key):
+        for gone in self._cache.tombstones(key):
             await self._release(gone)
-            self._cache.forget_deleted(gone)
+            self._cache.forget(gone)
         found = await self._objects.find(ResourceRequest, key)
         if found is None:
             return
@@ -164,7 +164,7 @@ class ResourceRequestReconciler:
             await self._sync(found)
 
     async def _sync(self, found: ResourceRequest) -> None:
-        state, requested = resource_requests.request_state(found), found.status.asked
+        state, requested = resource_requests.request_state(found), found.status.sent_request
         if state is RequestState.NEW:
             await self._start(found)
         elif state is RequestState.BOUND:
@@ -337,7 +337,7 @@ def _log_step(written: ResourceRequest, before: ResourceRequestStatus) -> None:
     status = written.status
     keys = _request_log_keys(written)
     amounts = {"cpu": written.spec.requested_cpu, "memory": written.spec.requested_memory}
-    if status.asked is not None and status.asked != before.asked:
+    if status.sent_request is not None and status.sent_request != before.sent_request:
         log.info("ResourceRequest received", **keys, **amounts)
     # A failover to another cluster is a step, a renewal is not.
     fields = ("phase", "reservation_name", "target_cluster_id")
@@ -364,7 +364,7 @@ def _request_log_keys(found: ResourceRequest) -> dict[str, str]:
     return {"namespace": found.metadata.namespace, "name": found.metadata.name}
 
 
-class RequestCache(ObjectCache[ResourceRequest]):
+class RequestCache(LocalCache[ResourceRequest]):
     """ResourceRequests, and which of them owns a reservation."""
 
     def __init__(self, enqueue: Callable[[str], None]) -> None:
@@ -387,10 +387,10 @@ class RequestCache(ObjectCache[ResourceRequest]):
         """The object holds nothing; its deletion is expected."""
         self._released.add(found.metadata.uid)
 
-    def forget_deleted(self, gone: ResourceRequest) -> None:
-        super().forget_deleted(gone)
+    def forget(self, gone: ResourceRequest) -> None:
+        super().forget(gone)
         # Also reservations that are not in a status yet; not those of an object with the same key.
-        if not self.deleted(gone.key) and self.find(gone.key) is None:
+        if not self.tombstones(gone.key) and self.find(gone.key) is None:
             self._owners = {name: key for name, key in self._owners.items() if key != gone.key}
 
     def on_update(self, found: ResourceRequest) -> None:
@@ -405,7 +405,7 @@ class RequestCache(ObjectCache[ResourceRequest]):
         super().on_delete(gone)
         if gone.metadata.uid in self._released:
             self._released.discard(gone.metadata.uid)
-            self.forget_deleted(gone)
+            self.forget(gone)
 
 
 MAX_CONCURRENT_REQUESTS: Final = 32
@@ -463,7 +463,7 @@ class ReservationClient:
     async def _held_reservation(self, found: ResourceRequest) -> str:
         """The ID of the reservation that the object holds, as far as is known; empty if there is none."""
         state = resource_requests.request_state(found)
-        name, requested = found.status.reservation_name, found.status.asked
+        name, requested = found.status.reservation_name, found.status.sent_request
         if state is RequestState.BOUND:
             known = self._reservations.find(name)
             return name if known is None or known.status.phase in UNFINISHED_PHASES else ""

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from kubelend.agent.reservation_cache import LIVE_PHASES
 from kubelend.core import durations, resources
 from kubelend.core.errors import (
+    CertificateRefused,
     Conflict,
     InvalidDuration,
     InvalidInput,
@@ -47,11 +48,12 @@ concurrent change."""
 def is_transient(error: KubelendError) -> bool:
     """Whether the same call may succeed later without a change of the request.
 
-    A response that is not the broker's comes from an intermediary, so it is transient too.
+    A response that is not the broker's comes from an intermediary, and a certificate can be replaced: both
+    are no decision about the request.
     """
     return (
         error.retryable
-        or isinstance(error, UnexpectedResponse)
+        or isinstance(error, UnexpectedResponse | CertificateRefused)
         or type(error) in _TRANSIENT_CLASSES
     )
 
@@ -63,7 +65,7 @@ def status_for_request(sent: SentRequest) -> ResourceRequestStatus:
         reason=REQUESTING_REASON,
         message="Requesting a reservation from the broker",
         observed_generation=sent.generation,
-        asked=sent,
+        sent_request=sent,
     )
 
 
@@ -83,7 +85,7 @@ def status_for_reservation(
         message="; ".join(notes),
         expires_at=body.status.expires_at,
         observed_generation=found.metadata.generation,
-        asked=found.status.asked,
+        sent_request=found.status.sent_request,
     )
 
 
@@ -157,7 +159,7 @@ def request_state(found: ResourceRequest) -> RequestState:
         return RequestState.DONE
     if status.reservation_name:
         return RequestState.BOUND
-    return RequestState.NEW if status.asked is None else RequestState.REQUESTED
+    return RequestState.NEW if status.sent_request is None else RequestState.REQUESTED
 
 
 def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:

@@ -1,7 +1,7 @@
 """The REST application: authentication, rate limit, routing, authorization and dispatch of every request.
 
 Rejections are logged and written to the audit log here, as are probes, metrics, version and the OpenAPI
-document served. Errors become responses in `api.middleware`.
+document served. Errors become responses in `api.request`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 from aiohttp import web
 
-from kubelend.api import audit, clusters, instructions, members, middleware, reservations
+from kubelend.api import clusters, members, request, reservations
 from kubelend.api import request as api_request
-from kubelend.api.middleware import RequestScope
-from kubelend.api.request import JSON_HEADERS, AppContext, JsonResponse, RequestContext
+from kubelend.api.request import (
+    JSON_HEADERS,
+    RESPONSE_BYTES_PER_TOKEN,
+    AppContext,
+    JsonResponse,
+    RequestContext,
+    RequestScope,
+)
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.metrics import METRICS_CONTENT_TYPE, BrokerMetrics
 from kubelend.broker.ports import Clock
@@ -76,9 +82,10 @@ _ALLOWED_ROLES: dict[Access, frozenset[Role]] = {
 log = structlog.get_logger("kubelend.api")
 
 
-def make_api(handlers: Mapping[str, Handler], context: AppContext) -> middleware.HttpHandler:
+def make_api(handlers: Mapping[str, Handler], context: AppContext) -> request.HttpHandler:
     """Combines the handlers, by route name, into the one that the server calls."""
-    admit, check = context.rate_limiter.admit, context.authenticator.check
+    admit, charge = context.rate_limiter.admit, context.rate_limiter.charge
+    check = context.authenticator.check
     holder_of, caller_of = context.authenticator.connection_identity, context.authenticator.caller
 
     def enter(scope: RequestScope) -> Awaitable[web.StreamResponse]:
@@ -89,7 +96,7 @@ def make_api(handlers: Mapping[str, Handler], context: AppContext) -> middleware
         scope.caller = holder_of(request)  # set first, so that a rejected proxy is named
         scope.caller = caller = caller_of(scope.caller, request)
         CURRENT_ACTOR.set(_audit_actor(caller, request))
-        admit(f"{caller.role} {caller.name}")  # names are unique only within a role
+        admit(caller.rate_key)
         if scope.route not in PROBE_ROUTES or context.broker.unready is None:
             check(caller)
         if not isinstance(found, RouteMatch):
@@ -102,7 +109,13 @@ def make_api(handlers: Mapping[str, Handler], context: AppContext) -> middleware
             )
         return handlers[scope.route](RequestContext(request, caller, context, found.names))
 
-    return middleware.handle(enter, _rejection_recorder(context.audit_log), context.metrics)
+    def charge_response(scope: RequestScope, response: web.StreamResponse) -> None:
+        body = getattr(response, "body", None)
+        if scope.caller and isinstance(body, bytes) and len(body) >= RESPONSE_BYTES_PER_TOKEN:
+            charge(scope.caller.rate_key, len(body) // RESPONSE_BYTES_PER_TOKEN)
+
+    recorder = _rejection_recorder(context.audit_log)
+    return request.handle(enter, recorder, context.metrics, charge_response)
 
 
 def _check_role(caller: Caller, route: Route) -> None:
@@ -114,7 +127,7 @@ def _check_role(caller: Caller, route: Route) -> None:
         )
 
 
-def _rejection_recorder(audit_log: AuditLog) -> middleware.OnRejected:
+def _rejection_recorder(audit_log: AuditLog) -> request.OnRejected:
     repeats, retries = LogThrottle(), LogThrottle(_RETRIED_LOG_INTERVAL)
 
     def record_rejection(scope: RequestScope, error: KubelendError) -> None:
@@ -201,11 +214,11 @@ HANDLERS: dict[str, Handler] = {
     "renew": reservations.renew,
     "explain_reservation": reservations.explain_reservation,
     "explain": reservations.explain,
-    "instructions": instructions.list_instructions,
-    "stream": instructions.stream_instructions,
-    "acknowledge": instructions.acknowledge,
-    "refuse": instructions.refuse,
-    "exchange_handshake": instructions.exchange_handshake,
+    "instructions": reservations.list_instructions,
+    "stream": reservations.stream_instructions,
+    "acknowledge": reservations.acknowledge,
+    "refuse": reservations.refuse,
+    "exchange_handshake": reservations.exchange_handshake,
     "list_clusters": clusters.list_clusters,
     "get_cluster": clusters.get_cluster,
     "cordon": clusters.cordon,
@@ -229,7 +242,7 @@ HANDLERS: dict[str, Handler] = {
     "revoke_member": members.revoke_member,
     "remove_member": members.remove_member,
     "renew_certificate": members.renew_certificate,
-    "audit_log": audit.audit_log,
+    "audit_log": members.audit_log,
     "grant_keys": grant_keys,
     "version": version,
     "openapi": openapi_document,

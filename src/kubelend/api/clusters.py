@@ -63,7 +63,8 @@ async def publish_advertisement(call: RequestContext) -> web.StreamResponse:
     body = await call.body(bodies.Advertisement)
     cluster = call.caller.cluster
     authorization.check_cluster_id(body.cluster_id, cluster)
-    advertisement = conversion.to_advertisement(body, cluster, call.broker.clock())
+    with call.charge_patterns():
+        advertisement = conversion.to_advertisement(body, cluster, call.broker.clock())
     view, holds = await call.broker.advertise(advertisement, call.caller.until)
     return JsonResponse(
         bodies.PublishResult(
@@ -93,7 +94,9 @@ async def get_policy(call: RequestContext) -> web.StreamResponse:
 
 async def set_policy(call: RequestContext) -> web.StreamResponse:
     request.check_path_name(call.cluster, "cluster name")
-    policy = admin_conversion.to_policy(await call.body(admin_bodies.PolicyRequest))
+    body = await call.body(admin_bodies.PolicyRequest)
+    with call.charge_patterns():
+        policy = admin_conversion.to_policy(body)
     return JsonResponse(_policy_body(await call.app.limits.set_policy(call.cluster, policy)))
 
 

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import structlog
 from aiohttp import web
 
-from kubelend.api import middleware
+from kubelend.api import request
 from kubelend.api import request as api_request
-from kubelend.api.middleware import RequestScope
-from kubelend.api.request import JsonResponse
+from kubelend.api.request import JsonResponse, RequestScope
 from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import BrokerMetrics
@@ -47,8 +46,8 @@ from kubelend.wire.routes import EnrolmentRoute
 MAX_BODY_BYTES = 24 * 1024
 """Maximum size of a body: certificate signing request, token and name."""
 
-ENROLMENT_CONNECTIONS = ConnectionLimits(connections=512, per_caller=8, handshakes_per_address=16)
-"""Clients are unauthenticated and may use many addresses, so each address gets few connections."""
+ENROLMENT_CONNECTIONS = ConnectionLimits(connections=512, per_caller=8, handshakes=256)
+"""Clients are unauthenticated and may use many addresses, so each address gets few: 30 MB at most."""
 
 READ_TIMEOUT = 3.0
 """Maximum seconds for a request to arrive: requests are short and clients unauthenticated."""
@@ -83,7 +82,7 @@ class EnrolmentContext(NamedTuple):
 
 def make_enrolment_api(
     membership: Membership, metrics: BrokerMetrics, audit_log: AuditLog, read_timeout: float
-) -> middleware.HttpHandler:
+) -> request.HttpHandler:
     """Combines both routes into the handler that the server calls."""
     context = EnrolmentContext(
         membership,
@@ -107,7 +106,7 @@ def make_enrolment_api(
             raise found
         return _HANDLERS[found](request, context)
 
-    return middleware.handle(enter, partial(_record_rejection, context), metrics)
+    return request.handle(enter, partial(_record_rejection, context), metrics)
 
 
 async def _get_authorities(_: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:
@@ -115,7 +114,8 @@ async def _get_authorities(_: web.BaseRequest, context: EnrolmentContext) -> web
 
 
 async def _post_join(request: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:
-    body = await api_request.read_body(request, admin_bodies.JoinRequest, context.read_timeout)
+    text = await api_request.read_body(request, context.read_timeout)
+    body = api_request.decode_body(text, admin_bodies.JoinRequest)
     role = _parse_role(body.role)
     CURRENT_ACTOR.set(_actor(request, body.name))
     source = rate_limit_key(request.remote or "")

@@ -1,23 +1,26 @@
-"""Handlers of members, join tokens and certificate renewal."""
+"""Handlers of members, join tokens, certificate renewal and audit log searches."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from http import HTTPStatus
 
+import msgspec
 from aiohttp import web
 
 from kubelend.api import request
 from kubelend.api.request import JsonResponse, RequestContext, paginate
 from kubelend.broker.membership import PresentedCertificate
 from kubelend.core import durations
+from kubelend.core.audit_log import AuditRecord
 from kubelend.core.enrolment import MAX_TOKEN_TTL, MIN_TOKEN_TTL
 from kubelend.core.errors import Conflict, InvalidIdentity, InvalidInput, NotFound
 from kubelend.core.lifecycle import Role
 from kubelend.core.members import MemberId, MembershipStatus, Token, TokenId
 from kubelend.pki import identity, tokens, x509
 from kubelend.wire import admin_bodies, admin_conversion, conversion, validation
-from kubelend.wire.admin_bodies import TokenRequest
+from kubelend.wire.admin_bodies import Actor, AuditLine, AuditLog, TokenRequest
 from kubelend.wire.admin_conversion import from_member
 
 
@@ -178,3 +181,77 @@ def _check_token_name(name: str, role: Role) -> None:
             identity.client_profile(name, role)
     except InvalidIdentity as error:
         raise InvalidInput(f"name: {error.message}", hint=error.hint) from None
+
+
+MAX_LINE_NUMBER = 2**63 - 1
+
+
+async def audit_log(call: RequestContext) -> web.StreamResponse:
+    before = call.query_int("continue", 0, MAX_LINE_NUMBER) or None
+    found = await call.app.audit_log.search(_line_filter(call), before, call.page_size())
+    more = "" if found.before is None else str(found.before)
+    return JsonResponse(
+        AuditLog([_audit_line_body(record, digest) for record, digest in found.lines], more)
+    )
+
+
+def _audit_line_body(record: AuditRecord, digest: bytes) -> AuditLine:
+    return AuditLine(
+        number=record.number,
+        at=record.at,
+        actor=Actor(record.actor.name, record.actor.role, record.actor.remote, record.actor.via),
+        action=record.action,
+        subject=record.subject,
+        digest=digest.hex(),
+        before=record.before,
+        after=record.after,
+        code=record.code,
+        message=record.message,
+    )
+
+
+def _line_filter(call: RequestContext) -> Callable[[AuditRecord], bool]:
+    query = call.request.query
+    actor, action, subject = query.get("actor"), query.get("action"), query.get("subject")
+    since, until = _query_time(call, "since"), _query_time(call, "until")
+    refused = call.query_bool("refused") if "refused" in query else None
+
+    def wanted(record: AuditRecord) -> bool:
+        return (
+            (actor is None or record.actor.name == actor)
+            and (action is None or record.action == action)
+            and (subject is None or _is_about(record, subject))
+            and (refused is None or bool(record.code) is refused)
+            and (since is None or record.at >= since)
+            and (until is None or record.at < until)
+        )
+
+    return wanted
+
+
+def _is_about(record: AuditRecord, subject: str) -> bool:
+    """Whether an entry is about the subject; reservations match their requester and target, too."""
+    parties = {record.subject, record.subject.partition("/")[2]}
+    parties |= {
+        str(facts.get(role)) for facts in (record.before, record.after) for role in _CLUSTER_FACTS
+    }
+    return subject in parties
+
+
+_CLUSTER_FACTS = ("requester", "target")
+
+
+def _query_time(call: RequestContext, name: str) -> datetime | None:
+    text = call.request.query.get(name)
+    if text is None:
+        return None
+    try:
+        moment = msgspec.convert(text, datetime)
+    except msgspec.ValidationError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidInput(
+            f"{name}: {text[:40]!r} is not a timestamp with a time zone",
+            hint="use the form 2026-01-31T12:00:00Z",
+        )
+    return moment

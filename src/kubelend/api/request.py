@@ -1,17 +1,22 @@
-"""Request and application context of the handlers: bodies, query parameters, authorization, responses."""
+"""Request and application context of the handlers: bodies, query parameters, authorization, responses.
+
+The middleware around every handler adds timing, metrics, and errors as problem responses. Authentication and
+the log of rejections are passed in: by `api.app` for the REST API, by `api.enrolment` for joining clients.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+import structlog
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
@@ -23,14 +28,21 @@ from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, LimitService
 from kubelend.broker.streams import Subscription
+from kubelend.core import lending
 from kubelend.core.errors import (
     BodyTooLarge,
     Forbidden,
     IdentityInUse,
     InvalidIdentity,
     InvalidInput,
+    KubelendError,
+    LimitExceeded,
+    MethodNotAllowed,
     NotFound,
+    NotLeader,
+    Revoked,
     TooSlow,
+    Unavailable,
 )
 from kubelend.core.lifecycle import Role
 from kubelend.core.models import ClusterId, Reservation, ReservationId
@@ -38,11 +50,17 @@ from kubelend.kits.ratelimit import RateLimiter
 from kubelend.pki import identity
 from kubelend.pki.grants import GrantSigner
 from kubelend.pki.identity import Caller
-from kubelend.wire import route, routes
+from kubelend.wire import problems, route, routes
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.route import MAX_PAGE_SIZE
 
 Item = TypeVar("Item")
+
+REQUEST_BYTES_PER_TOKEN, RESPONSE_BYTES_PER_TOKEN = 4096, 16384
+"""A larger body or response counts as several calls in the rate limit, because it costs the broker more. Most
+have one kilobyte."""
+TOKENS_PER_PATTERN = 2
+"""What compiling a pattern of a lending policy counts."""
 
 JSON_CONTENT_TYPE: Final = "application/json"
 JSON_HEADERS = {"Content-Type": JSON_CONTENT_TYPE}
@@ -104,10 +122,22 @@ class RequestContext:
     async def body(self, kind: type[Body], *, optional: bool = False) -> Body:
         """Reads and decodes the body within the limits of size and time."""
         is_here = self.request.content.is_eof()
-        body = await read_body(self.request, kind, self.app.read_timeout, optional=optional)
+        text = await read_body(self.request, self.app.read_timeout)
         if not is_here:
             self.reauthenticate()  # the caller may have been revoked meanwhile
-        return body
+        if cost := len(text) // REQUEST_BYTES_PER_TOKEN:
+            self.app.rate_limiter.admit(self.caller.rate_key, cost)
+        return decode_body(text, kind, optional=optional)
+
+    @contextmanager
+    def charge_patterns(self) -> Iterator[None]:
+        """Charges the caller for the patterns that are compiled in here."""
+        before = lending.compiled_patterns()
+        try:
+            yield
+        finally:
+            cost = TOKENS_PER_PATTERN * (lending.compiled_patterns() - before)
+            self.app.rate_limiter.charge(self.caller.rate_key, cost)
 
     def reauthenticate(self) -> None:
         self.app.authenticator.recheck(self.request)
@@ -207,16 +237,18 @@ Body = TypeVar("Body")
 _HINT_SMALLER_BODY = "send a smaller body"
 
 
-async def read_body(
-    request: web.BaseRequest, kind: type[Body], timeout: float, *, optional: bool = False
-) -> Body:
-    """Reads and decodes the body, which has to arrive within `timeout` seconds."""
+async def read_body(request: web.BaseRequest, timeout: float) -> bytes:
+    """Reads the body, which has to arrive within `timeout` seconds."""
     content = request.content
     if content.is_eof() and content.exception() is None:
         text = content.read_nowait()
         _check_body_size(len(text), request.client_max_size)
-    else:
-        text = await _wait_for_body(request, timeout)
+        return text
+    return await _wait_for_body(request, timeout)
+
+
+def decode_body(text: bytes, kind: type[Body], *, optional: bool = False) -> Body:
+    """Decodes a body; an optional one may be empty."""
     if optional and not text:
         return kind()
     try:
@@ -295,3 +327,88 @@ def _response_head(status: int, stays_open: bool, now: int) -> bytes:
         f"Connection: {'keep-alive' if stays_open else 'close'}",
     )
     return "\r\n".join((*lines, "", "")).encode("ascii")
+
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status in metrics for a client that disconnected before the response; never sent."""
+UNKNOWN_ROUTE = "unknown"
+RETRY_AFTER_SECONDS = "2"
+"""Seconds in the Retry-After header of a broker that is unavailable."""
+
+log = structlog.get_logger("kubelend.api")
+
+
+class RequestScope:
+    """A request and what is known about it so far, for the log of a rejection."""
+
+    __slots__ = ("caller", "path_params", "request", "route")
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self.request = request
+        self.route = UNKNOWN_ROUTE
+        self.path_params: Mapping[str, str] = {}
+        """Parameters of the path."""
+        self.caller: Caller | None = None
+
+
+HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Dispatch = Callable[[RequestScope], Awaitable[web.StreamResponse]]
+"""Authenticates a request and calls its handler. Not a coroutine, to save one per request."""
+OnRejected = Callable[[RequestScope, KubelendError], None]
+OnAnswered = Callable[[RequestScope, web.StreamResponse], None]
+
+
+def handle(
+    dispatch: Dispatch,
+    on_rejected: OnRejected,
+    metrics: BrokerMetrics,
+    on_answered: OnAnswered = lambda *_: None,
+) -> HttpHandler:
+    """Returns the handler for the server; `on_rejected` is called for every `KubelendError`."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        began = time.perf_counter()
+        scope = RequestScope(request)
+        try:
+            response = await dispatch(scope)
+            on_answered(scope, response)
+        except KubelendError as error:
+            metrics.count_rejected_request(scope.route, error.code)
+            on_rejected(scope, error)
+            response = error_response(error, request)
+        except asyncio.CancelledError:
+            # The client disconnected, which is how streams end, or the broker is stopping.
+            status = HTTPStatus.OK if request.writer.output_size else CLIENT_CLOSED_REQUEST
+            metrics.observe_request(
+                scope.route, request.method, status, time.perf_counter() - began
+            )
+            raise
+        except Exception:  # log, respond, and serve the next request
+            log.exception("Request failed", route=scope.route)
+            failure = KubelendError("internal error", hint="see the log of the broker")
+            response = error_response(failure, request)
+        took = time.perf_counter() - began
+        metrics.observe_request(scope.route, request.method, response.status, took)
+        return response
+
+    return answer
+
+
+def error_response(error: KubelendError, request: web.BaseRequest) -> web.StreamResponse:
+    body = problems.to_problem(error)
+    headers = {"Content-Type": problems.CONTENT_TYPE}
+    if isinstance(error, LimitExceeded) and error.retryable:
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = RETRY_AFTER_SECONDS
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.allowed)
+    response = web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
+    broken = request.content.exception() is not None
+    if broken or isinstance(error, TooSlow | BodyTooLarge):
+        response.force_close()  # do not wait for the rest of the body
+    if isinstance(error, Revoked) and identity.CLIENT_CERT_HEADER not in request.headers:
+        response.force_close()  # a proxy's connection is shared by many callers
+    if isinstance(error, NotLeader):
+        response.force_close()  # the next connection may reach the leader
+    return response

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp.web_response import Response
 
-from kubelend.agent.collector import Collector
 from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.holds import HoldTable
 from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
@@ -27,7 +26,7 @@ from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
 from kubelend.agent.placeholder_reconciler import PlaceholderReconciler
 from kubelend.agent.ports import BrokerCommunicator, HandshakeExchange
 from kubelend.agent.provider import ProviderConfig, ProviderReconciler
-from kubelend.agent.publisher import LocalPublisher, Publisher
+from kubelend.agent.publisher import Collector, LocalPublisher, Publisher
 from kubelend.agent.requester import ResourceRequestReconciler
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.agent.stream import InstructionListener
@@ -37,8 +36,7 @@ from kubelend.apps.agent_launcher import AgentCertificateRenewer, AgentLaunch
 from kubelend.apps.agent_peering import AgentPeering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.communicators import factory
-from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.communicators.middleware import MetricsMiddleware, SessionMiddleware
+from kubelend.communicators.factory import CommunicatorOptions, MetricsMiddleware, SessionMiddleware
 from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.kits import logs, tasks
@@ -53,7 +51,7 @@ COMPONENTS = (
 OBJECT_CHECK_INTERVAL = timedelta(seconds=2)
 
 UNEXPECTED, USAGE = 1, 2
-"""Exit codes, the same as in `cli.exit_codes`."""
+"""Exit codes, the same as in `cli.output`."""
 
 RootCoroutine = Coroutine[object, object, None]
 
@@ -138,9 +136,7 @@ class AgentApp:
         self.peering = AgentPeering(None)
         self._on_handshake: list[Callable[[str], None]] = []
         # Before the probe listener opens, so that /readyz is never ok too early.
-        for part in (
-            ("collector", "publisher", "stream") if settings.broker_transport else ("collector",)
-        ):
+        for part in ("collector", "publisher", "stream") if settings.transport else ("collector",):
             self.health.require(part)
 
     def root_tasks(self) -> dict[str, RootCoroutine]:
@@ -166,8 +162,14 @@ class AgentApp:
         return {"collector": collector.run(), "publisher": meter.run(collector.measured)}
 
     def _tasks_with_broker(self, broker: BrokerCommunicator) -> dict[str, RootCoroutine]:
-        publisher = self._publisher = self._make_publisher(
-            SessionMiddleware(broker, self._active_gate)
+        publisher = self._publisher = Publisher(
+            settings=self._advertising,
+            inventory=self._inventory,
+            communicator=SessionMiddleware(broker, self._active_gate),
+            reservations=self._reservation_cache,
+            objects=self._environment.objects,
+            health=self.health,
+            clock=self._environment.clock,
         )
         collector = Collector(
             self._environment.source, self._inventory, self.health, self._notify_changed
@@ -199,17 +201,6 @@ class AgentApp:
     async def _run_when_active(self, work: Callable[[], RootCoroutine]) -> None:
         await self._active_gate.wait()
         await work()
-
-    def _make_publisher(self, broker: BrokerCommunicator) -> Publisher:
-        return Publisher(
-            settings=self._advertising,
-            inventory=self._inventory,
-            communicator=broker,
-            reservations=self._reservation_cache,
-            objects=self._environment.objects,
-            health=self.health,
-            clock=self._environment.clock,
-        )
 
     def _make_requester(self, broker: BrokerCommunicator) -> ResourceRequestReconciler:
         return ResourceRequestReconciler(
@@ -308,7 +299,7 @@ class AgentApp:
         return found
 
     def _renewal_task(self) -> dict[str, RootCoroutine]:
-        if not self._settings.auto_renew or self._settings.broker_transport != "http":
+        if not self._settings.auto_renew or self._settings.transport != "http":
             return {}
         directory, url = Path(self._settings.broker_cert_path), self._settings.broker_url
         renewer = AgentCertificateRenewer(
@@ -348,7 +339,7 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
             )
         broker = (
             f"namespace {settings.broker_namespace}"
-            if settings.broker_transport == "kubernetes"
+            if settings.transport == "kubernetes"
             else settings.broker_url
         )
         keys = {"cluster": cluster, "source": settings.source, "peering": mode}
@@ -369,7 +360,7 @@ async def _connect(settings: AgentSettings, process: AgentApp, stack: AsyncExitS
         ),
         on_handshake=process.on_handshake,
     )
-    communicator = await factory.open_communicator(settings.broker_transport, options)
+    communicator = await factory.open_communicator(settings.transport, options)
     if communicator is not None:
         stack.push_async_callback(communicator.close)
         process.communicator = MetricsMiddleware(communicator, process.metrics.observe_call)

@@ -100,7 +100,7 @@ async def _open_broker(settings: AgentSettings, stack: AsyncExitStack) -> Broker
         namespace=settings.broker_namespace,
     )
     try:
-        found = await factory.open_communicator(settings.broker_transport, options)
+        found = await factory.open_communicator(settings.transport, options)
     except KubelendError as error:
         log.warning("No connection to the broker", error=str(error))
         return None

@@ -146,11 +146,11 @@ def lending_policy(settings: AgentSettings, offered: OfferSettings) -> LendingPo
 def _read_policy(path: str) -> bodies.LendingPolicy | None:
     if not path:
         return None
-    from kubelend.sources import yaml_documents
+    from kubelend.wire import strict_yaml
 
     try:
-        found = yaml_documents.load_yaml(Path(path).read_bytes()) or {}
-        return yaml_documents.convert_strict(found, bodies.LendingPolicy)
+        found = strict_yaml.load_yaml(Path(path).read_bytes()) or {}
+        return strict_yaml.convert_strict(found, bodies.LendingPolicy)
     except OSError as error:
         reason = error.strerror
         raise InvalidSettings(f"--policy-file: {path} cannot be read: {reason}") from error

@@ -131,12 +131,12 @@ def launch_agent(settings: AgentSettings) -> NoReturn:
 
 def prepare_launch(settings: AgentSettings) -> AgentLaunch:
     """Returns the settings with the cluster ID from the certificate; raises if the two contradict."""
-    if settings.broker_transport != "http":
+    if settings.transport != "http":
         return AgentLaunch(settings)
-    from kubelend.pki import inspection
+    from kubelend.pki import authority
 
     try:
-        found = inspection.inspect_certificate(Path(settings.broker_cert_path))
+        found = authority.inspect_certificate(Path(settings.broker_cert_path))
     except InvalidSettings:
         if settings.cleanup:  # an agent that has never got one has to be uninstalled too
             return AgentLaunch(settings)

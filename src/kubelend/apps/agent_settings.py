@@ -16,14 +16,15 @@ from kubelend.core.errors import InvalidInput
 from kubelend.core.pod_requests import HOLD_CLASS_PREFIX
 from kubelend.sources import object_semantics
 
-TRANSPORTS = ("http", "kubernetes", "")
+TRANSPORTS = ("auto", "http", "kubernetes", "")
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):
     """Settings of the agent."""
 
-    broker_transport: str = "http"
-    """Transport to the broker: http, kubernetes, or empty for none (the agent only measures its cluster)."""
+    broker_transport: str = "auto"
+    """Transport to the broker: http, kubernetes, or empty for none (the agent only measures its cluster).
+    auto selects kubernetes if --broker-kubeconfig is set and --broker-cert-path is not, else http."""
 
     broker_url: str = "https://localhost:8443"
     """URL of the broker, for --broker-transport=http."""
@@ -196,6 +197,13 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     log_format: Literal["json", "console"] = "json"
     """Log format: JSON lines, or text for a terminal."""
 
+    @property
+    def transport(self) -> str:
+        """The transport that `--broker-transport` selects: http, kubernetes, or empty."""
+        if self.broker_transport != "auto":
+            return self.broker_transport
+        return "kubernetes" if self.broker_kubeconfig and not self.broker_cert_path else "http"
+
     def problems(self) -> list[str]:
         """Returns one sentence per invalid value, beginning with the flag's name."""
         return [
@@ -208,10 +216,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     def _broker_problems(self) -> list[str]:
         if self.broker_transport not in TRANSPORTS:
             return [
-                f"--broker-transport: {self.broker_transport!r} is not supported; use http,"
+                f"--broker-transport: {self.broker_transport!r} is not supported; use auto, http,"
                 " kubernetes, or an empty value for none"
             ]
-        if self.broker_transport != "http":
+        if self.transport != "http":
             return []
         found = [settings.broker_url_problem(self.broker_url, "--broker-url")]
         if not self.broker_cert_path:

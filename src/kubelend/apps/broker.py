@@ -33,7 +33,9 @@ from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.ports import Clock, OpenStore, Store
 from kubelend.broker.service import Broker, BrokerRules, LimitService
+from kubelend.core.commands import WaitLimits
 from kubelend.core.enrolment import JoinPolicy
+from kubelend.core.explanations import ExplainOthers
 from kubelend.kits import clock, logs, tasks
 from kubelend.kits import files as kits_files
 from kubelend.kits.ratelimit import CoalescingTimer, RateLimiter
@@ -203,7 +205,8 @@ def _rules(settings: BrokerSettings) -> BrokerRules:
     return BrokerRules(
         stale_after=settings.stale_after,
         retention=settings.retention,
-        max_waiting=settings.max_waiting,
+        waiting=WaitLimits(settings.max_waiting, settings.max_waiting_per_requester),
+        explain_others=ExplainOthers(settings.explain_others),
         lost_after=settings.lost_after,
     )
 
@@ -398,5 +401,5 @@ def connection_limit(wanted: int, files: int) -> int:
     """Returns the maximum number of connections: `wanted` (0 for the default), capped by the open files."""
     if files == resource.RLIM_INFINITY:
         return wanted or DEFAULT_MAX_CONNECTIONS
-    room = max(files - RESERVED_FILES, files // 2, 1)
-    return min(wanted or DEFAULT_MAX_CONNECTIONS, room)
+    available = max(files - RESERVED_FILES, files // 2, 1)
+    return min(wanted or DEFAULT_MAX_CONNECTIONS, available)

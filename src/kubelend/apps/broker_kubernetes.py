@@ -21,6 +21,7 @@ from kubelend.broker.service import Broker
 from kubelend.core.errors import KubelendError
 from kubelend.pki.grants import GrantSigner
 from kubelend.stores import factory
+from kubelend.wire import bodies
 from kubelend.wire.conversion import RequestLimits
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ async def open_cluster_namespaces(
 
     access, namespace = _kubernetes_target(settings)
     async with Client.open(access) as client:
-        keys = msgspec.json.encode(signer.public).decode()
+        keys = msgspec.convert(msgspec.to_builtins(signer.public), bodies.KeySet)
         dependencies = Dependencies(
             client, broker, terms, sessions, signer.grant, stream_timeout, keys
         )

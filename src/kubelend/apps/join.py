@@ -2,13 +2,16 @@
 
 The key is written before the first request, so that `kubelend join` can be repeated with the same key after
 a lost response or while the request waits for approval.
+
+`renew` renews a certificate through the broker before it expires. Commands check that after each call.
+The agent runs `kubelend certificate renew` (`apps.agent_launcher`); open sessions reload the files.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,15 +28,19 @@ from kubelend.core.errors import (
     UnexpectedResponse,
 )
 from kubelend.core.lifecycle import Role
-from kubelend.kits import clock, files
+from kubelend.kits import backoff, clock, files
 from kubelend.kits.backoff import Backoff
+from kubelend.kits.files import AtomicDirectory
 from kubelend.pki import csr, identity, keys, tokens
 from kubelend.pki import files as pki_files
+from kubelend.pki import x509 as pki_x509
 from kubelend.pki.files import Credentials
 from kubelend.pki.identity import Caller
 from kubelend.pki.keys import Algorithm, PrivateKey
 from kubelend.pki.tokens import Pin
-from kubelend.transports import enrolment_client
+from kubelend.transports import client
+from kubelend.transports.client import BrokerClient
+from kubelend.wire import admin_bodies
 from kubelend.wire.admin_bodies import JoinPending, JoinRequest, JoinResult
 
 APPROVAL_BACKOFF = Backoff(retries=2**31, first=timedelta(seconds=1), longest=timedelta(seconds=5))
@@ -81,9 +88,9 @@ async def join_broker(
     )
     trusted = await verify_broker(invitation)
     answer = await _request_certificate(invitation.url, body, trusted, wait, on_pending)
-    asked = Caller(invitation.name, invitation.role)
+    caller = Caller(invitation.name, invitation.role)
     credentials = csr.verify_issued(
-        key, asked, answer.certificate, answer.authorities, clock.utc_now()
+        key, caller, answer.certificate, answer.authorities, clock.utc_now()
     )
     contents = csr.credential_files(credentials)
     # The certificate last: if it exists, the directory is complete.
@@ -124,7 +131,7 @@ def _check_directory(directory: Path, pin: Pin) -> None:
 
 async def verify_broker(invitation: JoinParameters) -> str:
     """Returns the CA certificates that match the pin in PEM form; raises if the broker presents none."""
-    text = await enrolment_client.fetch_authorities(invitation.url)
+    text = await client.fetch_authorities(invitation.url)
     try:
         shown = x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
@@ -155,7 +162,7 @@ async def _request_certificate(
     while True:
         error: KubelendError | None = None
         try:
-            answer = await enrolment_client.send_join_request(url, body, trusted)
+            answer = await client.send_join_request(url, body, trusted)
         except KubelendError as problem:
             # Retrying does not make an untrusted certificate trusted.
             if not problem.retryable or isinstance(problem.__cause__, aiohttp.ClientSSLError):
@@ -180,10 +187,10 @@ async def _wait_or_raise(
     is_pending: bool,
     name: str,
 ) -> None:
-    asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+    retry_after = error.retry_after if isinstance(error, LimitExceeded) else 0.0
     if error is not None and delay is None:
         raise error
-    delay = max(delay or 0.0, asked)
+    delay = max(delay or 0.0, retry_after)
     if asyncio.get_running_loop().time() + delay > deadline:
         if is_pending or error is None:
             raise Unavailable(
@@ -192,3 +199,64 @@ async def _wait_or_raise(
             ) from error
         raise error
     await asyncio.sleep(delay)
+
+
+RequestCertificate = Callable[[str], Awaitable[admin_bodies.IssuedCertificate]]
+"""Sends a CSR to the broker over a connection authenticated with the old certificate."""
+
+VerifyCredentials = Callable[[Path], Awaitable[object]]
+"""Calls the broker with the certificate in another directory; raises if that fails."""
+
+
+async def renew_with_client(
+    client: BrokerClient,
+    url: str,
+    directory: Path,
+    timeout: timedelta,
+    now: datetime,
+    *,
+    force: bool = False,
+) -> Credentials | None:
+    """Renews through an open client."""
+
+    async def verify(staged: Path) -> None:
+        async with BrokerClient(url, staged, timeout=timeout, backoff=backoff.NO_RETRIES) as fresh:
+            await fresh.version()
+
+    return await renew(directory, client.certificates.renew, verify, now, force=force)
+
+
+async def renew(
+    directory: Path,
+    request: RequestCertificate,
+    verify: VerifyCredentials,
+    now: datetime,
+    *,
+    force: bool = False,
+) -> Credentials | None:
+    """Renews and installs the credentials of a directory; returns the new ones.
+
+    None if they are not due (unless `force` is set), or if another process is renewing them.
+    """
+    target = AtomicDirectory(directory, files.CREDENTIAL_FILES)
+    if reason := target.write_problem():
+        raise InvalidSettings(reason, hint="renew the files with the tool that manages them")
+    with target.try_lock() as is_ours:
+        if not is_ours:
+            return None
+        old = pki_files.load_credentials(directory)
+        if not force and now < pki_x509.renewal_time(old.certificate):
+            return None
+        # In a thread: creating an RSA key and writing to disk take time.
+        key, text = await asyncio.to_thread(csr.begin_renewal, old)
+        answer = await request(text)
+        holder = identity.caller_from_certificate(old.certificate)
+        new = csr.verify_issued(key, holder, answer.certificate, answer.authorities, now)
+        try:
+            staged = await asyncio.to_thread(target.stage, csr.credential_files(new))
+            # Only files that work are installed: broken ones would lock the client out.
+            await verify(staged)
+            await asyncio.to_thread(target.switch_to, staged)
+        finally:
+            target.remove_unused()
+        return new

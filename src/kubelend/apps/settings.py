@@ -110,6 +110,14 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     max_waiting: int = 1000
     """Maximum number of waiting requests. Further ones are rejected with 429."""
 
+    max_waiting_per_requester: int = 100
+    """Maximum number of waiting requests of one cluster. Further ones are rejected with 429."""
+
+    explain_others: Literal["names", "counts", "none"] = "counts"
+    """What clusters learn about others when a request does not fit and in explain: names with rejection
+    reasons, prices and missing amounts; the number of clusters by reason and one suggestion; or none.
+    Viewers and administrators see everything."""
+
     retention: timedelta = timedelta(hours=1)
     """Time that a finished reservation and its idempotency key stay in memory before it is archived."""
 
@@ -122,7 +130,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     store."""
 
     rate_limit: int = 100
-    """Sustained number of calls per second per cluster. 0 disables rate limiting."""
+    """Sustained number of calls per second per cluster; large ones count as several. 0 disables the limit."""
 
     rate_burst: int = 200
     """Number of calls that a cluster can make in a burst."""
@@ -138,8 +146,9 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """Maximum number of connections per client name. Should be above --rate-burst. Does not apply to the
     proxies of --trust-proxies."""
 
-    max_handshakes: int = 1024
-    """Maximum number of unfinished TLS handshakes per client address. At the limit, the oldest is closed."""
+    max_handshakes: int = 512
+    """Maximum number of unfinished TLS handshakes, which take 53 KB each. At the limit, addresses of clients
+    that have authenticated before come first, then those with fewer handshakes."""
 
     handshake_timeout: timedelta = timedelta(seconds=10)
     """Timeout of the TLS handshake."""
@@ -282,6 +291,7 @@ _MINIMUM: dict[str, int | timedelta] = {
     "max_duration": _SHORTEST,
     "max_wait": timedelta(),
     "max_waiting": 0,
+    "max_waiting_per_requester": 0,
     "leader_elect_lease_duration": timedelta(seconds=1),
     "leader_elect_renew_deadline": _SHORTEST,
     "leader_elect_retry_period": _SHORTEST,

@@ -39,7 +39,7 @@ from kubelend.core.pod_requests import Pod
 from kubelend.envtest import processes, waiting
 from kubelend.envtest.processes import AgentProcess, BrokerProcess
 from kubelend.kits import clock, logs, tasks
-from kubelend.sources import file_objects, simulation_spec, yaml_documents
+from kubelend.sources import file_objects, simulation_spec
 from kubelend.sources.memory_objects import MemoryObjects
 from kubelend.sources.simulation import SimulatedCluster, SimulatedSource
 from kubelend.sources.simulation_spec import NodeGroup, SimulationSpec
@@ -291,7 +291,7 @@ def _measure_delivery(runner: asyncio.Runner, client: BrokerClient, agent: Agent
     key = f"default/{holds.provider_instruction_name(reservation)}"
     path = file_objects.object_path(agent.objects, ProviderInstruction, key)
     seconds = _wait_for_file(path, agent) - answered
-    found = yaml_documents.parse_object(path.read_bytes(), ProviderInstruction)
+    found = file_objects.parse_object(path.read_bytes(), ProviderInstruction)
     if found.spec.reservation_name != reservation:
         raise KubelendError(f"{path.name} is for reservation {found.spec.reservation_name}")
     runner.run(client.release(reservation))

@@ -6,18 +6,21 @@ A target applies to one size of a run: results of other sizes are printed withou
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
 
 from kubelend.bench import agents as agent_bench
-from kubelend.bench import broker, peering_agent
-from kubelend.bench import kube as in_kubernetes
+from kubelend.bench import broker
 from kubelend.bench import peering as peering_bench
 from kubelend.bench.measure import Figures
+from kubelend.core.errors import InvalidSettings
+from kubelend.envtest import assets
 from kubelend.kits import tables
+from kubelend.lab import background
 
 app = typer.Typer(name="bench", help="Run benchmarks.", add_completion=False, rich_markup_mode=None)
 
@@ -30,7 +33,7 @@ Interval = Annotated[
 ]
 Reservations = Annotated[int, typer.Option(help="Number of reservations in the store.", min=1)]
 
-_KUBE_SIZE = in_kubernetes.KubeSize()
+_KUBE_SIZE = broker.KubeSize()
 
 
 @app.callback(invoke_without_command=True)
@@ -46,18 +49,15 @@ def measure_all(json: Json = False) -> None:
         "decide": broker.measure_decide_sizes(broker.DECIDE_SIZES),
         "reserve": broker.measure_reserve(1_000, 32, 10.0),
         "advertise": broker.measure_advertise(10_000, 30.0, 30.0, direct=False),
+        "overload": broker.measure_overload(1_000, 5.0),
         "restart": broker.measure_restart(100_000, 3),
         "agent": _measure_agent(3_000, 100, 30.0),
         "deliver": agent_bench.measure_deliver(200),
         "agents": agent_bench.measure_agents(1_000, 30.0),
     }
-    if missing := in_kubernetes.missing_programs():
-        print(f"skipping kube: {missing}", file=sys.stderr)
-    else:
-        results["kube"] = in_kubernetes.measure_kube(_KUBE_SIZE)
-    if missing := peering_bench.missing_programs():
-        print(f"skipping peering: {missing}", file=sys.stderr)
-    else:
+    if has_programs("kube", assets.locate_assets):
+        results["kube"] = broker.measure_kube(_KUBE_SIZE)
+    if has_programs("peering", partial(background.check_prerequisites, uses_liqo=True)):
         results["peering"] = peering_bench.measure_peering(20, 3)
     print(_to_json(results) if json else targets_table(results))
     if missed_targets(results):
@@ -103,6 +103,16 @@ def advertise(
     """Measure CPU and memory of a broker with many clusters."""
     window = interval if seconds is None else seconds
     _report("advertise", broker.measure_advertise(clusters, interval, window, direct=direct), json)
+
+
+@app.command()
+def overload(
+    clusters: Clusters = 1_000,
+    seconds: Annotated[float, typer.Option(help="Seconds for each route.", min=0.1)] = 5.0,
+    json: Json = False,
+) -> None:
+    """Measure calls of one cluster while another sends the most expensive requests that are allowed."""
+    _report("overload", broker.measure_overload(clusters, seconds), json)
 
 
 @app.command()
@@ -164,10 +174,10 @@ def kube(
     json: Json = False,
 ) -> None:
     """Measure rates, writes and start-up time of a broker with a Kubernetes store."""
-    size = in_kubernetes.KubeSize(
+    size = broker.KubeSize(
         clusters, connections, reservations, idle_seconds, advertisements, history
     )
-    _report("kube", in_kubernetes.measure_kube(size), json)
+    _report("kube", broker.measure_kube(size), json)
 
 
 @app.command()
@@ -184,10 +194,20 @@ def peering(
 
 def _measure_agent(pods: int, nodes: int, seconds: float) -> Figures:
     found = agent_bench.measure_agent(pods, nodes, seconds)
-    if missing := peering_agent.missing_programs():
-        print(f"skipping an agent with peering: {missing}", file=sys.stderr)
+    if not has_programs("an agent with peering", assets.locate_assets, assets.find_liqo_assets):
         return found
-    return found | peering_agent.measure_peering_agent(pods, nodes, seconds)
+    return found | peering_bench.measure_peering_agent(pods, nodes, seconds)
+
+
+def has_programs(name: str, *checks: Callable[[], object]) -> bool:
+    """Whether this part can be measured here; prints why not."""
+    try:
+        for check in checks:
+            check()
+    except InvalidSettings as error:
+        print(f"skipping {name}: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _decide_table(sizes: Iterable[Figures]) -> str:
@@ -244,6 +264,7 @@ FULL_SIZE: Mapping[str, Mapping[str, float]] = {
     "decide": {"clusters": 10_000},
     "reserve": {"clusters": 1_000, "connections": 32},
     "advertise": {"clusters": 10_000, "interval": 30},
+    "overload": {"clusters": 1_000},
     "restart": {"reservations": 100_000},
     "agent": {"pods": 3_000, "nodes": 100},
     "deliver": {"count": 200},
@@ -271,6 +292,7 @@ TARGETS = (
         at_most=15,
     ),
     Target("advertise", "rss_mb", "MB of memory, same run", at_most=200),
+    Target("overload", "p99_ms", "ms latency of another cluster, p99, during {worst}", at_most=50),
     Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
     Target("agent", "rss_mb", "MB of memory of an agent, {pods:,} pods", at_most=50),
     Target("agent", "cpu_percent", "% of a core, {events_per_s:.0f} pod events per second"),

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 from cryptography import x509
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from msgspec.structs import replace
 
 from kubelend.bench.measure import BenchRun
+from kubelend.core import lending
 from kubelend.core.events import Change
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import (
@@ -285,6 +287,58 @@ def reservation_requests(request: Request, keys: str) -> Callable[[int], bytes]:
         return b"%s%d%s" % (before, number, after)
 
     return numbered
+
+
+def expensive_requests(name: str, count: int) -> dict[str, list[bytes]]:
+    """Returns the most expensive requests that each route allows a cluster of this name, no two the same."""
+    numbers = iter(range(1_000_000))
+
+    def texts(each: int, form: str) -> list[str]:
+        return [form.format(next(numbers)) for _ in range(each)]
+
+    def labels() -> dict[str, str]:
+        return dict.fromkeys(texts(bodies.MAX_LABELS, "l" * 240 + ".org/{:06}"), "v" * 253)
+
+    def amounts() -> bodies.Quantities:
+        names = texts(32, "x{}.example.org/" + "y" * 60)
+        return bodies.Quantities("1m", "1Mi", extended=dict.fromkeys(names, "1"))
+
+    def offer(**fields: Any) -> bytes:
+        metrics = bodies.Metrics(fields.pop("capacity", bodies.Quantities("1", "1Gi")))
+        return _post_request("publish", bodies.Advertisement(name, metrics, **fields), None)
+
+    def patterns() -> list[str]:
+        return texts(lending.MAX_PATTERNS, "{}-" + "?*" * 28)
+
+    def policy(number: int) -> bytes:
+        hours = [f"Mon-Sun {n}:{number % 60:02d}-{n + 1}:30 Europe/Rome" for n in range(16)]
+        denied = patterns() + texts(256 - lending.MAX_PATTERNS, "n" * 247 + "{:06}")
+        return offer(policy=bodies.LendingPolicy(allow=patterns(), deny=denied, hours=hours))
+
+    def wanted(route: str) -> bytes:
+        limits = bodies.Constraints(labels=labels(), exclude=texts(256, "n" * 247 + "{:06}"))
+        return _post_request(route, bodies.ReservationRequest(amounts(), constraints=limits), None)
+
+    def pages(path: bytes) -> bytes:
+        return b"GET %s HTTP/1.1\r\n%s\r\n" % (path, _HOST_HEADER)
+
+    builders: dict[str, Callable[[int], bytes]] = {
+        "a lending policy": policy,
+        "labels": lambda _: offer(labels=labels()),
+        "extended resources": lambda _: offer(capacity=amounts()),
+        "constraints": lambda _: wanted("reserve"),
+        "explain": lambda _: wanted("explain").replace(b"/explain ", b"/explain?limit=100 ", 1),
+        "a page of reservations": lambda _: pages(b"/api/v1/reservations?limit=1000"),
+        "openapi": lambda _: pages(b"/openapi.json"),
+    }
+    return {what: [build(number) for number in range(count)] for what, build in builders.items()}
+
+
+def version_request() -> bytes:
+    return b"GET %s HTTP/1.1\r\n%s\r\n" % (
+        routes.ROUTES_BY_NAME["version"].path.encode(),
+        _HOST_HEADER,
+    )
 
 
 def _post_request(route: str, body: bodies.Body, header: tuple[str, bytes] | None) -> bytes:

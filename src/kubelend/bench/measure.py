@@ -23,7 +23,7 @@ from kubelend.core import audit as core_audit
 from kubelend.core.errors import InvalidInput, Unavailable
 from kubelend.envtest import processes
 from kubelend.envtest.processes import BrokerProcess, ChildProcess, TemporaryDeployment
-from kubelend.stores import audit
+from kubelend.stores import factory
 from kubelend.wire import bodies
 
 Figures = dict[str, Any]
@@ -186,7 +186,7 @@ def cpu_seconds_per_call(call: Callable[[], object]) -> float:
 
 def count_violations(store: str, responses: Sequence[bytes]) -> int:
     """Counts violated invariants, and confirmed reservations that are missing or duplicate."""
-    ledger, found, _ = audit.audit_store(store)
+    ledger, found, _ = factory.audit_store(store)
     promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in responses}
     lost = promised - ledger.reservations.keys()
     doubled = len(responses) - len(promised)

@@ -6,6 +6,11 @@ the handshake and a ResourceSlice of Liqo's class `default`, which Liqo grants w
 
 The first one includes the handshake: before each of them nothing is left of a peering. The next ones use one
 peering, which another reservation keeps. All are released before the next is measured.
+
+`kubelend dev bench agent` has its second part here: an agent that peers and holds, on a real API server with
+Liqo's CRDs and as many nodes and pods as the simulated cluster of the first part; pods come and go at the
+same rate. It holds some reservations by placeholders, which nobody schedules. Its metrics verify that it has
+processed every event.
 """
 
 from __future__ import annotations
@@ -15,34 +20,41 @@ import base64
 import functools
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Final, NamedTuple
 
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from msgspec.structs import replace
 
 from kubelend.agent.ports import Peer
-from kubelend.bench import measure
+from kubelend.bench import agents, fixtures, measure
 from kubelend.bench.measure import BenchRun, Figures
 from kubelend.core import resources
-from kubelend.core.errors import InvalidSettings
-from kubelend.envtest import waiting
+from kubelend.core.pod_requests import RESERVATION_LABEL
+from kubelend.envtest import assets, servers, waiting
+from kubelend.envtest.processes import AgentProcess, BrokerProcess
+from kubelend.envtest.servers import LocalCluster
+from kubelend.envtest.waiting import ObjectTimeline, Observation
 from kubelend.kube import config
 from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
-from kubelend.lab import background, hosts, setup, timelines
+from kubelend.lab import background, hosts, setup
 from kubelend.lab.liqo_walkthrough import LEFTOVERS, condition_status
 from kubelend.lab.state import LabDirectory
 from kubelend.lab.supervisor import Supervisor
-from kubelend.lab.timelines import ObjectTimeline, Observation
 from kubelend.peerings import liqo, liqo_objects
-from kubelend.peerings.liqo_api import LiqoApi
+from kubelend.peerings.liqo_api import LIQO_NAMESPACE, LiqoApi
 from kubelend.peerings.liqo_objects import (
     IDENTITIES,
     MANAGED_LABEL,
     NAMESPACES,
     NODES,
+    PODS,
     SECRETS,
     SLICES,
     TENANTS,
@@ -51,6 +63,7 @@ from kubelend.peerings.liqo_objects import (
     Manifest,
 )
 from kubelend.pki import liqo_csr
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.objects import Metadata, ResourceRequest, ResourceRequestSpec
 
@@ -59,7 +72,7 @@ CPU, MEMORY = "100m", "64Mi"
 AMOUNTS: Final = resources.parse_requested({"cpu": CPU, "memory": MEMORY})
 
 _TIMEOUT = 60.0
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 0.5
 """Pause after a release, in which controllers and agents finish their work on it."""
 _REQUESTS: Final = kube_resources.resource_for(ResourceRequest)
 _POLICY_BINDINGS: Final = Resource(
@@ -89,15 +102,6 @@ class Timing(NamedTuple):
     @property
     def ready(self) -> float:
         return sum(self)
-
-
-def missing_programs() -> str:
-    """Returns why the clusters cannot be started; empty if they can."""
-    try:
-        background.check_prerequisites(uses_liqo=True)
-    except InvalidSettings as error:
-        return str(error)
-    return ""
 
 
 def measure_peering(reservations: int, firsts: int) -> Figures:
@@ -130,7 +134,7 @@ async def _measure(
             run.progress(f"{number} of {firsts} new peerings")
             alone.first.append(await site.measure_liqo_alone(is_first=True))
             ours.first.append(await site.measure_reservation())
-            await site.wait_clean()
+            await site.disconnect()
         async with site.kept_peering():
             for number in range(reservations):
                 run.progress(f"{number} of {reservations} reservations")
@@ -140,7 +144,6 @@ async def _measure(
                         ours.next.append(await site.measure_reservation())
                     else:
                         alone.next.append(await site.measure_liqo_alone())
-        await site.wait_clean()
     return ours, alone
 
 
@@ -199,22 +202,20 @@ class _Site:
         await self._driver.delete_slice(name)
         await self._wait_gone(name)
         if is_first:
-            await self._driver.disconnect()
-            await self.wait_clean()
+            await self.disconnect()
         return timing
 
     @asynccontextmanager
     async def kept_peering(self) -> AsyncIterator[None]:
         """A reservation that keeps the peering while others come and go."""
-        name, reserved = await self._reserve()
-        reservation = reserved.found.status.reservation_name
-        await self._wait_ready(reservation, 0, 0)
+        _, reserved = await self._reserve()
+        await self._wait_ready(reserved.found.status.reservation_name, 0, 0)
         await self._clients[PROVIDER].delete(_POLICY_BINDINGS, _REQUESTER_POLICY)
         yield
-        await self._release(name, reservation)
 
-    async def wait_clean(self) -> None:
-        """Waits until nothing is left of a peering on either side."""
+    async def disconnect(self) -> None:
+        """Removes the peering, until nothing of it is left. Agents would keep it for a while."""
+        await self._driver.disconnect()
 
         async def is_clean() -> bool:
             for client in self._clients.values():
@@ -236,10 +237,10 @@ class _Site:
         )
 
     async def _wait_ready(self, name: str, began: float, reserved: float) -> Timing:
-        asked = await self._slices.wait_for(name, lambda _: True, "was not created")
+        requested = await self._slices.wait_for(name, lambda _: True, "was not created")
         granted = await self._granted.wait_for(name, _is_granted, "was not granted")
         ready = await self._nodes.wait_for(name, _is_ready, "was not ready")
-        moments = (began, reserved, asked.at, granted.at, ready.at)
+        moments = (began, reserved, requested.at, granted.at, ready.at)
         return Timing(*(after - before for before, after in itertools.pairwise(moments)))
 
     async def _release(self, request: str, reservation: str) -> None:
@@ -263,7 +264,7 @@ async def _open_site(home: LabDirectory) -> AsyncIterator[_Site]:
             for name in hosts.AGENT_CLUSTERS
         }
         site = _Site(clients)
-        await stack.enter_async_context(timelines.watching(*site.timelines))
+        await stack.enter_async_context(waiting.watching(*site.timelines))
         yield site
 
 
@@ -307,7 +308,7 @@ class _LiqoDriver:
         await self._requester.client.delete(SLICES, name, namespace)
 
     async def disconnect(self) -> None:
-        """Removes what `connect` has created, and what Liqo leaves."""
+        """Removes what `connect`, or an agent, has created, and what Liqo leaves."""
         for api, kind, name, remote in (
             (self._requester, IDENTITIES, f"controlplane-{PROVIDER}", PROVIDER),
             (self._provider, TENANTS, REQUESTER, REQUESTER),
@@ -349,3 +350,161 @@ def _is_ready(seen: Observation[LiqoResource]) -> bool:
     offered = liqo_objects.parse_amounts(seen.found.status.get("allocatable") or {})
     is_ready = condition_status(seen.found, "Ready") == "True"
     return is_ready and offered == AMOUNTS
+
+
+CLUSTER = "lender"
+RESERVATIONS = 20
+"""Reservations that it holds."""
+
+_REQUEST = bodies.ReservationRequest(bodies.Quantities("100m", "64Mi"))
+_NODE_AMOUNTS = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
+_PARALLEL_CALLS = 16
+_HOLD_TIMEOUT = 60.0
+_METRICS_TIMEOUT = 10.0
+
+
+def measure_peering_agent(pods: int, nodes: int, seconds: float) -> Figures:
+    """Measures an agent with `--peering=liqo` and `--hold=placeholders` for `seconds`."""
+    with (
+        measure.run("agent") as run,
+        servers.run_api_servers(assets.find_assets(), run.deployment.directory / "lab") as lab,
+        run.broker("--rate-limit=0") as broker,
+    ):
+        run.progress("starting an API server")
+        [cluster] = lab.start(CLUSTER)
+        _install(cluster)
+        cluster_pods = _ClusterPods(nodes)
+        asyncio.run(cluster_pods.create_all(run, cluster, pods))
+        with run.deployment.agent(
+            CLUSTER,
+            broker,
+            f"--kubeconfig={cluster.admin_kubeconfig}",
+            *("--peering=liqo", "--hold=placeholders", "--metrics-bind-address=127.0.0.1:0"),
+        ) as agent:
+            agent.wait_until_ready()
+            figures = asyncio.run(
+                _measure_cluster(run, cluster, broker, agent, cluster_pods, seconds)
+            )
+    return {f"peering_{name}": value for name, value in figures.items()}
+
+
+def _install(cluster: LocalCluster) -> None:
+    """Installs what the agent reads of Liqo, and what its placeholders need."""
+    servers.install_crds(cluster)
+    cluster.kubectl("apply", "--server-side", f"--filename={assets.find_liqo_assets().crds}")
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    keys = {"privateKey": base64.b64encode(pem).decode(), "publicKey": ""}
+    named = {"namespace": LIQO_NAMESPACE}
+    label = {"labels": {"app.kubernetes.io/name": "clusterid-configmap"}}
+    for kind, plural, metadata, content in (
+        ("ConfigMap", "configmaps", {"name": "id"} | label, {"data": {"CLUSTER_ID": CLUSTER}}),
+        ("Secret", "secrets", {"name": liqo.KEYS_SECRET}, {"data": keys}),
+    ):
+        _create(cluster, "/api/v1/namespaces", {"metadata": {"name": LIQO_NAMESPACE}})
+        body = {"apiVersion": "v1", "kind": kind, "metadata": metadata | named} | content
+        _create(cluster, f"/api/v1/namespaces/{LIQO_NAMESPACE}/{plural}", body)
+    for manifest in setup.shipped_manifests():
+        _create(cluster, setup.collection_path(manifest), manifest)
+
+
+def _create(cluster: LocalCluster, path: str, body: Manifest) -> None:
+    cluster.request("POST", path, msgspec.json.encode(body))
+
+
+async def _measure_cluster(
+    run: BenchRun,
+    cluster: LocalCluster,
+    broker: BrokerProcess,
+    agent: AgentProcess,
+    cluster_pods: _ClusterPods,
+    seconds: float,
+) -> Figures:
+    certificate = run.deployment.certificate(fixtures.REQUESTER)
+    async with _open(cluster) as client, BrokerClient(broker.url, certificate) as requester:
+        run.progress(f"{RESERVATIONS} reservations")
+        for _ in range(RESERVATIONS):
+            await requester.reserve(_REQUEST)
+
+        async def are_held() -> bool:
+            found = await client.list(PODS, setup.OBJECT_NAMESPACE, labels=RESERVATION_LABEL)
+            return len(found.objects) >= RESERVATIONS
+
+        async def are_seen() -> bool:
+            return await asyncio.to_thread(agents.allocated_memory, agent) == cluster_pods.memory
+
+        async def replace_pod(_: int) -> None:
+            await cluster_pods.replace_one(client)
+
+        await waiting.until(are_held, "no placeholders", _HOLD_TIMEOUT, poll=0.2)
+        count = max(1, round(seconds * agents.EVENTS_PER_S / 2))
+        window = await run.send_evenly(agent.pid, replace_pod, count, seconds)
+        await waiting.until(are_seen, "the agent has not seen all pods", _METRICS_TIMEOUT, poll=0.2)
+    return window.figures()
+
+
+def _open(cluster: LocalCluster) -> AbstractAsyncContextManager[Client]:
+    return Client.open(config.config_from_kubeconfig(cluster.admin_kubeconfig))
+
+
+class _ClusterPods:
+    """Bound pods of a real cluster, which come and go."""
+
+    def __init__(self, nodes: int) -> None:
+        self.memory = 0
+        """Bytes that all of them request."""
+        self._nodes = nodes
+        self._numbers = itertools.count()
+        self._present: deque[int] = deque()
+
+    async def create_all(self, run: BenchRun, cluster: LocalCluster, pods: int) -> None:
+        async with _open(cluster) as client:
+            for number in range(self._nodes):
+                await client.raw("POST", NODES.path(), _node(number))
+                # The API server adds a taint that only a controller manager removes.
+                await client.patch(NODES, f"node-{number}", "", {"spec": {"taints": None}})
+            while len(self._present) < pods:
+                run.progress(f"{len(self._present):,} of {pods:,} pods")
+                some = min(_PARALLEL_CALLS, pods - len(self._present))
+                await asyncio.gather(*(self._add(client) for _ in range(some)))
+
+    async def replace_one(self, client: Client) -> None:
+        """Two events."""
+        gone = self._present.popleft()
+        await client.raw("DELETE", f"{_pods_path()}/{_pod_name(gone)}", {"gracePeriodSeconds": 0})
+        self.memory -= _pod_memory(gone)
+        await self._add(client)
+
+    async def _add(self, client: Client) -> None:
+        number = next(self._numbers)
+        await client.raw("POST", _pods_path(), _pod(number, f"node-{number % self._nodes}"))
+        self.memory += _pod_memory(number)
+        self._present.append(number)
+
+
+def _pods_path() -> str:
+    return PODS.path(setup.OBJECT_NAMESPACE)
+
+
+def _pod_name(number: int) -> str:
+    return f"pod-{number}"
+
+
+def _pod_memory(number: int) -> int:
+    """Different sizes, so that the sum tells which pods were seen."""
+    return (16 + number % 61) * fixtures.MIB
+
+
+def _node(number: int) -> Manifest:
+    ready = [{"type": "Ready", "status": "True"}]
+    status = {"capacity": _NODE_AMOUNTS, "allocatable": _NODE_AMOUNTS, "conditions": ready}
+    return {"metadata": {"name": f"node-{number}"}, "status": status}
+
+
+def _pod(number: int, node: str) -> Manifest:
+    requests = {"cpu": "100m", "memory": str(_pod_memory(number))}
+    container = {"name": "main", "image": "none", "resources": {"requests": requests}}
+    return {
+        "metadata": {"name": _pod_name(number)},
+        "spec": {"nodeName": node, "containers": [container]},
+    }

@@ -16,7 +16,7 @@ from typing import Final
 
 from kubelend.broker.ports import Clock
 from kubelend.broker.streams import Subscription
-from kubelend.core import timestamps
+from kubelend.core import durations
 from kubelend.core.errors import IdentityInUse
 from kubelend.core.models import ClusterId
 
@@ -73,7 +73,7 @@ class AgentSessions:
     def _take_over(self, session: _AgentSession, cluster: ClusterId, now: datetime) -> None:
         idle = max(now - session.last_seen, timedelta())
         if not session.is_gone(now) and idle < self._timeout:
-            since = timestamps.format_time(session.since, now)
+            since = durations.format_time(session.since, now)
             ended = session.disconnected_at is not None
             raise IdentityInUse(
                 f"another agent is active for {cluster} since {since}"

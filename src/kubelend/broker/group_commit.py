@@ -72,10 +72,10 @@ class GroupCommit:
         """Runs a query in the store's thread; commits wait meanwhile."""
         if self._failure is not None:
             raise self._failure
-        asked = self._thread.submit(query, self._open_store_or_raise())
-        self._queries.add(asked)
-        asked.add_done_callback(self._queries.discard)
-        return await asyncio.wrap_future(asked)
+        future = self._thread.submit(query, self._open_store_or_raise())
+        self._queries.add(future)
+        future.add_done_callback(self._queries.discard)
+        return await asyncio.wrap_future(future)
 
     def submit(self, changes: Sequence[Change], revision: int) -> None:
         """Queues changes for the next commit. Never waits, so that deciding and submitting are atomic."""

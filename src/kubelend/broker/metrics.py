@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -26,12 +26,14 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 import kubelend
+from kubelend.broker.ports import Leadership
 from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import Change
 from kubelend.core.explanations import Explanation
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason, Rejection
-from kubelend.core.models import Advertisement, Cluster, Reservation
+from kubelend.core.models import Advertisement, Cluster, ClusterId, Quota, Reservation
+from kubelend.core.prices import BILLIONTHS
 from kubelend.core.resources import Resources
 from kubelend.wire import routes
 
@@ -69,6 +71,7 @@ class BrokerMetrics:
         self._ledger = Ledger()
         self._gauge(BUILD_INFO).labels(kubelend.__version__).set(1)
         self._store_up_gauge = self._gauge(STORE_UP)
+        self._leader_gauge = self._gauge(LEADER)
         self._certificate_expiry = self._gauge(CERTIFICATE_EXPIRY)
         placement_duration = FastHistogram(PLACEMENT_DURATION, registry)
         self._placement_series = {
@@ -116,6 +119,9 @@ class BrokerMetrics:
 
     def set_store_up(self, *, up: bool) -> None:
         self._store_up_gauge.set(up)
+
+    def watch_leadership(self, leadership: Leadership) -> None:
+        self._leader_gauge.set_function(lambda: leadership.is_leader)
 
     # -- reported by the API
 
@@ -166,6 +172,11 @@ class BrokerMetrics:
             list(map(ledger.reserved, ledger.clusters)),
             dict(ledger.phase_counts),
             ledger.waiting_count,
+            list(ledger.reservations.values()),
+            [
+                (requester, usage.quota, usage.spent_today(now))
+                for requester, usage in ledger.quota_usages.by_requester.items()
+            ],
         )
 
     def render(self, snapshot: FleetSnapshot) -> bytes:
@@ -223,6 +234,7 @@ BUILD_INFO: Final = MetricFamily(
 STORE_UP: Final = MetricFamily(
     "kubelend_store_up", "Whether the store accepts writes (1) or the broker is not ready (0)"
 )
+LEADER: Final = MetricFamily("kubelend_leader", "Whether this broker is the leader (1) or not (0)")
 CERTIFICATE_EXPIRY: Final = MetricFamily(
     "kubelend_certificate_expiry_timestamp_seconds",
     "Expiry time of a certificate that the broker uses, as a Unix timestamp",
@@ -286,6 +298,11 @@ CLUSTER_ACTIVE: Final = MetricFamily(
     "Whether the cluster's advertisement is current (1) or stale (0)",
     ("cluster",),
 )
+CLUSTER_ADVERTISED: Final = MetricFamily(
+    "kubelend_cluster_last_advertisement_timestamp_seconds",
+    "Time of the last advertisement that the broker received, as a Unix timestamp",
+    ("cluster",),
+)
 CLUSTER_CERTIFICATE_EXPIRY: Final = MetricFamily(
     "kubelend_cluster_certificate_expiry_timestamp_seconds",
     "Expiry time of the certificate that the cluster last advertised with, as a Unix timestamp",
@@ -308,8 +325,33 @@ CLUSTER_RESERVED: Final = MetricFamily(
 )
 CLUSTER_AVAILABLE: Final = MetricFamily(
     "kubelend_cluster_available",
-    "Resources that can still be reserved in the cluster, in cores, bytes or devices; never below zero",
+    "Resources that can be reserved in the cluster now, in cores, bytes or devices; zero while it is stale,"
+    " cordoned or revoked",
     ("cluster", "resource"),
+)
+
+REQUESTER_RESERVED: Final = MetricFamily(
+    "kubelend_requester_reserved",
+    "Resources that the live reservations of a requester hold, in cores, bytes or devices",
+    ("requester", "resource"),
+)
+REQUESTER_PENDING: Final = MetricFamily(
+    "kubelend_requester_pending_requests",
+    "Number of requests of a requester that wait for capacity",
+    ("requester",),
+)
+REQUESTER_QUOTA: Final = MetricFamily(
+    "kubelend_requester_quota",
+    "Quota of a requester, in cores, bytes or devices; of the resource reservations, their number",
+    ("requester", "resource"),
+)
+REQUESTER_SPENT: Final = MetricFamily(
+    "kubelend_requester_spent_today",
+    "Cost of the current UTC day of a requester with a budget, up to the expiry of its reservations",
+    ("requester", "currency"),
+)
+REQUESTER_BUDGET: Final = MetricFamily(
+    "kubelend_requester_daily_budget", "Daily budget of a requester", ("requester", "currency")
 )
 
 HTTP_REQUESTS: Final = MetricFamily(
@@ -330,14 +372,18 @@ HTTP_REQUESTS_REJECTED: Final = MetricFamily(
 )
 
 _CLUSTER_FAMILIES: Final = (
-    *(CLUSTER_ACTIVE, CLUSTER_CERTIFICATE_EXPIRY),
+    *(CLUSTER_ACTIVE, CLUSTER_ADVERTISED, CLUSTER_CERTIFICATE_EXPIRY),
     *(CLUSTER_CAPACITY, CLUSTER_ALLOCATABLE, CLUSTER_RESERVED, CLUSTER_AVAILABLE),
 )
+_REQUESTER_FAMILIES: Final = (
+    *(REQUESTER_RESERVED, REQUESTER_PENDING),
+    *(REQUESTER_QUOTA, REQUESTER_SPENT, REQUESTER_BUDGET),
+)
 ALL_METRICS: Final = (
-    *(BUILD_INFO, STORE_UP, CERTIFICATE_EXPIRY),
+    *(BUILD_INFO, STORE_UP, LEADER, CERTIFICATE_EXPIRY),
     *(PLACEMENT_DURATION, PLACEMENT_FAILURES, STORE_COMMIT_DURATION, STORE_COMMIT_CHANGES),
     *(RESERVATIONS, RESERVATIONS_FINISHED, PENDING_REQUESTS),
-    *(CLUSTERS, CLUSTERS_OVERCOMMITTED, *_CLUSTER_FAMILIES),
+    *(CLUSTERS, CLUSTERS_OVERCOMMITTED, *_CLUSTER_FAMILIES, *_REQUESTER_FAMILIES),
     *(HTTP_REQUESTS, HTTP_REQUEST_DURATION, HTTP_REQUESTS_REJECTED, OPEN_STREAMS),
     *(OPEN_CONNECTIONS, CONNECTIONS_REJECTED),
 )
@@ -417,6 +463,9 @@ class FleetSnapshot(NamedTuple):
     """Reserved resources of each cluster, in the same order."""
     reservation_counts: dict[tuple[Phase, Reason], int]
     pending_requests: int
+    reservations: list[Reservation]
+    quotas: list[tuple[ClusterId, Quota, int]]
+    """Requesters with a quota, and what they have spent today, in billionths."""
 
 
 def fleet_metrics_text(snapshot: FleetSnapshot) -> list[bytes]:
@@ -429,13 +478,14 @@ def fleet_metrics_text(snapshot: FleetSnapshot) -> list[bytes]:
         if number % CLUSTERS_PER_CHUNK == 0:
             fleet.encode_lines()
             time.sleep(CHUNK_PAUSE)
-    return [*_totals_text(snapshot, fleet), *fleet.chunks()]
+    return [*_totals_text(snapshot, fleet), *fleet.chunks(), *_requesters_text(snapshot)]
 
 
 CLUSTERS_PER_CHUNK: Final = 50
+RESERVATIONS_PER_PAUSE: Final = 500
 CHUNK_PAUSE: Final = 0.0001
-"""The thread sleeps after this many clusters, so that the event loop waits about one millisecond for the
-interpreter lock, and not five."""
+"""The thread sleeps after this many clusters or reservations, so that the event loop waits about one
+millisecond for the interpreter lock, and not five."""
 
 _BASE_UNIT_RESOURCES: Final = tuple(
     (name, attrgetter(name)) for name in ("memory", "gpu", "storage")
@@ -460,21 +510,25 @@ class _FleetText:
         self._chunks = [[_metric_header(family)] for family in _CLUSTER_FAMILIES]
 
     def add(self, cluster: Cluster, reserved: Resources, now: datetime) -> None:
-        active, certificate, capacities, allocatables, lents, availables = self._lines
+        active, advertised, certificate, capacities, allocatables, lents, availables = self._lines
         stale = cluster.is_stale(now)
         self.states["stale" if stale else "active" if cluster.cordon is None else "cordoned"] += 1
         label = f'cluster="{cluster.id.translate(_LABEL_ESCAPES)}"'
         active.append(f"kubelend_cluster_active{{{label}}} {int(not stale)}\n")
+        received = cluster.received_at.timestamp()
+        advertised.append(f"{CLUSTER_ADVERTISED.name}{{{label}}} {received}\n")
         if (until := cluster.certificate_until) is not None:
             name = CLUSTER_CERTIFICATE_EXPIRY.name
             certificate.append(f"{name}{{{label}}} {until.timestamp()}\n")
-        overcommitted = False
+        # The cordon of a revoked cluster says so, too.
+        overcommitted, is_open = False, not stale and cluster.cordon is None
         for resource, capacity, allocatable, lent, free in _resource_rows(cluster, reserved):
             labels = f'{{{label},resource="{resource}"}}'
             capacities.append(f"kubelend_cluster_capacity{labels} {capacity}\n")
             allocatables.append(f"kubelend_cluster_allocatable{labels} {allocatable}\n")
             lents.append(f"kubelend_cluster_reserved{labels} {lent}\n")
-            availables.append(f"kubelend_cluster_available{labels} {max(free, 0)}\n")
+            available = max(free, 0) if is_open else 0
+            availables.append(f"kubelend_cluster_available{labels} {available}\n")
             overcommitted = overcommitted or free < 0
         self.overcommitted += overcommitted
 
@@ -510,6 +564,49 @@ def _extended_rows(offer: Advertisement, reserved: Resources) -> Iterator[_Resou
         yield name, has, most, lent, most - offer.allocated.amount(name) - lent
 
 
+def _requesters_text(snapshot: FleetSnapshot) -> Iterator[bytes]:
+    reserved, pending = _usage_by_requester(snapshot.reservations)
+    limits = {requester: _quota_amounts(quota) for requester, quota, _ in snapshot.quotas}
+    budgets = [found for found in snapshot.quotas if found[1].budget is not None]
+    labels = [(requester, quota.currency) for requester, quota, _ in budgets]
+    yield _series_text(REQUESTER_RESERVED, _amount_series(reserved))
+    yield _series_text(REQUESTER_PENDING, [((name,), count) for name, count in pending.items()])
+    yield _series_text(REQUESTER_QUOTA, _amount_series(limits))
+    spent = [billionths / BILLIONTHS for _, _, billionths in budgets]
+    yield _series_text(REQUESTER_SPENT, zip(labels, spent, strict=True))
+    most = [(quota.budget or 0) / BILLIONTHS for _, quota, _ in budgets]
+    yield _series_text(REQUESTER_BUDGET, zip(labels, most, strict=True))
+
+
+def _usage_by_requester(
+    reservations: list[Reservation],
+) -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """The amounts that requesters hold, and their numbers of waiting requests."""
+    reserved: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    pending: Counter[str] = Counter()
+    for number, found in enumerate(reservations, start=1):
+        if found.is_live:
+            reserved[found.requester].update(dict(found.request.resources.items()))
+        elif found.phase is Phase.PENDING:
+            pending[found.requester] += 1
+        if number % RESERVATIONS_PER_PAUSE == 0:
+            time.sleep(CHUNK_PAUSE)
+    return reserved, pending
+
+
+def _quota_amounts(quota: Quota) -> dict[str, int]:
+    counted = {} if quota.reservations is None else {"reservations": quota.reservations}
+    return {**quota.amounts, **counted}
+
+
+def _amount_series(
+    amounts: Mapping[str, Mapping[str, int]] | Mapping[ClusterId, Mapping[str, int]],
+) -> Iterator[tuple[tuple[str, str], float]]:
+    for requester, by_resource in amounts.items():
+        for resource, amount in by_resource.items():
+            yield (requester, resource), amount / 1000 if resource == "cpu" else amount
+
+
 def _totals_text(snapshot: FleetSnapshot, fleet: _FleetText) -> Iterator[bytes]:
     by_phase = {
         (str(phase), str(reason)): count
@@ -521,11 +618,11 @@ def _totals_text(snapshot: FleetSnapshot, fleet: _FleetText) -> Iterator[bytes]:
     yield _series_text(CLUSTERS_OVERCOMMITTED, [((), fleet.overcommitted)])
 
 
-def _series_text(family: MetricFamily, series: Iterable[tuple[tuple[str, ...], int]]) -> bytes:
+def _series_text(family: MetricFamily, series: Iterable[tuple[tuple[str, ...], float]]) -> bytes:
     lines = [_metric_header(family).decode()]
     for values, number in series:
         pairs = zip(family.labels, values, strict=True)
-        labels = ",".join(f'{name}="{value}"' for name, value in pairs)
+        labels = ",".join(f'{name}="{value.translate(_LABEL_ESCAPES)}"' for name, value in pairs)
         lines.append(
             f"{family.name}{{{labels}}} {number}\n" if labels else f"{family.name} {number}\n"
         )

@@ -28,8 +28,7 @@ from kubelend.broker.streams import Subscription
 from kubelend.broker.writer import CURRENT_ACTOR, LedgerWriter
 from kubelend.core import commands, explanations, lending, quotas
 from kubelend.core.accounts import QuotaUsage
-from kubelend.core.commands import Command
-from kubelend.core.decision import NoFit
+from kubelend.core.commands import Command, WaitLimits
 from kubelend.core.errors import (
     Conflict,
     KeyReused,
@@ -38,6 +37,7 @@ from kubelend.core.errors import (
     QuotaExceeded,
     reservation_not_found,
 )
+from kubelend.core.explanations import ExplainOthers, NoFit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import EffectivePolicy, LendingPolicy
 from kubelend.core.lifecycle import Phase, Reason
@@ -65,8 +65,10 @@ class BrokerRules(msgspec.Struct, frozen=True):
     """Age after which an advertisement is stale."""
     retention: timedelta = timedelta(hours=1)
     """How long a finished reservation stays in memory before it is archived."""
-    max_waiting: int = 1000
+    waiting: WaitLimits = WaitLimits()
     """Maximum number of requests waiting for capacity."""
+    explain_others: ExplainOthers = ExplainOthers.NAMES
+    """What requesters learn about other clusters."""
     lost_after: timedelta = timedelta(minutes=5)
     """How long a provider may be stale before its reservations fail over; zero disables failover."""
 
@@ -134,7 +136,7 @@ class Broker(LedgerWriter):
         A caller that names its objects passes `id`; the request is rejected if the ID exists.
         """
         new_id = id or new_reservation_id(request.requester)
-        limit = self._rules.max_waiting
+        limits = self._rules.waiting
         began = time.perf_counter()
 
         def view(ledger: Ledger, answer: ReservationId | NoFit) -> Reservation | NoFit:
@@ -147,11 +149,12 @@ class Broker(LedgerWriter):
 
         try:
             answer = await self.change(
-                lambda ledger, now: commands.reserve(ledger, request, new_id, limit, now), view
+                lambda ledger, now: commands.reserve(ledger, request, new_id, limits, now), view
             )
             if isinstance(answer, NoFit):
                 self._metrics.count_placement_failure(answer.explanation)
-                raise explanations.no_capacity_error(answer.explanation)
+                shown = self._rules.explain_others.reduce(answer.explanation)
+                raise explanations.no_capacity_error(shown)
         except _REJECTIONS as error:
             change_log.log_rejected(request, error, CURRENT_ACTOR.get())
             raise
@@ -188,20 +191,27 @@ class Broker(LedgerWriter):
         )
 
     async def explain(
-        self, request: Request, limit: int, found: Reservation | None = None
+        self,
+        request: Request,
+        limit: int,
+        found: Reservation | None = None,
+        others: ExplainOthers | None = None,
     ) -> explanations.Explanation:
         """Explains where a request would be placed now; changes nothing.
 
-        Of the reservation `found`: where it would fit in addition to what it holds.
+        Of the reservation `found`: where it would fit in addition to what it holds. `others` replaces what
+        requesters learn about other clusters.
         """
+        others = others or self._rules.explain_others
         ledger, now = self.current()
         query = quotas.query_for_request(ledger, request, now)
         if found is not None:
             query = replace(query, ticket=found.ticket, excluded_before=found.left)
-        explanation = explanations.explain_placement(query, ledger.fleet, limit)
+        candidates = limit if others is ExplainOthers.NAMES else 0
+        explanation = explanations.explain_placement(query, ledger.fleet, candidates)
         exceeds = quotas.quota_violations(ledger, request, found)
         await self.wait_durable()
-        return replace(explanation, quota=exceeds)
+        return others.reduce(replace(explanation, quota=exceeds))
 
     # -- administrators
 

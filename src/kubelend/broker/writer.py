@@ -79,6 +79,7 @@ class LedgerWriter:
         self.unready: str | None = "starting: loading state from the store"
         """Why no request can be answered now, or None."""
         self._metrics = metrics
+        metrics.watch_leadership(leadership)
         self.retention = retention
         """How long a finished reservation stays in memory before it is archived."""
         self._lost_after = lost_after
@@ -296,13 +297,13 @@ class LedgerWriter:
 
     def _on_store_failed(self, problem: Exception) -> None:
         self._drop_state(f"without its store: {problem}")
-        self._metrics.set_store_up(up=False)
         self._wake.set()
         log.error("Store failed, will reload", error=str(problem))
 
     def _drop_state(self, reason: str) -> None:
         """Drops the state in memory, which may be stale."""
         self.unready = reason
+        self._metrics.set_store_up(up=False)
         self._is_loaded = self._is_leading = False
         self._ledger = Ledger()
         self._metrics.set_ledger(self._ledger)

@@ -23,14 +23,12 @@ import kubelend
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.settings import BrokerSettings, ClientSettings
 from kubelend.cli import (
-    advertise,
     audit,
+    backup,
     calls,
     certificates,
     clusters,
     config,
-    grants,
-    join,
     lab,
     lending,
     limits,
@@ -39,8 +37,7 @@ from kubelend.cli import (
     output,
     reservations,
 )
-from kubelend.cli.exit_codes import ExitCode
-from kubelend.cli.output import OutputFormat
+from kubelend.cli.output import ExitCode, OutputFormat
 from kubelend.core.errors import KubelendError
 from kubelend.kits import tables
 
@@ -258,7 +255,7 @@ _ADMINISTRATION: Final[dict[str, Command]] = {
     "drain": clusters.drain,
 }
 _MEMBERSHIP: Final[dict[str, Command]] = {
-    "join": join.join,
+    "join": certificates.join,
     "approve": members.approve,
     "deny": members.deny,
     "revoke": members.revoke,
@@ -268,7 +265,7 @@ _MEMBERSHIP: Final[dict[str, Command]] = {
     ),
     "grant": Group(
         "Get and verify signed reservations.",
-        {"get": grants.get_grant, "keys": grants.get_grant_keys, "verify": grants.verify_grant},
+        {"get": lending.get_grant, "keys": lending.get_grant_keys, "verify": lending.verify_grant},
     ),
 }
 _SERVERS: Final[dict[str, Command]] = {
@@ -288,6 +285,8 @@ _SERVERS: Final[dict[str, Command]] = {
         {"check": audit.check_store, "log": audit.audit_log, "verify": audit.verify_chain},
         callback=audit.audit,
     ),
+    "backup": backup.create_backup,
+    "restore": backup.restore_backup,
 }
 _OTHERS: Final[dict[str, Command]] = {
     "config": Group(
@@ -308,7 +307,7 @@ _OTHERS: Final[dict[str, Command]] = {
             "demo": _DEMO,
             "lab": _LAB,
             "bench": _BENCH,
-            "advertise": advertise.advertise,
+            "advertise": clusters.advertise,
             "activate": reservations.activate,
         },
     ),
@@ -340,7 +339,7 @@ _OLD_SPELLINGS: Final[dict[str, Command]] = {
     ),
     "mailbox": Group("Manage cluster namespaces.", {"create": members.create_cluster_namespace}),
     "activate": reservations.activate,
-    "advertise": advertise.advertise,
+    "advertise": clusters.advertise,
     "demo": _DEMO,
     "lab": _LAB,
     "bench": _BENCH,

@@ -12,9 +12,8 @@ import typer
 
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, options, output
-from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import flag
-from kubelend.cli.output import Column, OutputFormat, Printer
+from kubelend.cli.output import Column, ExitCode, OutputFormat, Printer
 from kubelend.core.errors import InvalidInput
 from kubelend.core.resources import Resources
 from kubelend.kits import tables
@@ -72,9 +71,9 @@ def check_store(store: StoreFile = DEFAULT_STORE, json: AsJson = False) -> None:
 
 def _check(store: str) -> StoreReport:
     from kubelend.core import audit as invariants
-    from kubelend.stores import audit as stores_audit
+    from kubelend.stores import factory
 
-    ledger, details, gone = stores_audit.audit_store(store)
+    ledger, details, gone = factory.audit_store(store)
     return StoreReport(
         violations=len(details),
         clusters=len(ledger.clusters),

@@ -1,4 +1,4 @@
-"""Certificates: `certificate` for the caller's own, `ca` for the authority and what it issues.
+"""Certificates: `join` and `certificate` for the caller's own, `ca` for the authority and what it issues.
 
 `ca issue` makes the key as well, which suits the broker and tests; others join by a token.
 """
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
+from kubelend.apps import settings
 from kubelend.apps.settings import CertificateSettings, ClientSettings
-from kubelend.cli import calls, options, output
+from kubelend.cli import calls, members, options, output
+from kubelend.cli.members import JoinRole
 from kubelend.cli.options import Many, flag
 from kubelend.cli.output import OutputFormat
 from kubelend.core import durations, lifecycle
@@ -27,9 +29,11 @@ from kubelend.pki.passphrases import Passphrase
 if TYPE_CHECKING:
     from cryptography import x509
 
+    from kubelend.apps.join import JoinOutcome, JoinParameters
+    from kubelend.pki.authority import AuthorityDirectoryInfo, CertificateInfo
     from kubelend.pki.identity import Profile
-    from kubelend.pki.inspection import AuthorityDirectoryInfo, CertificateInfo
     from kubelend.transports.client import BrokerClient
+    from kubelend.wire.admin_bodies import JoinPending
 
 
 @options.takes(settings=options.holder)
@@ -37,9 +41,9 @@ def show_certificate(
     format: options.Output = OutputFormat.TABLE, *, settings: CertificateSettings
 ) -> None:
     """Show the certificate in --cert-path: holder, validity and trusted authorities."""
-    from kubelend.pki import inspection
+    from kubelend.pki import authority
 
-    found = inspection.inspect_certificate(settings.cert_path)
+    found = authority.inspect_certificate(settings.cert_path)
     output.show(found, format, lambda: _certificate_text(found), [f"certificate/{found.name}"])
 
 
@@ -50,7 +54,7 @@ def renew_own_certificate(
     settings: ClientSettings,
 ) -> None:
     """Renew the certificate in --cert-path if it is due. Other commands do so by themselves."""
-    from kubelend.pki import inspection
+    from kubelend.pki import authority
 
     renewed = calls.call_broker(
         settings, lambda client: _renew_certificate(settings, client, force=force)
@@ -58,7 +62,7 @@ def renew_own_certificate(
     if renewed is not None:
         print(f"renewed the certificate in {settings.cert_path}, {_validity(renewed)}")
         return
-    found = inspection.inspect_certificate(settings.cert_path)
+    found = authority.inspect_certificate(settings.cert_path)
     moment = tables.format_time(found.renew_at, output.now())
     if found.renew_at > output.now():
         print(f"the certificate in {settings.cert_path} is not due for renewal before {moment}")
@@ -94,9 +98,9 @@ async def _renew_certificate(
     settings: ClientSettings, client: BrokerClient, *, force: bool = False
 ) -> x509.Certificate | None:
     """The new certificate; None if it is not due, or another process is renewing it."""
-    from kubelend.apps import renewal
+    from kubelend.apps import join
 
-    renewed = await renewal.renew_with_client(
+    renewed = await join.renew_with_client(
         client,
         settings.broker_url,
         settings.cert_path,
@@ -304,7 +308,9 @@ def rotate_authority(
         name=name,
         algorithm=keys.Algorithm(algorithm) if algorithm else None,
         passphrase=passphrase,
-        new_passphrase=_new_passphrase(new_passphrase_file),
+        new_passphrase=None
+        if new_passphrase_file is None
+        else passphrases.passphrase_from_file(new_passphrase_file),
     )
     print(f"{_authority_name(successor.certificate)} signs from now on")
     for each in successor.trusted[1:]:
@@ -325,16 +331,11 @@ def show_authority(
     format: options.Output = output.OutputFormat.TABLE,
 ) -> None:
     """Show the authorities in a directory, their hashes, and which one signs."""
-    from kubelend.pki import inspection
+    from kubelend.pki import authority as pki_authority
 
-    found = inspection.inspect_authority(authority, passphrase)
+    found = pki_authority.inspect_authority(authority, passphrase)
     names = [f"authority/{each.subject}" for each in found.authorities]
     output.show(found, format, lambda: _authority_text(found), names)
-
-
-def _new_passphrase(file: Path | None) -> Passphrase | None:
-    # No variable is read instead: it is that of the old key.
-    return None if file is None else passphrases.passphrase_from_file(file)
 
 
 def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: bool) -> None:
@@ -409,3 +410,109 @@ def _next_step(role: CertificateRole, directory: Path) -> str:
 
 def _flag(name: str, value: Path, default: str) -> str:
     return "" if str(value) == default else f" {name} {shlex.quote(str(value))}"
+
+
+def join(
+    *,
+    broker: Annotated[
+        str,
+        options.argument(
+            "BROKER", help="Address of the broker's enrolment port: https://HOST:8444."
+        ),
+    ],
+    token: Annotated[
+        str,
+        flag(
+            "Join token. Process lists show flags: better use the variable or --token-file.",
+            "TOKEN",
+            envvar="KUBELEND_TOKEN",
+            show_envvar=True,
+        ),
+    ] = "",
+    token_file: Annotated[
+        Path | None, flag("File with the join token; - reads stdin.", "FILE")
+    ] = None,
+    ca_hash: Annotated[str, flag("Hash of the broker's authority: sha256:...", "HASH")] = "",
+    name: Annotated[str, flag("Name to join as.", "NAME", "--cluster-id", "--name")] = "",
+    role: Annotated[JoinRole, flag("Role to join as.")] = JoinRole.CLUSTER,
+    out: OutputDirectory = None,
+    wait: Annotated[str, flag("How long to wait for approval.", "DURATION")] = "5m",
+    algorithm: KeyAlgorithm = Algorithm.P256,
+) -> None:
+    """Join a broker with a token, to get a certificate.
+
+    Writes tls.crt, tls.key and ca.crt to one directory. The key is generated here and never sent. Run
+    again, the command continues where it stopped.
+    """
+    for required, value in (("--ca-hash", ca_hash), ("--cluster-id", name)):
+        if not value:
+            raise InvalidInput(
+                f"{required} is required",
+                hint="run the whole command that `kubelend create token` printed",
+            )
+    if problem := settings.broker_url_problem(broker, "BROKER"):
+        raise InvalidInput(problem)
+    directory = out or default_directory(name)
+    invitation = _invitation(broker, token, token_file, ca_hash, name, role)
+    joined = _join(invitation, directory, wait, algorithm)
+    print_written(role, name, directory, joined.credentials.certificate)
+    address = members.on_same_host(broker, joined.port)
+    where = shlex.quote(str(directory))
+    output.note(
+        f"Next: export KUBELEND_BROKER_URL={shlex.quote(address)} KUBELEND_CERT_PATH={where}"
+    )
+
+
+def _invitation(
+    broker: str, token: str, token_file: Path | None, ca_hash: str, name: str, role: JoinRole
+) -> JoinParameters:
+    from kubelend.apps.join import JoinParameters
+    from kubelend.core import lifecycle
+    from kubelend.pki import tokens
+
+    text = token if token_file is None else _read_token_file(token_file)
+    if not text:
+        raise InvalidInput(
+            "a token is required", hint="an administrator creates one with `kubelend create token`"
+        )
+    client_profile_for("--cluster-id", name, lifecycle.Role(role))
+    return JoinParameters(broker, text, tokens.parse_ca_pin(ca_hash), name, lifecycle.Role(role))
+
+
+def _join(
+    invitation: JoinParameters, directory: Path, wait: str, algorithm: Algorithm
+) -> JoinOutcome:
+    import asyncio
+
+    from kubelend.apps import join as apps_join
+    from kubelend.pki import keys
+
+    def on_pending(answer: JoinPending) -> None:
+        flag = "" if invitation.role == "cluster" else f" --role {invitation.role}"
+        output.note(
+            f"{invitation.name} waits for approval by an administrator:"
+            f" kubelend approve {shlex.quote(invitation.name)}{flag}"
+        )
+        output.note(
+            f"Its key has the hash {answer.key}. After Ctrl-C the request stays; run the same to continue."
+        )
+
+    return asyncio.run(
+        apps_join.join_broker(
+            invitation,
+            directory,
+            wait=durations.parse_duration(wait),
+            algorithm=keys.Algorithm(algorithm),
+            on_pending=on_pending,
+        )
+    )
+
+
+def _read_token_file(path: Path) -> str:
+    from kubelend.kits import files
+
+    if str(path) == "-":
+        return sys.stdin.readline().strip()
+    if problem := files.mode_problem(path, content="a token"):
+        output.note(f"warning: {problem}")
+    return files.read_file(path, hint="write the token to it").decode(errors="replace").strip()

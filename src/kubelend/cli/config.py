@@ -8,7 +8,7 @@
       timeout: 10s
 
 A context stands in for flags that are not given: see `options`. The file is found by `path`, read strictly
-(an unknown key is an error with its line) and written atomically with mode 0600.
+(an unknown key is an error) and written atomically with mode 0600.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -29,9 +29,6 @@ from kubelend.cli.output import Column, OutputFormat, Printer
 from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidSettings, NotFound
 from kubelend.kits import tables
-
-if TYPE_CHECKING:
-    import yaml
 
 VARIABLE: Final = "KUBELEND_CONFIG"
 
@@ -89,11 +86,9 @@ def load() -> Config:
     if not _exists(file):
         return Config()
     try:
-        text = file.read_text("utf-8")
+        text = file.read_bytes()
     except OSError as error:
         raise InvalidSettings(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidSettings(f"{file} is not UTF-8 text", hint=_FIX) from error
     return _parse(text, file)
 
 
@@ -156,94 +151,42 @@ def _changing() -> Iterator[None]:
         yield
 
 
-# -- parsing, by hand: each error names its line
-
-
 _FIX: Final = "correct the file, or delete it and use `kubelend config set-context`"
 
 
-def _parse(text: str, file: Path) -> Config:
-    import yaml
+def _parse(text: bytes, file: Path) -> Config:
+    from kubelend.wire import strict_yaml
 
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = "" if mark is None else f":{mark.line + 1}"
-        raise InvalidSettings(f"{file}{line}: {error.problem or error}", hint=_FIX) from None
-    except yaml.YAMLError as error:
-        raise InvalidSettings(f"{file}: {error}", hint=_FIX) from None
-    return Config() if root is None else _Parser(file).config(root)
+        found = _without_nulls(strict_yaml.load_yaml(text)) or {}
+        config = strict_yaml.convert_strict(found, Config)
+        _check(config)
+    except InvalidInput as error:
+        raise InvalidSettings(f"{file}: {error.message}", hint=_FIX) from None
+    return config
 
 
-class _Parser:
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def config(self, root: yaml.Node) -> Config:
-        fields = self._mapping(root, ("currentContext", "contexts"), "the file")
-        contexts: list[Context] = []
-        for node in self._sequence(fields.get("contexts")):
-            context = self._context(node)
-            if any(one.name == context.name for one in contexts):
-                raise self._error(node, f"context {context.name!r} is defined twice")
-            contexts.append(context)
-        current = self._text(fields, "currentContext")
-        if current and all(one.name != current for one in contexts):
-            raise self._error(
-                fields["currentContext"], f"currentContext: there is no context {current!r}"
-            )
-        return Config(current, contexts)
-
-    def _context(self, node: yaml.Node) -> Context:
-        fields = self._mapping(node, tuple(_KEYS.values()), "a context")
-        values = {name: self._text(fields, key) for name, key in _KEYS.items()}
-        if not values["name"]:
-            raise self._error(node, "a context without a name")
-        for key, problem in _problems(
-            values["broker_url"], "brokerURL", values["timeout"], "timeout"
-        ):
-            raise self._error(fields[key], problem)
-        return Context(**values)
-
-    def _mapping(self, node: yaml.Node, known: tuple[str, ...], what: str) -> dict[str, yaml.Node]:
-        import yaml
-
-        if not isinstance(node, yaml.MappingNode):
-            raise self._error(node, f"{what} has to be a mapping")
-        found: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            if key.value not in known:
-                raise self._error(key, f"unknown key {key.value!r}; known are {', '.join(known)}")
-            if key.value in found:
-                raise self._error(key, f"{key.value} is given twice")
-            found[key.value] = value
+def _without_nulls(found: Any) -> Any:
+    """A key without a value is the same as no key."""
+    if isinstance(found, list):
+        return [_without_nulls(one) for one in found]
+    if not isinstance(found, dict):
         return found
-
-    def _sequence(self, node: yaml.Node | None) -> list[yaml.Node]:
-        import yaml
-
-        if node is None or node.tag == _NULL:
-            return []
-        if not isinstance(node, yaml.SequenceNode):
-            raise self._error(node, "contexts has to be a list")
-        return list(node.value)
-
-    def _text(self, fields: dict[str, yaml.Node], key: str) -> str:
-        import yaml
-
-        node = fields.get(key)
-        if node is None or node.tag == _NULL:
-            return ""
-        if not isinstance(node, yaml.ScalarNode):
-            raise self._error(node, f"{key} has to be a text")
-        return str(node.value)
-
-    def _error(self, node: yaml.Node, problem: str) -> InvalidSettings:
-        return InvalidSettings(f"{self._file}:{node.start_mark.line + 1}: {problem}", hint=_FIX)
+    return {key: _without_nulls(value) for key, value in found.items() if value is not None}
 
 
-_NULL: Final = "tag:yaml.org,2002:null"
+def _check(config: Config) -> None:
+    names = [one.name for one in config.contexts]
+    for index, one in enumerate(config.contexts):
+        where = f"contexts[{index}]"
+        if not one.name:
+            raise InvalidInput(f"{where}.name: is required")
+        if one.name in names[:index]:
+            raise InvalidInput(f"{where}.name: {one.name!r} is defined twice")
+        for key, problem in _problems(one.broker_url, "brokerURL", one.timeout, "timeout"):
+            raise InvalidInput(f"{where}.{key}: {problem.removeprefix(f'{key}: ')}")
+    if config.current_context and config.current_context not in names:
+        raise InvalidInput(f"currentContext: there is no context {config.current_context!r}")
 
 
 def _problems(

@@ -20,9 +20,9 @@ from typer.core import TyperGroup
 import kubelend
 from kubelend.cli import app, output
 from kubelend.cli.app import LazyCommand
-from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli.output import ExitCode
 from kubelend.core.errors import KubelendError
-from kubelend.wire import cel_rules, crds, docstrings, json_types, openapi, problems, routes
+from kubelend.wire import crds, docstrings, json_types, openapi, problems, routes
 from kubelend.wire.route import BODY_ERRORS, COMMON_ERRORS, UNROUTED_ERRORS, Access, Route
 
 _NOTICE = "<!-- Made by `make generate` from the code. Do not edit. -->"
@@ -291,7 +291,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _limits(schema: dict[str, Any]) -> str:
-    parts = [one["message"] for one in schema.get(cel_rules.VALIDATIONS, ())]
+    parts = [one["message"] for one in schema.get(json_types.VALIDATIONS, ())]
     if "enum" in schema:
         parts.append("one of " + ", ".join(f"`{value}`" for value in schema["enum"] if value))
     for key, template in _BOUNDS.items():

@@ -28,10 +28,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.cli import exit_codes, kube_objects, output
+from kubelend.cli import kube_objects, output
 from kubelend.cli.kube_objects import InstructedBody, KindAdapter
 from kubelend.cli.options import KubeTarget
-from kubelend.communicators import kubernetes_calls
 from kubelend.core import durations
 from kubelend.core.errors import (
     AlreadyExists,
@@ -60,7 +59,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
 )
 
-REQUEST_HASH: Final = "kubelend.io/asked"
+REQUEST_HASH: Final = "kubelend.io/request-hash"
 """Annotation with the hash of the request, to detect a key that is reused for another one."""
 
 POLL_SECONDS: Final = 0.2
@@ -140,7 +139,7 @@ class KubeBackend:
         self, request: bodies.ReservationRequest, *, key: str = ""
     ) -> bodies.Reservation:
         """Create the object and wait for the decision; delete it if there is none, or if it failed."""
-        kubernetes_calls.check_request(request)
+        cluster_namespaces.check_request(request)
         selected = await self._select()
         wanted = selected.adapter.build(_metadata(request, key, selected.namespace), request)
         try:
@@ -276,7 +275,7 @@ class KubeBackend:
         namespace = "" if self._target.is_everywhere else self._namespace
         found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
         found.sort(key=lambda one: (one.spec.cluster_id, one.status.record is not None))
-        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.request is None}
+        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.renew_time is None}
         return [kube_objects.body_from_advertisement(one) for one in by_cluster.values()]
 
     async def get_cluster(self, cluster: str) -> bodies.Cluster:
@@ -330,7 +329,7 @@ class KubeBackend:
             await self._withdraw(made)
             raise
         except KubelendError as error:
-            raise exit_codes.with_detail(error, await self._withdraw(made)) from None
+            raise output.with_detail(error, await self._withdraw(made)) from None
 
     async def _wait_until_decided(self, made: Object) -> Object:
         adapter = (await self._select()).adapter

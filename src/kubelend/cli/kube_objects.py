@@ -19,6 +19,7 @@ from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes import objects
 from kubelend.wire import bodies, conversion
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
+from kubelend.wire.cluster_namespaces import IDEMPOTENCY_ANNOTATION
 from kubelend.wire.objects import (
     Condition,
     Kind,
@@ -53,7 +54,7 @@ class InstructedBody(RequestBody, frozen=True):
 def body_from_reservation(found: Reservation) -> bodies.Reservation:
     spec, status = found.spec, found.status
     # As the broker defaults it: the name of the namespace, unless that is a cluster namespace.
-    default_requester = found.metadata.namespace if status.response is None else ""
+    default_requester = found.metadata.namespace if status.instruction is None else ""
     return bodies.Reservation(
         id=found.metadata.name,
         requester_id=spec.requester_id or default_requester,
@@ -97,24 +98,9 @@ def body_from_request(found: ResourceRequest) -> RequestBody:
 
 def body_from_use(found: ReservationInstruction) -> InstructedBody:
     """A reservation that this cluster may use."""
-    spec, status = found.spec, found.status
-    return InstructedBody(
-        id=spec.reservation_name,
-        requester_id="",
-        target_cluster_id=spec.target_cluster_id,
-        requested_resources=spec.amounts,
-        status=bodies.ReservationStatus(
-            phase=_USES.get(status.phase, "Reserved"),
-            message=status.message or spec.message,
-            expires_at=spec.expires_at,
-            finished_at=status.finished_at,
-            held=_held(status.conditions),
-        ),
-        created_at=_created_at(found.metadata),
-        cost=spec.cost,
-        reservation_name=spec.reservation_name,
-        node_name=status.node_name,
-    )
+    body = _instructed_body(found, _USES.get(found.status.phase, "Reserved"))
+    target, node = found.spec.target_cluster_id, found.status.node_name
+    return replace(body, target_cluster_id=target, node_name=node)
 
 
 def with_use(found: bodies.Reservation, use: ReservationInstruction | None) -> InstructedBody:
@@ -128,14 +114,21 @@ def with_use(found: bodies.Reservation, use: ReservationInstruction | None) -> I
 
 def body_from_instruction(found: ProviderInstruction) -> InstructedBody:
     """A reservation that this cluster provides."""
+    body = _instructed_body(found, _HOLDS.get(found.status.phase, found.status.phase))
+    return replace(body, requester_id=found.spec.requester_cluster_id)
+
+
+def _instructed_body(
+    found: ReservationInstruction | ProviderInstruction, phase: str
+) -> InstructedBody:
     spec, status = found.spec, found.status
     return InstructedBody(
         id=spec.reservation_name,
-        requester_id=spec.requester_cluster_id,
+        requester_id="",
         target_cluster_id="",
         requested_resources=spec.amounts,
         status=bodies.ReservationStatus(
-            phase=_HOLDS.get(status.phase, status.phase),
+            phase=phase,
             message=status.message or spec.message,
             expires_at=spec.expires_at,
             finished_at=status.finished_at,
@@ -250,8 +243,8 @@ RESERVATIONS: Final = KindAdapter(
     to_body=body_from_reservation,
     is_decided=lambda found: bool(found.status.phase),
     reservation_name=lambda found: found.metadata.name,
-    # One with a request is an agent's call in its cluster namespace, not the reservation itself.
-    is_listed=lambda found: found.spec.request is None,
+    # An agent's request in its cluster namespace is not the reservation itself.
+    is_listed=lambda found: IDEMPOTENCY_ANNOTATION not in found.metadata.annotations,
     labels=f"{objects.ARCHIVED_LABEL}!=true",
     controller="a broker with --broker-interface=kubernetes that serves this namespace",
 )

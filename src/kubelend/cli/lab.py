@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kubelend.cli import output
-from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import flag
+from kubelend.cli.output import ExitCode
 from kubelend.core import durations
 from kubelend.core.errors import InvalidSettings, NotFound
 from kubelend.kits import tables

@@ -15,8 +15,8 @@ from typing import Final, NoReturn
 
 import typer
 
-from kubelend.cli import app, exit_codes, options, output
-from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli import app, options, output
+from kubelend.cli.output import ExitCode
 from kubelend.core.errors import KubelendError
 from kubelend.kits import tables
 
@@ -49,7 +49,7 @@ def run(arguments: list[str], name: str = "kubelend") -> int:
         return ExitCode.INTERRUPTED
     except KubelendError as error:
         _trace(state)
-        return _fail(str(error), exit_codes.exit_code_for(error))
+        return _fail(str(error), output.exit_code_for(error))
     except SystemExit as end:
         # On a closed pipe the parser exits by itself.
         if not isinstance(end.__context__, BrokenPipeError):

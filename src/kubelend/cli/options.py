@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -33,7 +32,7 @@ from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
 from kubelend.apps.settings import BrokerSettings, CertificateSettings, ClientSettings
-from kubelend.cli import config
+from kubelend.cli import config, go_flags
 from kubelend.cli.output import OutputFormat
 from kubelend.core.errors import InvalidInput, InvalidSettings
 
@@ -303,8 +302,8 @@ def _target(call: typer.Context, **values: Any) -> Target:
 
 
 def normalize_arguments(arguments: list[str]) -> list[str]:
-    """Convert the notation of Go programs to that of the parser: `--leader-elect=true`, `-n team get ...`."""
-    return move_global_flags([_normalize_switch(argument) for argument in arguments])
+    """Convert the notation of Go programs and of kubectl to that of the parser."""
+    return move_global_flags(go_flags.normalize(arguments))
 
 
 def move_global_flags(arguments: Sequence[str]) -> list[str]:
@@ -336,37 +335,20 @@ _SWITCHES: Final = frozenset({"--all-namespaces", "-A"})
 _ROOT_FLAGS: Final = frozenset({"--debug"})
 
 
-def _normalize_switch(argument: str) -> str:
-    match = _GO_SWITCH.fullmatch(argument)
-    if match is None:
-        return argument
-    name = argument.partition("=")[0]
-    return name if match["yes"] else name.replace("--", "--no-", 1)
-
-
-_GO_SWITCHES = "|".join(
-    flag.name
-    for record in (BrokerSettings, AgentSettings)
-    for flag in flags.flags_of(record)
-    if flag.is_switch
-)
-_GO_SWITCH = re.compile(rf"(?:{_GO_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)
-
-
 def read_document(
     path: str, kind: type[Body], noun: str, *, hint: str, defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> Body:
     """The body in a YAML or JSON file, or on standard input for `-`."""
-    import yaml
+    from kubelend.wire import strict_yaml
 
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
-        value = yaml.safe_load(text)
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        value = strict_yaml.load_yaml(text)
         merged = {**defaults, **value} if isinstance(value, dict) else value
         return msgspec.convert(merged, kind, strict=False)
     except OSError as error:
         raise InvalidInput(f"--file: {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (InvalidInput, msgspec.ValidationError) as error:
         raise InvalidInput(f"--file: {path} is no {noun}: {error}", hint=hint) from error
 
 

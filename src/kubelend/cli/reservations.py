@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calls, exit_codes, options, output, request_flags
+from kubelend.cli import calls, options, output, request_flags
 from kubelend.cli.options import KubeTarget, Target, flag
 from kubelend.cli.output import Column, OutputFormat, Printer
 from kubelend.core import durations
@@ -333,7 +333,7 @@ async def reserve_and_wait(
         output.note(_still_pending(found, request))
         raise
     except KubelendError as error:
-        raise exit_codes.with_detail(error, _still_pending(found, request)) from None
+        raise output.with_detail(error, _still_pending(found, request)) from None
 
 
 async def _wait_until_decided(

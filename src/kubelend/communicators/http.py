@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from kubelend.communicators import factory
 from kubelend.communicators.factory import IDLE_TIMEOUT, CommunicatorOptions
-from kubelend.core.errors import InvalidSettings
+from kubelend.communicators.published import PublishedBroker
+from kubelend.core.errors import InvalidSettings, MissingRoute
+from kubelend.core.lifecycle import Phase
 from kubelend.kits import backoff
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.client import BrokerClient
@@ -59,31 +61,46 @@ class HttpCommunicator:
         self._idle_timeout = idle_timeout
         self._last_event_id = ""
         self._is_closed = False
+        self._published = PublishedBroker(client.instructions)
 
     async def open(self) -> Self:
         await self._client.__aenter__()
         return self
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
-        return await self._open_client().publish(advertisement)
+        return self._published.on_published(await self._open_client().publish(advertisement))
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        return await self._open_client().reserve(request, key=key)
+        reservation = await self._open_client().reserve(request, key=key)
+        self._published.on_requested(reservation)
+        return reservation
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        return await self._open_client().activate(reservation)
+        try:
+            return await self._open_client().activate(reservation)
+        except MissingRoute:
+            return self._published.mark(reservation, phase=Phase.ACTIVE.value)
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         return await self._open_client().renew(reservation, duration)
 
     async def release(self, reservation: str) -> bodies.Reservation:
-        return await self._open_client().release(reservation)
+        try:
+            return await self._open_client().release(reservation)
+        except MissingRoute:
+            return self._published.release(reservation)
 
     async def find(self, reservation: str) -> bodies.Reservation:
-        return await self._open_client().get_reservation(reservation)
+        try:
+            return await self._open_client().get_reservation(reservation)
+        except MissingRoute:
+            return await self._published.find(reservation)
 
     async def instructions(self) -> list[bodies.Reservation]:
-        return await self._open_client().all_reservations(phase=UNFINISHED_PHASES_QUERY)
+        try:
+            return await self._open_client().all_reservations(phase=UNFINISHED_PHASES_QUERY)
+        except MissingRoute:
+            return await self._published.reservations()
 
     async def exchange_handshake(
         self, reservation: str, handshake: bodies.Handshake
@@ -103,21 +120,32 @@ class HttpCommunicator:
             backoff=backoff.NO_RETRIES,
             read_timeout=self._idle_timeout,
         )
-        async with aclosing(events):
-            async for instruction in events:
-                self._last_event_id = str(instruction.revision)
-                yield instruction
+        try:
+            async with aclosing(events):
+                async for instruction in events:
+                    self._last_event_id = str(instruction.revision)
+                    yield instruction
+        except MissingRoute:
+            async with aclosing(self._published.poll(on_reset)) as polled:
+                async for instruction in polled:
+                    yield instruction
 
     async def acknowledge(
         self, reservation: str, held: bodies.HoldReport | None = None
     ) -> bodies.Reservation:
-        return await self._open_client().acknowledge(reservation, held)
+        try:
+            return await self._open_client().acknowledge(reservation, held)
+        except MissingRoute:
+            return self._published.mark(reservation, acknowledged_at=datetime.now(UTC), held=held)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         return await self._open_client().refuse(reservation, reason)
 
     async def ping(self) -> None:
-        await self._open_client().readyz()
+        try:
+            await self._open_client().readyz()
+        except MissingRoute:
+            await self._open_client().healthz()
 
     async def close(self) -> None:
         if not self._is_closed:

@@ -1,36 +1,37 @@
 """The broker through a cluster namespace: a namespace of the broker's API server that belongs to this
 cluster.
 
-A call is written into an object, and the broker's response is read from it; docs/transports.md shows
-how. Calls are idempotent: each has an ID, and a Reservation object is named after its idempotency key.
+As Kubernetes does it: this side writes what it wants into the spec of an object, and the broker what is so
+into the status; of ProviderInstructions the other way round. docs/transports.md shows the fields. A
+Reservation object is named after its idempotency key, so that a repeated request finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
-from kubelend.communicators import factory, kubernetes_calls
-from kubelend.communicators.factory import CommunicatorOptions
-from kubelend.communicators.kubernetes_calls import (
-    ADVERTISEMENT_SLOT,
-    INSTRUCTION_SLOT,
+from kubelend.communicators import cluster_namespace, factory
+from kubelend.communicators.cluster_namespace import (
+    ADVERTISEMENTS,
+    INSTRUCTIONS,
     OPEN_ACTIONS,
-    RESERVATION_SLOT,
-    SESSION_SLOT,
+    RESERVATIONS,
+    SESSIONS,
+    AgentLease,
     HandshakeNotices,
-    ObjectCaller,
+    NamespaceClient,
     ObjectStream,
     RevisionTracker,
     WatchEvents,
 )
+from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.core import durations, transitions
 from kubelend.core.errors import (
     AlreadyExists,
@@ -49,115 +50,133 @@ from kubelend.kube import config
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, cluster_namespaces, route
 from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterSession, Reservation
+from kubelend.wire.objects import Condition, ProviderInstruction
 
 LEAVE_TIMEOUT: Final = 2.0
-"""Seconds that a stopping agent takes to end its session. Otherwise the broker ends it by timeout."""
+"""Seconds that a stopping agent takes to end its watch and its lease. Otherwise both expire."""
 
 
 async def connect(options: CommunicatorOptions) -> KubernetesCommunicator:
     """Loads the kubeconfig; the first call opens the connection."""
     found = config.load_config(options.kubeconfig)
-    namespace = options.namespace or found.namespace
     stack = AsyncExitStack()
     client = await stack.enter_async_context(Client.open(found, timeout=options.timeout))
-    caller = ObjectCaller(client, namespace, options.instance)
-    notices = HandshakeNotices(options.on_handshake)
-    return KubernetesCommunicator(caller, options.timeout, stack, notices)
+    objects = NamespaceClient(client, options.namespace or found.namespace)
+    return KubernetesCommunicator(objects, options, stack)
 
 
 class KubernetesCommunicator:
     """One cluster's connection, identified by its account at the broker's API server."""
 
     def __init__(
-        self,
-        caller: ObjectCaller,
-        timeout: timedelta,
-        stack: AsyncExitStack,
-        handshakes: HandshakeNotices,
+        self, objects: NamespaceClient, options: CommunicatorOptions, stack: AsyncExitStack
     ) -> None:
         """`stack` is closed with the communicator."""
-        self._caller = caller
-        self._timeout = timeout
+        self._objects = objects
+        self._timeout = options.timeout
         self._stack = stack
-        self._handshakes = handshakes
+        self._agent = options.instance[:64]
+        self._lease = AgentLease(objects, self._agent)
+        self._handshakes = HandshakeNotices(options.on_handshake)
         self._session_lock = asyncio.Lock()
         self._revisions = RevisionTracker()
-        self._requests = ReservationRequests(caller)
+        self._requests = ReservationRequests(objects)
         self._advertised: ClusterAdvertisement | None = None
         self._streams: set[WatchEvents] = set()
-        self._was_used = False
+        self._is_checked = False
+        """Whether the namespace is known to be a cluster namespace."""
         self._is_closed = False
 
     # -- provider
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
-        async with self._call():
-            request = self._caller.new_request("publish")
-            namespace = self._caller.namespace
-            wanted = kubernetes_calls.cluster_advertisement(advertisement, request, namespace)
+        async with self._change():
+            wanted = cluster_namespace.cluster_advertisement(advertisement, self._objects.namespace)
             found = await self._apply_advertisement(wanted)
-            found = await self._caller.wait_for_response(ADVERTISEMENT_SLOT, found)
-            while not ADVERTISEMENT_SLOT.has_response_to(found, request.id):
-                found = await self._apply_advertisement(wanted)
-                found = await self._caller.wait_for_response(ADVERTISEMENT_SLOT, found)
+            found = await self._objects.wait(ADVERTISEMENTS, found, cluster_namespace.is_observed)
             self._advertised = found
-            accepted = cluster_namespaces.advertisement_from_response(
-                kubernetes_calls.raise_for_error(found.status.response)
-            )
+            cluster_namespace.raise_for_error(found)
+            accepted = cluster_namespace.accepted_advertisement(advertisement, found)
             return bodies.PublishResult(accepted, await self._reserved_holds())
 
     async def acknowledge(
         self, reservation: str, held: bodies.HoldReport | None = None
     ) -> bodies.Reservation:
-        status: dict[str, object] = {"enforced": True, "phase": "Held", "message": ""}
-        body = bodies.AcknowledgeRequest(held)
-        text = "" if held is None else cluster_namespaces.body_text(body)
-        return await self._call_provider_instruction(reservation, "acknowledge", text, status)
+        conditions = []
+        if held is not None:
+            truth = "True" if held.held else "False"
+            conditions = [Condition("Held", truth, held.reason, held.message)]
+        return await self._report_hold(reservation, "Held", "", conditions)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
-        status: dict[str, object] = {"enforced": False, "phase": "Refused", "message": reason}
-        return await self._call_provider_instruction(reservation, "refuse", reason, status)
+        return await self._report_hold(reservation, "Refused", reason, [])
+
+    async def _report_hold(
+        self, reservation: str, phase: str, message: str, conditions: list[Condition]
+    ) -> bodies.Reservation:
+        status = {"enforced": phase == "Held", "phase": phase, "message": message}
+        async with self._change():
+            reported = {**status, "conditions": conditions}
+            return cluster_namespace.reservation_in(await self._report(reservation, reported))
 
     # -- requester
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        async with self._call():
-            call_request = self._caller.new_request("reserve")
-            wanted = kubernetes_calls.reservation_object(
-                request, route.check_idempotency_key(key), call_request, self._caller.namespace
+        async with self._change():
+            wanted = cluster_namespace.reservation_object(
+                request, route.check_idempotency_key(key), self._objects.namespace
             )
             try:
-                found = await self._caller.wait_for_response(
-                    RESERVATION_SLOT, await self._requests.create_or_find(wanted)
-                )
-            except InvalidInput as error:
-                kubernetes_calls.check_request(request)
-                raise error
+                found = await self._requests.create_or_find(wanted)
+            except InvalidInput:
+                cluster_namespaces.check_request(request)
+                raise
+            found = await self._objects.wait(RESERVATIONS, found, cluster_namespace.is_observed)
             return await self._requests.outcome(found)
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        return await self._call_reservation(reservation, "activate")
+        def use(found: bodies.Reservation) -> dict[str, Any]:
+            return {"activeClusterID": _usable(found).target_cluster_id}
+
+        async with self._change():
+            changed = await self._change_reservation(reservation, use)
+            if changed.status.phase != Phase.ACTIVE:
+                raise _wrong_phase(changed)
+            return changed
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
-        return await self._call_reservation(reservation, "renew", duration)
+        def renew(found: bodies.Reservation) -> dict[str, Any]:
+            _usable(found)
+            return {"renewal": {"time": cluster_namespace.now(), "duration": duration or None}}
+
+        async with self._change():
+            return _usable(await self._change_reservation(reservation, renew))
 
     async def release(self, reservation: str) -> bodies.Reservation:
-        return await self._call_reservation(reservation, "release")
+        async with self._change():
+            return await self._change_reservation(reservation, lambda _: {"released": True})
 
     # -- both
 
     async def exchange_handshake(
         self, reservation: str, handshake: bodies.Handshake
     ) -> bodies.HandshakeResult:
-        text = msgspec.json.encode(handshake).decode()
+        fields = {"handshake": cluster_namespace.sent_handshake(handshake)}
         async with self._call():
-            session = await self._call_session("handshake", reservation, text)
-            return cluster_namespaces.handshake_from_response(session.status.response)
+            name = cluster_namespaces.instruction_object_name(reservation)
+            if await self._objects.find(INSTRUCTIONS, name) is not None:
+                held = await self._report(reservation, fields)
+                return _handshake_result(held.spec.peer, held.spec.instruction)
+            if (own := await self._own_object(reservation)) is None:
+                raise await self._not_provider_error(reservation)
+            found = await self._objects.patch(RESERVATIONS, own.metadata.name, "spec", fields)
+            found = await self._objects.wait(RESERVATIONS, found, cluster_namespace.is_observed)
+            cluster_namespace.raise_for_error(found)
+            return _handshake_result(found.status.peer, found.status.instruction)
 
     async def grant_keys(self) -> bodies.KeySet:
         async with self._call():
-            session = await self._call_session("keys")
-            return cluster_namespaces.keys_from_response(session.status.response)
+            return bodies.KeySet(list((await self._sync()).status.grant_keys))
 
     # -- reading
 
@@ -168,7 +187,7 @@ class KubernetesCommunicator:
 
     async def instructions(self) -> list[bodies.Reservation]:
         async with self._call():
-            await self._call_session("read")
+            await self._sync()
             found = [*await self._requests.list_own(), *await self._list_provider_instructions()]
         found.sort(key=lambda one: one.revision)
         return [one.reservation for one in found if one.action in OPEN_ACTIONS]
@@ -176,18 +195,17 @@ class KubernetesCommunicator:
     async def stream(
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:
-        async with self._call():
-            status = (await self._call_session("listen")).status
+        watch = uuid.uuid4().hex
+        async with self._change():
+            status = (await self._sync(watch=watch, agent=self._agent)).status
         if self._is_closed:  # during the call: nobody would end the watch
             raise factory.closed_error()
         is_new = not status.compacted_revision <= self._revisions.complete_to <= status.revision
         if is_new:
             self._revisions.reset()
             on_reset()
-        stream = ObjectStream(
-            status.session, status.revision, self._revisions, is_new, self._handshakes
-        )
-        events = WatchEvents(self._caller)
+        stream = ObjectStream(watch, status.revision, self._revisions, is_new, self._handshakes)
+        events = WatchEvents(self._objects)
         self._streams.add(events)
         try:
             async with events.running(), aclosing(stream.instructions(events)) as instructions:
@@ -198,7 +216,7 @@ class KubernetesCommunicator:
 
     async def ping(self) -> None:
         async with self._call():
-            await self._call_session("ping")
+            await self._sync()
 
     async def close(self) -> None:
         if self._is_closed:
@@ -206,10 +224,10 @@ class KubernetesCommunicator:
         self._is_closed = True
         for events in self._streams:
             events.close()
-        if self._was_used:
+        if self._is_checked:
             with contextlib.suppress(KubelendError, TimeoutError):
                 async with asyncio.timeout(LEAVE_TIMEOUT):
-                    await self._end_session()
+                    await self._leave()
         await self._stack.aclose()
 
     # -- helpers
@@ -218,9 +236,9 @@ class KubernetesCommunicator:
     async def _call(self) -> AsyncIterator[None]:
         if self._is_closed:
             raise factory.closed_error()
-        self._was_used = True
         try:
             async with asyncio.timeout(self._timeout.total_seconds()):
+                await self._check_namespace()
                 yield
         except TimeoutError:
             within = durations.format_duration_short(self._timeout)
@@ -230,44 +248,63 @@ class KubernetesCommunicator:
                 raise factory.closed_error() from None
             raise
 
-    async def _call_session(self, call: str, text: str = "", handshake: str = "") -> ClusterSession:
-        """After the response the namespace contains everything that the broker knew when it was called."""
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """A call that only the active agent may make."""
+        async with self._call():
+            await self._lease.hold()
+            yield
+
+    async def _check_namespace(self) -> None:
+        """Nothing is written into another namespace: in the broker's own it would count as a user's."""
+        if not self._is_checked:
+            if await self._objects.find(SESSIONS, cluster_namespaces.SESSION_NAME) is None:
+                raise self._no_session_error()
+            self._is_checked = True
+
+    def _no_session_error(self) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"namespace {self._objects.namespace} of the broker's cluster is not a cluster namespace:"
+            " it has no session object",
+            hint="set --broker-namespace, and have an administrator apply the output of"
+            " `kubelend create clusternamespace`",
+        )
+
+    async def _sync(self, reservation: str = "", **fields: str) -> ClusterSession:
+        """Wait until the namespace contains everything that the broker knew when this was called."""
+        wanted = fields | {"reservationName": reservation}
         async with self._session_lock:
-            try:
-                found = await self._caller.call(
-                    SESSION_SLOT,
-                    cluster_namespaces.SESSION_NAME,
-                    self._caller.new_request(call, text, handshake),
-                    {},
-                )
-            except NotFound as error:
-                raise BrokerUnreachable(
-                    f"namespace {self._caller.namespace} of the broker's cluster has no session object",
-                    hint="have an administrator apply the output of `kubelend create clusternamespace`",
-                ) from error
-        kubernetes_calls.raise_for_error(found.status.response)
+            while True:
+                try:
+                    found = await self._objects.patch(
+                        SESSIONS,
+                        cluster_namespaces.SESSION_NAME,
+                        "spec",
+                        {**wanted, "syncTime": cluster_namespace.now()},
+                    )
+                except NotFound as error:
+                    raise self._no_session_error() from error
+                found = await self._objects.wait(SESSIONS, found, cluster_namespace.is_observed)
+                if found.spec.reservation_name == reservation:  # else another client asks
+                    break
+        cluster_namespace.raise_for_error(found)
         return found
 
-    async def _end_session(self) -> None:
-        request = cluster_namespaces.request_fields(self._caller.new_request("leave"))
-        await self._caller.client.patch(
-            SESSION_SLOT.resource,
-            cluster_namespaces.SESSION_NAME,
-            self._caller.namespace,
-            {"spec": {"request": request}},
-        )
+    async def _leave(self) -> None:
+        await self._objects.patch(SESSIONS, cluster_namespaces.SESSION_NAME, "spec", {"watch": ""})
+        await self._lease.release()
 
     async def _apply_advertisement(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
         """Replaced as a whole, so that nothing of the previous advertisement is left."""
-        slot, client = ADVERTISEMENT_SLOT, self._caller.client
+        client = self._objects.client
         known, self._advertised = self._advertised, None
         while True:
             if known is None or known.metadata.name != wanted.metadata.name:
-                known = await self._caller.find(slot, wanted.metadata.name)
-            with contextlib.suppress(Conflict), kubernetes_calls.as_unreachable(Conflict):
+                known = await self._objects.find(ADVERTISEMENTS, wanted.metadata.name)
+            with contextlib.suppress(Conflict), cluster_namespace.as_unreachable(Conflict):
                 if known is None:
-                    return await client.create(slot.resource, wanted)
-                return await client.update(slot.resource, replace(known, spec=wanted.spec))
+                    return await client.create(ADVERTISEMENTS, wanted)
+                return await client.update(ADVERTISEMENTS, replace(known, spec=wanted.spec))
             known = None
 
     async def _reserved_holds(self) -> list[bodies.Reservation]:
@@ -279,41 +316,40 @@ class KubernetesCommunicator:
         self, reservation: str
     ) -> tuple[ClusterSession, bodies.Reservation]:
         """The broker's state, also of a reservation that finished too long ago to be in the namespace."""
-        session = await self._call_session("read", reservation)
-        found = cluster_namespaces.reservation_from_response(session.status.response)
-        # An older broker does not respond for a single reservation: read the namespace.
-        found = found or await self._find_provider_instruction(reservation)
-        if found is None:
-            own = [one.reservation for one in await self._requests.list_own()]
-            found = next((one for one in own if one.id == reservation), None)
-        if found is None:
+        session = await self._sync(reservation)
+        if session.status.reservation is None:
             raise reservation_not_found(reservation)
-        return session, found
+        return session, session.status.reservation
 
-    async def _call_reservation(
-        self, reservation: str, call: str, text: str = ""
+    async def _change_reservation(
+        self, reservation: str, change: Callable[[bodies.Reservation], dict[str, Any]]
     ) -> bodies.Reservation:
-        async with self._call():
-            request = self._caller.new_request(call, text)
-            if (name := await self._object_name(reservation)) is None:
-                return await self._call_archived(reservation, call)
-            try:
-                found = await self._caller.call(RESERVATION_SLOT, name, request, {})
-            except NotFound:
-                self._requests.object_names.pop(reservation, None)
-                return await self._call_archived(reservation, call)
-            return await self._requests.outcome(found)
+        own = await self._own_object(reservation)
+        if own is None:
+            return await self._archived(reservation, change)
+        fields = change(cluster_namespace.reservation_in(own))
+        try:
+            found = await self._objects.patch(RESERVATIONS, own.metadata.name, "spec", fields)
+        except NotFound:
+            self._requests.object_names.pop(reservation, None)
+            return await self._archived(reservation, change)
+        found = await self._objects.wait(RESERVATIONS, found, cluster_namespace.is_observed)
+        return await self._requests.outcome(found)
 
-    async def _object_name(self, reservation: str) -> str | None:
-        """Of the Reservation object; None if this cluster has none."""
-        if reservation not in self._requests.object_names:
-            await self._requests.list_own()
-        if reservation not in self._requests.object_names:
-            await self._call_session("read")  # it may have been requested elsewhere just now
-            await self._requests.list_own()
-        return self._requests.object_names.get(reservation)
+    async def _own_object(self, reservation: str) -> Reservation | None:
+        """The Reservation object; None if this cluster has none."""
+        name = self._requests.object_names.get(reservation)
+        found = None if name is None else await self._objects.find(RESERVATIONS, name)
+        if found is None:
+            found = await self._requests.find(reservation)
+        if found is None:
+            await self._sync()  # it may have been requested elsewhere just now
+            found = await self._requests.find(reservation)
+        return found
 
-    async def _call_archived(self, reservation: str, call: str) -> bodies.Reservation:
+    async def _archived(
+        self, reservation: str, change: Callable[[bodies.Reservation], dict[str, Any]]
+    ) -> bodies.Reservation:
         """An archived reservation can be released again, and nothing else."""
         session, found = await self._read_reservation(reservation)
         if found.requester_id != session.status.cluster_id:
@@ -321,33 +357,28 @@ class KubernetesCommunicator:
                 f"{reservation} belongs to {found.requester_id}",
                 hint="only its requester may change it",
             )
-        if call == "release" and found.status.phase in FINAL:
-            return found
-        raise _not_usable_error(found)
+        if found.status.phase not in FINAL:  # its object was removed a moment ago
+            raise reservation_not_found(reservation)
+        change(found)
+        return found
 
     async def _list_provider_instructions(self) -> list[bodies.Instruction]:
-        found = await self._caller.list(INSTRUCTION_SLOT)
-        return [one for one in map(kubernetes_calls.latest_instruction, found) if one is not None]
+        found = await self._objects.list(INSTRUCTIONS)
+        return [one for one in map(cluster_namespace.latest_instruction, found) if one is not None]
 
-    async def _find_provider_instruction(self, reservation: str) -> bodies.Reservation | None:
+    async def _report(self, reservation: str, status: dict[str, Any]) -> ProviderInstruction:
+        """Write the status of a ProviderInstruction, and wait until the broker has processed it."""
         name = cluster_namespaces.instruction_object_name(reservation)
-        found = await self._caller.find(INSTRUCTION_SLOT, name)
-        instruction = None if found is None else kubernetes_calls.latest_instruction(found)
-        return None if instruction is None else instruction.reservation
-
-    async def _call_provider_instruction(
-        self, reservation: str, call: str, text: str, status: dict[str, object]
-    ) -> bodies.Reservation:
-        async with self._call():
-            request, slot = self._caller.new_request(call, text), INSTRUCTION_SLOT
-            name = cluster_namespaces.instruction_object_name(reservation)
-            if await self._find_provider_instruction(reservation) is None:
-                await self._call_session("read")
-            try:
-                found = await self._caller.call(slot, name, request, status)
-            except NotFound:
-                raise await self._not_provider_error(reservation) from None
-            return kubernetes_calls.reservation_in(found.spec.response)
+        if await self._objects.find(INSTRUCTIONS, name) is None:
+            await self._sync()
+        reported = status | {"reportTime": cluster_namespace.now()}
+        try:
+            found = await self._objects.patch(INSTRUCTIONS, name, "status", reported)
+        except NotFound:
+            raise await self._not_provider_error(reservation) from None
+        found = await self._objects.wait(INSTRUCTIONS, found, cluster_namespace.is_report_observed)
+        cluster_namespace.raise_for_error(found)
+        return found
 
     async def _not_provider_error(self, reservation: str) -> KubelendError:
         """The error for a reservation without a ProviderInstruction."""
@@ -356,81 +387,95 @@ class KubernetesCommunicator:
         except NotFound as error:
             return error
         if found.status.phase in FINAL:
-            return _not_usable_error(found)
+            return _wrong_phase(found)
         return Forbidden(f"{reservation} is not placed on this cluster")
 
 
-def _not_usable_error(found: bodies.Reservation) -> KubelendError:
-    """For a reservation without an object: it has finished, or was removed a moment ago."""
-    phase = found.status.phase
-    if phase not in FINAL:
-        return reservation_not_found(found.id)
-    return WrongPhase(f"{found.id} is {phase}", hint=transitions.next_phase_hint(Phase(phase)))
+def _usable(found: bodies.Reservation) -> bodies.Reservation:
+    """The reservation; `WrongPhase` if it has finished."""
+    if found.status.phase in FINAL:
+        raise _wrong_phase(found)
+    return found
+
+
+def _wrong_phase(found: bodies.Reservation) -> WrongPhase:
+    phase = Phase(found.status.phase)
+    return WrongPhase(f"{found.id} is {phase}", hint=transitions.next_phase_hint(phase))
+
+
+def _handshake_result(
+    peer: bodies.Handshake | None, instruction: bodies.Instruction | None
+) -> bodies.HandshakeResult:
+    return bodies.HandshakeResult(peer, "" if instruction is None else instruction.grant)
 
 
 class ReservationRequests:
     """Creates Reservation objects, and maps reservation IDs to them."""
 
-    def __init__(self, caller: ObjectCaller) -> None:
+    def __init__(self, objects: NamespaceClient) -> None:
         self.object_names: dict[str, str] = {}
         """Object names by reservation ID; a list is only read for IDs that are missing."""
-        self._caller = caller
+        self._objects = objects
 
     async def create_or_find(self, wanted: Reservation) -> Reservation:
         """The object of this request: a new one, or that of an earlier attempt."""
-        slot, client = RESERVATION_SLOT, self._caller.client
         while True:
-            with contextlib.suppress(AlreadyExists), kubernetes_calls.as_unreachable():
-                return await client.create(slot.resource, wanted)
-            found = await self._caller.find(slot, wanted.metadata.name)
+            with contextlib.suppress(AlreadyExists), cluster_namespace.as_unreachable():
+                return await self._objects.client.create(RESERVATIONS, wanted)
+            found = await self._objects.find(RESERVATIONS, wanted.metadata.name)
             if found is None:
                 continue
             if found.metadata.deletion_timestamp is not None:
-                await self._caller.wait_deleted(slot, found)
-            elif kubernetes_calls.is_same_request(found, wanted):
-                return await self._repeat_request(found, wanted)
-            elif found.status.response is None or found.status.response.body:
+                await self._objects.wait_deleted(RESERVATIONS, found)
+            elif _is_refused(found):
+                await self._delete(found)
+            elif cluster_namespace.is_same_request(found, wanted):
+                return found
+            else:
                 key = wanted.metadata.annotations[cluster_namespaces.IDEMPOTENCY_ANNOTATION]
                 raise KeyReused(
                     f"idempotency key {key!r} was used for another request",
                     hint="send the same request again, or use a new key",
                 )
-            else:
-                await self._delete(found)
-
-    async def _repeat_request(self, found: Reservation, wanted: Reservation) -> Reservation:
-        if not RESERVATION_SLOT.has_response(found):
-            return found
-        call = self._caller.new_request("reserve")
-        name = wanted.metadata.name
-        return await self._caller.call(RESERVATION_SLOT, name, call, {})
 
     async def outcome(self, found: Reservation) -> bodies.Reservation:
-        """The result of a request. The object of a permanently rejected one is deleted."""
+        """The reservation of an object. The object of a request that is refused for good is deleted."""
         try:
-            reservation = kubernetes_calls.reservation_in(found.status.response)
-        except KubelendError as refusal:
-            if not refusal.retryable and found.status.response and not found.status.response.body:
+            cluster_namespace.raise_for_error(found)
+        except KubelendError:
+            if _is_refused(found):
                 await self._delete(found)
             raise
+        reservation = cluster_namespace.reservation_in(found)
         self.object_names[reservation.id] = found.metadata.name
         return reservation
 
     async def _delete(self, found: Reservation) -> None:
-        with kubernetes_calls.as_unreachable():
-            await self._caller.client.delete(
-                RESERVATION_SLOT.resource,
-                found.metadata.name,
-                self._caller.namespace,
-                uid=found.metadata.uid,
+        with cluster_namespace.as_unreachable():
+            await self._objects.client.delete(
+                RESERVATIONS, found.metadata.name, self._objects.namespace, uid=found.metadata.uid
             )
+
+    async def find(self, reservation: str) -> Reservation | None:
+        """The object that shows a reservation to its requester."""
+        return (await self._by_id()).get(reservation)
 
     async def list_own(self) -> list[bodies.Instruction]:
         """Instructions for the reservations that this cluster has requested."""
-        found = await self._caller.list(RESERVATION_SLOT)
-        instructions = {}
-        for each in found:
-            if (instruction := kubernetes_calls.latest_instruction(each)) is not None:
-                instructions[each.metadata.name] = instruction
-        self.object_names = {one.reservation.id: name for name, one in instructions.items()}
-        return list(instructions.values())
+        shown = map(cluster_namespace.latest_instruction, (await self._by_id()).values())
+        return [one for one in shown if one is not None]
+
+    async def _by_id(self) -> dict[str, Reservation]:
+        listed = await self._objects.list(RESERVATIONS)
+        shown = [one for one in listed if one.status.instruction is not None]
+        found = {cluster_namespace.reservation_in(one).id: one for one in shown}
+        self.object_names = {name: one.metadata.name for name, one in found.items()}
+        return found
+
+
+def _is_refused(found: Reservation) -> bool:
+    """Whether the broker has refused the request for good."""
+    if found.status.instruction is not None or not cluster_namespace.is_observed(found):
+        return False
+    accepted = cluster_namespaces.find_accepted(found.status.conditions)
+    return accepted is not None and accepted.status == "False"

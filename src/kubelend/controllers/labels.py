@@ -30,34 +30,17 @@ MIN_REJECTION_RETENTION: Final = timedelta(minutes=1)
 
 
 def rejected_until(found: Reservation, retention: timedelta) -> datetime | None:
-    """When a request in the broker's namespace may be deleted; None if it was not rejected.
+    """When a request may be deleted; None if it was not rejected.
 
-    An object with a stored record is not concerned: the store archives it.
+    An object with a stored record is not concerned: the store archives it. In a cluster namespace one that
+    was accepted shows an instruction.
     """
     status = found.status
-    if status.phase != Phase.FAILED or status.record is not None:
+    if status.phase != Phase.FAILED or status.record is not None or status.instruction is not None:
         return None
     if is_managed(found.metadata) or is_being_deleted(found.metadata):
         return None
-    return _end_of_retention(found, status.finished_at or status.last_update_time, retention)
-
-
-def rejected_in_cluster_namespace_until(
-    found: Reservation, retention: timedelta
-) -> datetime | None:
-    """The same in a cluster namespace, including a retryable request that was not repeated."""
-    response, request = found.status.response, found.spec.request
-    if response is None or response.body or not response.error or is_being_deleted(found.metadata):
-        return None
-    if request is not None and request.id != response.request_id:
-        return None  # it has been repeated
-    return _end_of_retention(found, found.status.last_update_time, retention)
-
-
-def _end_of_retention(
-    found: Reservation, since: datetime | None, retention: timedelta
-) -> datetime | None:
-    since = since or found.metadata.creation_timestamp
+    since = status.finished_at or status.last_update_time or found.metadata.creation_timestamp
     return None if since is None else since + max(retention, MIN_REJECTION_RETENTION)
 
 

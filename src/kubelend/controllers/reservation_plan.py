@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ class ActionKind(Enum):
     """What to do, each with the state of the object that requires it."""
 
     RESERVE = "it is a new request"
-    ACTIVATE = "the requester has set RequesterActive"
+    ACTIVATE = "the requester uses the resources"
+    RENEW = "the requester has renewed it"
     RELEASE = "the reservation is to be released"
     FORGET = "the record's object is deleted, or about to be: nothing refers to the record any more"
     REPAIR = "the object differs from the record"
@@ -58,7 +60,7 @@ def plan_reservation(
         return _plan_deletion(found, record)
     if record is None:
         return _plan_without_record(found)
-    requested = _plan_conditions(found, record)
+    requested = wanted_change(found, record)
     return _plan_repair(found, record) if requested is None else requested
 
 
@@ -106,28 +108,37 @@ def _plan_without_record(found: Reservation) -> ReservationAction | None:
     )
 
 
-def _plan_conditions(found: Reservation, record: models.Reservation) -> ReservationAction | None:
+def wanted_change(found: Reservation, record: models.Reservation) -> ReservationAction | None:
+    """What the requester wants of an unfinished reservation, by spec or conditions; in all namespaces."""
     if record.phase in FINAL:
         return None
-    if _true_condition(found, "RequesterReleased") is not None:
+    if found.spec.released or _true_condition(found, "RequesterReleased") is not None:
         return ReservationAction(ActionKind.RELEASE)
-    active = _true_condition(found, "RequesterActive")
-    if active is not None and record.phase is Phase.RESERVED and _is_current(active, record):
+    if record.phase is Phase.RESERVED and uses_provider(
+        found, record.target or "", record.reserved_at, has_moved=bool(record.left)
+    ):
         return ReservationAction(ActionKind.ACTIVATE)
-    return None
+    renewal = found.spec.renewal
+    is_new = renewal is not None and renewal.time != found.status.renew_time
+    return ReservationAction(ActionKind.RENEW) if is_new else None
+
+
+def uses_provider(
+    found: Reservation, provider: str, reserved_at: datetime | None, *, has_moved: bool
+) -> bool:
+    """Whether the requester uses this provider, and not a previous one of the reservation."""
+    if provider and found.spec.active_cluster_id == provider:
+        return True
+    active = _true_condition(found, "RequesterActive")
+    if active is None or not has_moved or reserved_at is None:
+        return active is not None
+    at = active.last_transition_time
+    return at is not None and at >= reserved_at
 
 
 def _true_condition(found: Reservation, type: str) -> Condition | None:
     conditions = (one for one in found.status.conditions if one.type == type)
     return next((one for one in conditions if one.status == "True"), None)
-
-
-def _is_current(active: Condition, record: models.Reservation) -> bool:
-    """RequesterActive set for one provider does not count for the next after a failover."""
-    if not record.left or record.reserved_at is None:
-        return True
-    at = active.last_transition_time
-    return at is not None and at >= record.reserved_at
 
 
 def _plan_repair(found: Reservation, record: models.Reservation) -> ReservationAction | None:

@@ -17,14 +17,15 @@ from kubelend.controllers.reconciler import DRIFT_GRACE, NextDue, Reconciler
 from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core import models
 from kubelend.core.audit_log import AuditEntry
-from kubelend.core.errors import KubelendError, Unavailable
+from kubelend.core.errors import InvalidInput, KubelendError, Unavailable
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
 from kubelend.kube.client import Client
 from kubelend.kube.events import EventRecorder
 from kubelend.stores.kubernetes import objects
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
+from kubelend.wire import conversion
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Renewal, Reservation
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.events import EventRecord
 
@@ -120,6 +121,8 @@ class ReservationReconciler(Reconciler[Reservation]):
                 await self._reserve(found)
             case ActionKind.ACTIVATE:
                 await self._broker.activate(name)
+            case ActionKind.RENEW if found.spec.renewal is not None:
+                await self._renew(found, found.spec.renewal)
             case ActionKind.RELEASE if action is not None:
                 await self._broker.release(name, action.reason)
             case ActionKind.FORGET if record is not None:
@@ -158,6 +161,15 @@ class ReservationReconciler(Reconciler[Reservation]):
                 status = {"reason": error.code, "message": str(error)}
                 await self._update_status(found, {**status, "lastUpdateTime": self._broker.clock()})
             raise
+
+    async def _renew(self, found: Reservation, renewal: Renewal) -> None:
+        """Once: an invalid renewal is not tried again."""
+        try:
+            longer = conversion.renewal_duration(renewal.duration, self._terms)
+            await self._broker.renew(ReservationId(found.metadata.name), longer)
+        except InvalidInput as error:
+            self._recorder.emit(EventRecord("Warning", "NotRenewed", str(error), found))
+        await self._update_status(found, {"renewTime": renewal.time})
 
     async def _reject(self, found: Reservation, error: KubelendError) -> None:
         """Final: a request that should wait for capacity sets spec.wait."""

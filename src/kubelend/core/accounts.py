@@ -11,11 +11,11 @@ from copy import copy
 from datetime import datetime
 from typing import Final, NamedTuple, Self
 
-from kubelend.core import timestamps
+from kubelend.core import durations
+from kubelend.core.durations import DAY_MICROS, HOUR_MICROS, to_micros
 from kubelend.core.lifecycle import FINAL, Phase
 from kubelend.core.models import ClusterId, Quota, Reservation
 from kubelend.core.resources import NOTHING
-from kubelend.core.timestamps import DAY_MICROS, HOUR_MICROS, to_micros
 
 
 class QuotaUsage:
@@ -147,7 +147,7 @@ class QuotaUsages:
         if account is None or reservation.phase not in FINAL:
             return None
         days = [(span.until - 1) // DAY_MICROS for span in account.cost_intervals(reservation)]
-        return timestamps.from_micros(DAY_MICROS * (max(days) + 1)) if days else None
+        return durations.from_micros(DAY_MICROS * (max(days) + 1)) if days else None
 
     def waiting_on_budget(self) -> Iterator[ClusterId]:
         """Requesters with a budget and waiting requests: their remaining budget changes with time."""

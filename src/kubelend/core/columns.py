@@ -16,10 +16,10 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kubelend.core import timestamps
+from kubelend.core import durations
+from kubelend.core.durations import from_micros, to_micros
 from kubelend.core.lending import EVERYONE, AccessLists, EffectivePolicy, OpeningHours
 from kubelend.core.models import ClusterId
-from kubelend.core.timestamps import from_micros, to_micros
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -258,7 +258,7 @@ class OpeningHoursColumn:
         """Sets the hours of a row; True if they changed."""
         changed = self.hours.set(row, hours or None)
         if changed:
-            self.opens_at = timestamps.EPOCH  # not evaluated yet
+            self.opens_at = durations.EPOCH  # not evaluated yet
         return changed
 
     def refresh(self, now: int) -> int:
@@ -297,7 +297,7 @@ class OpeningHoursColumn:
             return known
         table, at = OpeningHours(hours), from_micros(now)
         change = table.next_change(at)
-        until = now + timestamps.DAY_MICROS if change is None else to_micros(change)
+        until = now + durations.DAY_MICROS if change is None else to_micros(change)
         if table.is_open(at) and not (known and known.is_open):
             self._newly_opened.add(hours)
         return _OpenState(table.is_open(at), now, until)

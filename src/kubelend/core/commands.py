@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from kubelend.core import decision, quotas, transitions, waiting
+from kubelend.core import explanations, quotas, transitions, waiting
 from kubelend.core.audit_log import BROKER_ACTOR, Actor, AuditedRecord, AuditEntry, audited_fields
-from kubelend.core.decision import NoFit, Placement
 from kubelend.core.errors import Conflict, Forbidden, KeyReused, NotFound, QueueFull, WrongPhase
 from kubelend.core.events import (
     Acknowledged,
@@ -40,6 +39,7 @@ from kubelend.core.events import (
     RetentionExpired,
     Uncordoned,
 )
+from kubelend.core.explanations import NoFit, Placement
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import NO_POLICY, LendingPolicy
 from kubelend.core.lifecycle import FINAL, Phase, Reason
@@ -88,8 +88,25 @@ def advertise(
     return ledger.cluster(advertisement.cluster)
 
 
+class WaitLimits(NamedTuple):
+    """How many requests may wait for capacity."""
+
+    total: int = 1000
+    per_requester: int = 100
+
+    def check(self, ledger: Ledger, requester: ClusterId) -> None:
+        """Raises `QueueFull`."""
+        if ledger.waiting_count >= self.total:
+            raise QueueFull(f"{self.total} requests are already waiting", hint="retry later")
+        if ledger.waiting_count_of(requester) >= self.per_requester:
+            raise QueueFull(
+                f"{self.per_requester} requests of {requester} are already waiting",
+                hint="release one, or retry later",
+            )
+
+
 def reserve(
-    ledger: Ledger, request: Request, new_id: ReservationId, max_waiting: int, now: datetime
+    ledger: Ledger, request: Request, new_id: ReservationId, limits: WaitLimits, now: datetime
 ) -> Command[ReservationId | NoFit]:
     """Reserves the resources on the best cluster; enqueues the request if none fits and it may wait."""
     known = None if request.key is None else ledger.by_key(request.requester, request.key)
@@ -97,11 +114,12 @@ def reserve(
         return _same_request(known, request).id
     if new_id in ledger.reservations:
         raise Conflict(f"{new_id} already exists", hint="retry the request")
-    answer = decision.decide_placement(quotas.admit_request(ledger, request, now), ledger.fleet)
+    answer = explanations.decide_placement(quotas.admit_request(ledger, request, now), ledger.fleet)
     if isinstance(answer, NoFit):
         if not request.wait:
             return answer
-        return (yield from _enqueue(ledger, request, answer, new_id, max_waiting, now))
+        limits.check(ledger, request.requester)
+        return (yield from _enqueue(ledger, request, answer, new_id, now))
     prices = ledger.clusters[answer.cluster].advertisement.prices
     yield Requested(
         now, transitions.new_placed_reservation(new_id, request, answer.cluster, prices, now)
@@ -273,7 +291,7 @@ def _drive(ledger: Ledger, command: Command[Result], changes: list[Change], acto
 
 def _decide_again(ledger: Ledger, found: Reservation, now: datetime) -> Placement | NoFit:
     query = quotas.query_for_reservation(ledger, found, now)
-    return decision.decide_placement(query, ledger.fleet)
+    return explanations.decide_placement(query, ledger.fleet)
 
 
 def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) -> None:
@@ -314,11 +332,8 @@ def _enqueue(
     request: Request,
     answer: NoFit,
     new_id: ReservationId,
-    max_waiting: int,
     now: datetime,
 ) -> Command[ReservationId]:
-    if ledger.waiting_count >= max_waiting:
-        raise QueueFull(f"{max_waiting} requests are already waiting", hint="retry later")
     message = f"Waiting: {answer.explanation}"
     waiter = Reservation(new_id, request, now, message=message, wait_until=now + request.wait)
     yield Requested(now, waiter)

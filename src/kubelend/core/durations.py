@@ -1,7 +1,8 @@
 """Go durations ("1h30m", "90s", "500ms"), as flags, bodies and objects contain them.
 
 Internally a duration is a `timedelta`, which counts whole microseconds. A finer part is rounded
-away from zero, because for many settings zero means "off".
+away from zero, because for many settings zero means "off". Timestamps as
+integer microseconds fit numpy columns and allow exact cost arithmetic.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import math
 import re
 import reprlib
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Final
 
@@ -109,3 +110,26 @@ def _format_decimal(amount: int, unit: int) -> str:
     whole, part = divmod(amount, unit)
     fraction = str(unit + part)[1:].rstrip("0")
     return f"{whole}.{fraction}" if fraction else str(whole)
+
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+HOUR_MICROS: Final = 3_600_000_000
+"""In microseconds, as all integers of this module."""
+DAY_MICROS: Final = 24 * HOUR_MICROS
+
+_ONE_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def to_micros(at: datetime) -> int:
+    """Microseconds since the Unix epoch."""
+    return (at - EPOCH) // _ONE_MICROSECOND
+
+
+def from_micros(at: int) -> datetime:
+    """The inverse of `to_micros`."""
+    return EPOCH + timedelta(microseconds=at)
+
+
+def format_time(at: datetime, now: datetime) -> str:
+    """Formats a timestamp for messages; the date is omitted if it is today."""
+    return f"{at:%H:%M:%S} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S} UTC"

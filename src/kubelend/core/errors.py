@@ -24,15 +24,16 @@
     │   └── Gone                 the resource version was compacted: list again
     ├── LimitExceeded            a limit was exceeded; retryable after a delay
     │   ├── RateLimited          too many requests per second
-    │   ├── QueueFull            the wait queue of the broker is full
+    │   ├── QueueFull            too many requests are waiting, in total or of one requester
     │   └── BodyTooLarge         the body exceeds the size limit; not retryable
     ├── Unavailable              the broker cannot respond now; retryable
     │   ├── StoreFailed          the store failed to read or write
     │   ├── NotReady             the broker is starting, stopping or loading its store
     │   ├── NotLeader            another replica is the leader; this one serves reads only
     │   └── BrokerUnreachable    no connection, or no response in time
-    │       └── CertificateRefused   the broker rejected the caller's certificate
-    ├── UnexpectedResponse         the response does not match the API contract
+    │       └── CertificateRefused   the broker rejected the caller's certificate; not retryable
+    ├── UnexpectedResponse       the response does not match the API contract
+    │   └── MissingRoute         the broker has no such route
     └── InvalidSettings          flags, environment or files are not a valid configuration
 
 Each class has a `code`, its name, which crosses the wire, and a flag `retryable`. `wire.problems` maps
@@ -183,7 +184,7 @@ class RateLimited(LimitExceeded):
 
 
 class QueueFull(LimitExceeded):
-    """The wait queue of the broker is full."""
+    """Too many requests are waiting, in total or of this requester."""
 
 
 class BodyTooLarge(LimitExceeded):
@@ -221,11 +222,17 @@ class BrokerUnreachable(Unavailable):
 
 
 class CertificateRefused(BrokerUnreachable):
-    """The broker rejected the caller's certificate. Retry with another one."""
+    """The broker rejected the caller's certificate. Retry with another one, not with the same."""
+
+    retryable = False
 
 
 class UnexpectedResponse(KubelendError):
     """The response does not match the API contract."""
+
+
+class MissingRoute(UnexpectedResponse):
+    """The broker has no such route, such as the one of the published system."""
 
 
 class InvalidSettings(KubelendError):

@@ -1,4 +1,5 @@
-"""Explanations: rejection reasons per cluster, and a suggested change with which the request would fit.
+"""Placement decisions and their explanations: rejection reasons per cluster, and a suggested change with
+which the request would fit.
 
 One explanation serves REST, the command line, conditions and the dashboard, so that all show the
 same text. It uses the filters of the placement; a property test checks that they never disagree.
@@ -12,6 +13,7 @@ can be represented.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -93,6 +95,26 @@ class Explanation(msgspec.Struct, frozen=True):
         noun = "cluster fits" if self.total == 1 else "clusters fit"
         unknown = "" if self.unknown is None else f"; cluster {self.unknown!r} is unknown"
         return f"{self.fitting}/{self.total} {noun}" + (f": {reason}" if reason else "") + unknown
+
+
+class ExplainOthers(StrEnum):
+    """What a requester may learn about the other clusters. The values are API: a setting of the broker."""
+
+    NAMES = "names"
+    COUNTS = "counts"
+    NONE = "none"
+
+    def reduce(self, found: Explanation) -> Explanation:
+        """Removes the names, or everything but whether the request fits."""
+        if self is ExplainOthers.NAMES:
+            return found
+        if self is ExplainOthers.NONE:
+            return Explanation(min(found.total, 1), min(found.fitting, 1), {}, quota=found.quota)
+        suggestion = found.suggestion
+        if suggestion is not None:
+            text = suggestion.text.replace(suggestion.cluster, "a cluster", 1)
+            suggestion = replace(suggestion, cluster=ClusterId(""), text=text)
+        return replace(found, candidates=(), suggestion=suggestion)
 
 
 def no_capacity_error(explanation: Explanation) -> NoCapacity:
@@ -309,3 +331,29 @@ def _amount_steps(less: Resources, *, waits: bool) -> Iterator[str]:
         yield f"request {' and '.join(parts)} less" + (f", or {_WAIT_STEP}" if waits else "")
     elif waits:
         yield _WAIT_STEP
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """The chosen cluster with its score."""
+
+    cluster: ClusterId
+    score: float
+
+
+class NoFit(msgspec.Struct, frozen=True):
+    """No cluster fits; the explanation has the reasons."""
+
+    explanation: Explanation
+
+
+def decide_placement(query: PlacementQuery, fleet: Fleet) -> Placement | NoFit:
+    """The best cluster that fits, or the reasons why none does."""
+    placement = choose_cluster(query, fleet)
+    return placement or NoFit(explain_placement(query, fleet, limit=0))
+
+
+def choose_cluster(query: PlacementQuery, fleet: Fleet) -> Placement | None:
+    """The best cluster that fits, without an explanation if none does."""
+    feasible = filters.feasible_clusters(query, fleet)
+    best = scoring.best_row(query.request, fleet, feasible)
+    return None if best is None else Placement(fleet.ids[best.row], best.score)

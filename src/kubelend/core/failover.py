@@ -13,14 +13,14 @@ from datetime import datetime, timedelta
 import numpy as np
 from msgspec.structs import replace
 
-from kubelend.core import commands, decision, quotas, timestamps
+from kubelend.core import commands, durations, explanations, quotas
 from kubelend.core.commands import Command
+from kubelend.core.durations import to_micros
 from kubelend.core.events import Failed, FailoverBlocked, ProviderRecovered
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason, Role
 from kubelend.core.members import MembershipStatus, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
-from kubelend.core.timestamps import to_micros
 
 MAX_ATTEMPTS_PER_RUN = 32
 """Placement attempts per run: a few milliseconds, in which no other request is served."""
@@ -131,13 +131,15 @@ def _fail_over_one(
     ledger: Ledger, monitor: ProviderMonitor, found: Reservation, provider: Cluster, now: datetime
 ) -> Command[None]:
     """The message omits why no cluster fits: that changes constantly, and `explain` reports it."""
-    since = timestamps.format_time(provider.received_at, now)
+    since = durations.format_time(provider.received_at, now)
     newly_unreachable = f"{provider.id}, unreachable since {since}"
     if not found.request.failover:
         message = f"Lost cluster {newly_unreachable}; failover is off"
         yield Failed(now, found.id, Reason.PROVIDER_UNREACHABLE, message)
         return
-    chosen = decision.choose_cluster(quotas.query_for_reservation(ledger, found, now), ledger.fleet)
+    chosen = explanations.choose_cluster(
+        quotas.query_for_reservation(ledger, found, now), ledger.fleet
+    )
     if chosen is not None:
         move = commands.move_event(ledger, found, chosen.cluster, now)
         yield replace(move, detail=f"Moved from {newly_unreachable}")

@@ -24,10 +24,10 @@ from kubelend.core.columns import (
     PolicyColumns,
     RequesterMask,
 )
+from kubelend.core.durations import to_micros
 from kubelend.core.fleet import UNPRICED, Fleet, FleetSubset, currency_code
 from kubelend.core.lifecycle import INSUFFICIENT_BY_RESOURCE, Rejection
 from kubelend.core.models import UNCONSTRAINED, ClusterId, Request
-from kubelend.core.timestamps import to_micros
 
 NEW_REQUEST_TICKET = INT64_MAX
 """The ticket of a request that is not queued: waiting ones of the same priority rank above it."""

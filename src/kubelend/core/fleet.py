@@ -27,11 +27,11 @@ from kubelend.core.columns import (
     PolicyColumns,
     ResourceColumn,
 )
+from kubelend.core.durations import to_micros
 from kubelend.core.lending import EffectivePolicy
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.core.prices import Prices
 from kubelend.core.resources import NOTHING, Resources
-from kubelend.core.timestamps import to_micros
 
 UNPRICED = -1
 NO_NOMINATION = INT64_MIN

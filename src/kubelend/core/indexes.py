@@ -176,6 +176,9 @@ class WaitQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def count_of(self, requester: ClusterId) -> int:
+        return sum(self._reservations[found].requester == requester for found in self._waiting)
+
     def in_order(self) -> list[Reservation]:
         """In serving order: by priority, then by age."""
         return sorted((self._reservations[found] for found in self._waiting), key=_rank)

@@ -139,7 +139,7 @@ class Inventory:
         """Placeholders and offloaded pods by ID, with a node or without."""
         return MappingProxyType(self._scheduled)
 
-    def room(self) -> dict[str, Resources]:
+    def free_by_node(self) -> dict[str, Resources]:
         """What no pod takes, placeholders included, per node that counts as capacity."""
         return dict(self._free_per_node())
 

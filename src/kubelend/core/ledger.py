@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from kubelend.core import transitions
 from kubelend.core.accounts import QuotaUsages
+from kubelend.core.durations import to_micros
 from kubelend.core.errors import NotFound, reservation_not_found
 from kubelend.core.events import (
     Advertised,
@@ -48,7 +49,6 @@ from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, ClusterId, Limits, RequestKey, Reservation, ReservationId
 from kubelend.core.resources import Resources
-from kubelend.core.timestamps import to_micros
 
 
 class Ledger:
@@ -216,6 +216,9 @@ class Ledger:
     @property
     def waiting_count(self) -> int:
         return len(self._wait_queue)
+
+    def waiting_count_of(self, requester: ClusterId) -> int:
+        return self._wait_queue.count_of(requester)
 
     def overdue(self, now: datetime) -> Iterator[Reservation]:
         """Overdue reservations, earliest first. End each before advancing the iterator."""

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from kubelend.core import prices, resources
 from kubelend.core.accounts import CostInterval, QuotaUsage
+from kubelend.core.durations import to_micros
 from kubelend.core.errors import QuotaExceeded
 from kubelend.core.filters import BudgetLimit, PlacementQuery
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Request, Reservation
-from kubelend.core.timestamps import to_micros
 
 
 def admit_request(ledger: Ledger, request: Request, now: datetime) -> PlacementQuery:
@@ -40,31 +40,31 @@ def query_for_request(ledger: Ledger, request: Request, now: datetime) -> Placem
 def query_for_reservation(ledger: Ledger, found: Reservation, now: datetime) -> PlacementQuery:
     """The placement query of a reservation, with its rank and without its previous providers."""
     left = found.left if found.target is None else (*found.left, found.target)
-    asked = PlacementQuery(found.request, now, found.ticket, left)
+    query = PlacementQuery(found.request, now, found.ticket, left)
     account = ledger.quota_usages.get(found.requester)
     if account is None:
-        return asked
+        return query
     until, costs = now + found.request.duration, None
     if found.is_live and found.expires_at is not None:
         until, costs = found.expires_at, account.current_interval(found)
         if costs is not None:  # the part after `now`
             costs = costs._replace(since=max(costs.since, to_micros(now)))
-    return replace(asked, budget=_budget_limit(account, now, until, costs))
+    return replace(query, budget=_budget_limit(account, now, until, costs))
 
 
 def quota_violations(
-    ledger: Ledger, request: Request, asked: Reservation | None = None
+    ledger: Ledger, request: Request, own: Reservation | None = None
 ) -> tuple[QuotaExceeded, ...]:
     """All errors that a request would raise because of its requester's quota.
 
-    `asked` is the reservation of this request: while it waits, it does not count against itself.
+    `own` is the reservation of this request: while it waits, it does not count against itself.
     """
     account = ledger.quota_usages.get(request.requester)
     if account is None:
         return ()
-    if asked is not None and asked.phase is Phase.PENDING:
+    if own is not None and own.phase is Phase.PENDING:
         account = account.copy()
-        account.remove(asked)
+        account.remove(own)
     return tuple(_violations(account, request))
 
 

@@ -12,13 +12,13 @@ from datetime import datetime
 
 import numpy as np
 
-from kubelend.core import decision, filters, quotas, transitions
+from kubelend.core import explanations, filters, quotas, transitions
 from kubelend.core.columns import Mask
+from kubelend.core.durations import to_micros
 from kubelend.core.events import Event, Nominated
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import INSUFFICIENT_AMOUNT, Reason, Rejection
 from kubelend.core.models import ClusterId, Reservation
-from kubelend.core.timestamps import to_micros
 
 _RESOLVED_BY_WAITING = INSUFFICIENT_AMOUNT - {Rejection.REQUESTER_CAP_REACHED}
 """A requester that reached its cap must not block a cluster for others."""
@@ -88,7 +88,7 @@ def _retry_placement(ledger: Ledger, waiter: Reservation, now: datetime) -> Iter
 def _try_place(ledger: Ledger, waiter: Reservation, now: datetime) -> Event | None:
     if quotas.blocked_by_quota(ledger, waiter):
         return None
-    chosen = decision.choose_cluster(
+    chosen = explanations.choose_cluster(
         quotas.query_for_reservation(ledger, waiter, now), ledger.fleet
     )
     if chosen is None:

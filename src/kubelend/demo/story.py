@@ -30,7 +30,7 @@ from kubelend.kits import logs, tables, tasks
 from kubelend.lab import background, walkthrough
 from kubelend.lab.state import DIRECTORY_VARIABLE, LabDirectory, LabState
 from kubelend.sources import file_objects
-from kubelend.stores import audit
+from kubelend.stores import factory
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.objects import Kind, ProviderInstruction, ReservationInstruction, ResourceRequest
@@ -168,11 +168,11 @@ class DemoContext:
     async def wait_deleted(self) -> None:
         """Waits until the ResourceRequest has been deleted."""
 
-        async def look() -> bool:
+        async def is_deleted() -> bool:
             return self._find(BERLIN, ResourceRequest, REQUEST_NAME) is None
 
         otherwise = f"ResourceRequest {REQUEST_NAME} of {BERLIN} was not deleted"
-        await waiting.until(look, otherwise, STEP_TIMEOUT, poll=_POLL_SECONDS)
+        await waiting.until(is_deleted, otherwise, STEP_TIMEOUT, poll=_POLL_SECONDS)
 
     async def available(self, cluster: str) -> bodies.Amounts:
         async with self.client(ADMIN_NAME) as admin:
@@ -182,12 +182,12 @@ class DemoContext:
     async def _wait_for(
         self, cluster: str, kind: type[Kind], name: str, wanted: Callable[[Kind], bool]
     ) -> Kind:
-        async def look() -> Kind | None:
+        async def find() -> Kind | None:
             found = self._find(cluster, kind, name)
             return found if found is not None and wanted(found) else None
 
         otherwise = f"{kind.kind} {name} of {cluster} did not reach the expected state"
-        return await waiting.until(look, otherwise, STEP_TIMEOUT, poll=_POLL_SECONDS)
+        return await waiting.until(find, otherwise, STEP_TIMEOUT, poll=_POLL_SECONDS)
 
     def _find(self, cluster: str, kind: type[Kind], name: str) -> Kind | None:
         return file_objects.read_object(self.agents[cluster].objects, kind, f"default/{name}")
@@ -328,7 +328,7 @@ async def check_released(context: DemoContext) -> list[str]:
 
 
 async def run_audit(context: DemoContext) -> list[str]:
-    ledger, found, _ = audit.audit_store(str(context.deployment.store))
+    ledger, found, _ = factory.audit_store(str(context.deployment.store))
     expect(not found, "; ".join(found))
     return screen.wrap_text(
         f"0 violations; clusters: {len(ledger.clusters)}, reservations:"
@@ -559,6 +559,8 @@ def command(
         return
     with (
         processes.temporary_deployment() as deployment,
-        deployment.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,
+        deployment.broker(
+            "--shutdown-timeout=5s", "--lost-after=1s", "--explain-others=names"
+        ) as broker,
     ):
         run_demo(deployment, broker, stay=stay)

@@ -10,7 +10,7 @@ mounted secret in the same way.
     certs/.current -> .generation-k3v9x0q2
 
 Plain files are converted to such links, with their contents, before they are replaced for the first time.
-Certificate renewal (`kubelend.apps.renewal`) uses this. `file_states` and the functions below it are for
+Certificate renewal (`kubelend.apps.join`) uses this. `file_states` and the functions below it are for
 object directories (`kubelend.sources.file_objects`).
 """
 

@@ -27,27 +27,36 @@ class RateLimiter:
         self._buckets: dict[str, tuple[float, float]] = {}
         self._evict_above = _EVICT_ABOVE
 
-    def admit(self, key: str) -> None:
-        """Takes a token, or raises `RateLimited` with the time until the next one."""
-        if wait := self.take(key):
+    def admit(self, key: str, cost: int = 1) -> None:
+        """Takes tokens, or raises `RateLimited` with the time until there are enough."""
+        if wait := self.take(key, cost):
             raise RateLimited(
                 f"{key} exceeds {self._rate:g} requests per second",
                 hint=f"wait {wait:.2f}s",
                 retry_after=wait,
             )
 
-    def take(self, key: str) -> float:
-        """Takes a token and returns 0; if there is none, returns the seconds until the next one."""
+    def take(self, key: str, cost: int = 1) -> float:
+        """Takes tokens and returns 0; if there are too few, returns the seconds until there are enough.
+
+        What costs more than a whole burst needs a full bucket, and leaves a debt.
+        """
         if not self._rate:
             return 0.0
         now = self._clock()
-        tokens = self._tokens(key, now)
-        if tokens < 1:
-            return (1 - tokens) / self._rate
-        self._buckets[key] = (tokens - 1, now)
+        tokens, needed = self._tokens(key, now), min(cost, self._burst)
+        if tokens < needed:
+            return (needed - tokens) / self._rate
+        self._buckets[key] = (tokens - cost, now)
         if len(self._buckets) > self._evict_above:
             self._evict_full(now)
         return 0.0
+
+    def charge(self, key: str, cost: int) -> None:
+        """Takes tokens for what was done already; the debt is at most a burst."""
+        if self._rate and cost > 0:
+            now = self._clock()
+            self._buckets[key] = (max(self._tokens(key, now) - cost, -self._burst), now)
 
     def refund(self, key: str) -> None:
         """Returns a token."""

@@ -23,10 +23,10 @@ def format_table(
     """Aligned columns. With a width, the last column is wrapped; no cell is truncated."""
     cells = [list(headers), *([sanitize_line(cell) or "-" for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    room = (
+    last = (
         None if width is None else max(_MIN_WIDTH, width - sum(widths[:-1]) - 2 * len(widths) + 2)
     )
-    return "\n".join(line for row in cells for line in _wrapped_row(row, widths, room))
+    return "\n".join(line for row in cells for line in _wrapped_row(row, widths, last))
 
 
 def format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -89,11 +89,11 @@ def format_time_left(end: datetime, now: datetime) -> str:
 def title_line(title: str, seconds: float) -> str:
     """One line of `DEFAULT_WIDTH` columns with the duration at its end; a longer title is wrapped."""
     right = format_seconds(seconds)
-    room = DEFAULT_WIDTH - len(right) - 1
+    width = DEFAULT_WIDTH - len(right) - 1
     *first, last = textwrap.wrap(
-        title, room, subsequent_indent=" " * 4, break_on_hyphens=False
+        title, width, subsequent_indent=" " * 4, break_on_hyphens=False
     ) or [""]
-    return "\n".join([*first, f"{last:<{room}} {right}"])
+    return "\n".join([*first, f"{last:<{width}} {right}"])
 
 
 def format_seconds(seconds: float) -> str:
@@ -104,10 +104,10 @@ def format_seconds(seconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
 
 
-def _wrapped_row(cells: list[str], widths: list[int], room: int | None) -> list[str]:
-    if room is None or len(cells[-1]) <= room:
+def _wrapped_row(cells: list[str], widths: list[int], width: int | None) -> list[str]:
+    if width is None or len(cells[-1]) <= width:
         return [format_row(cells, [*widths[:-1], 0])]
-    first, *others = textwrap.wrap(cells[-1], room)
+    first, *others = textwrap.wrap(cells[-1], width)
     indent = " " * (sum(widths[:-1]) + len(_TABLE_GAP) * (len(widths) - 1))
     return [
         format_row([*cells[:-1], first], [*widths[:-1], 0]),

@@ -184,10 +184,16 @@ class Client:
             async for line in opened:
                 yield decoder.decode_event(line) if line else WatchEvent("BOOKMARK", None, since)
 
-    async def raw(self, method: str, path: str, body: object = None) -> bytes:
-        """Send any other request: `/version`, `/metrics`, evictions, objects without a type."""
+    async def raw(
+        self, method: str, path: str, body: object = None, *, is_repeated: bool = True
+    ) -> bytes:
+        """Send any other request: `/version`, `/metrics`, evictions, objects without a type.
+
+        `is_repeated` is for what the caller repeats itself, if the server asks for that.
+        """
         content = None if body is None else msgspec.json.encode(body)
-        return await self._transport.send(ApiRequest(method, path, body=content))
+        call = ApiRequest(method, path, body=content, is_repeated=is_repeated)
+        return await self._transport.send(call)
 
     async def _list(
         self,

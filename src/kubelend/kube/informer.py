@@ -21,7 +21,7 @@ from kubelend.kits.backoff import Backoff
 from kubelend.kube.client import Client
 from kubelend.kube.codec import Listing, UndecodableObject, WatchEvent
 from kubelend.kube.resources import Kind, Resource
-from kubelend.wire.objects import Object
+from kubelend.wire.objects import Object, ObjectCache
 
 WatchReport = Callable[[str], None]
 """Called with an error when the watch fails, and with an empty string when it works again."""
@@ -144,41 +144,23 @@ CachedKind = TypeVar("CachedKind", bound=Object)
 log = structlog.get_logger("kubelend.controllers")
 
 
-class InformerCache(Generic[CachedKind]):
-    """Cache of all objects of a kind, with tombstones of deleted ones until they are forgotten.
+class InformerCache(ObjectCache[CachedKind]):
+    """Cache by name, which also has the objects that cannot be decoded.
 
-    `enqueue` is called with the name of each changed object, `on_update` with its old and new state.
+    `on_change` is called with the old and new state of a changed object.
     """
 
     def __init__(
         self,
         enqueue: Callable[[str], None],
-        on_update: Callable[[CachedKind, CachedKind], None] = lambda *_: None,
+        on_change: Callable[[CachedKind, CachedKind], None] = lambda *_: None,
     ) -> None:
-        self.has_synced = False
-        """Whether the first list has been received."""
-        self._enqueue = enqueue
-        self._on_update = on_update
-        self._objects: dict[str, CachedKind] = {}
-        self._tombstones: dict[str, list[CachedKind]] = {}
+        super().__init__(enqueue)
+        self._on_change = on_change
         self._undecodable: dict[str, UndecodableObject] = {}
 
-    def find(self, name: str) -> CachedKind | None:
-        return self._objects.get(name)
-
-    def all(self) -> list[CachedKind]:
-        return list(self._objects.values())
-
-    def tombstones(self, name: str) -> list[CachedKind]:
-        """Last known states of deleted objects of this name."""
-        return list(self._tombstones.get(name, ()))
-
-    def forget(self, gone: CachedKind) -> None:
-        """Drop a tombstone once its deletion has been processed."""
-        name = gone.metadata.name
-        self._tombstones[name] = [one for one in self._tombstones.pop(name, ()) if one is not gone]
-        if not self._tombstones[name]:
-            del self._tombstones[name]
+    def key_of(self, found: CachedKind) -> str:
+        return found.metadata.name
 
     def undecodable(self, name: str) -> UndecodableObject | None:
         """The object of this name if it cannot be decoded now; None if it can or does not exist."""
@@ -192,55 +174,34 @@ class InformerCache(Generic[CachedKind]):
     def handle(self, change: Change[CachedKind]) -> None:
         match change:
             case Listed(objects, undecodable):
-                self._on_list(objects, undecodable)
+                for name in self._undecodable.keys() - {one.name for one in undecodable}:
+                    del self._undecodable[name]
+                self.on_list(objects, {one.uid for one in undecodable})
+                for one in undecodable:
+                    self._on_undecodable(one)
             case Deleted(found):
-                self._on_delete(found)
+                self.on_delete(found)
             case UndecodableObject():
                 self._on_undecodable(change)
             case found:
-                self._on_upsert(found)
+                self.on_update(found)
 
-    def _on_list(self, objects: list[CachedKind], undecodable: Iterable[UndecodableObject]) -> None:
-        present = {found.metadata.uid for found in objects}
-        existing = present | {one.uid for one in undecodable}
-        for known in list(self._objects.values()):
-            if known.metadata.uid not in existing:
-                self._on_delete(known)
-        for name in self._undecodable.keys() - {one.name for one in undecodable}:
-            del self._undecodable[name]
-        for found in objects:
-            self._on_upsert(found)
-        for one in undecodable:
-            self._on_undecodable(one)
-        self.has_synced = True
+    def triggers(self, before: CachedKind, after: CachedKind) -> bool:
+        if before != after:
+            self._on_change(before, after)
+        return True
 
-    def _on_upsert(self, found: CachedKind) -> None:
-        name = found.metadata.name
-        before = self._objects.get(name)
-        if before is not None and before.metadata.uid != found.metadata.uid:
-            self._on_delete(before)
-            before = None
-        self._objects[name] = found
-        self._undecodable.pop(name, None)
-        if before is not None and before != found:
-            self._on_update(before, found)
-        self._enqueue(name)
-
-    def _on_delete(self, gone: CachedKind) -> None:
-        name = gone.metadata.name
-        known = self._objects.get(name)
-        if known is not None and known.metadata.uid == gone.metadata.uid:
-            del self._objects[name]
-        self._tombstones.setdefault(name, []).append(gone)
-        self._enqueue(name)
+    def on_update(self, found: CachedKind) -> None:
+        self._undecodable.pop(found.metadata.name, None)
+        super().on_update(found)
 
     def _on_undecodable(self, found: UndecodableObject) -> None:
         """A deletion may be undecodable, too."""
         if found.is_deleted:
             self._undecodable.pop(found.name, None)
-            known = self._objects.get(found.name)
+            known = self.find(found.name)
             if known is not None and known.metadata.uid == found.uid:
-                self._on_delete(known)
+                self.on_delete(known)
             else:  # it was never decoded, but a record of it may be stored
                 self._enqueue(found.name)
         elif self._undecodable.get(found.name) != found:  # not again at every list

@@ -57,6 +57,8 @@ class ApiRequest(msgspec.Struct, frozen=True):
     query: dict[str, str] = {}
     body: bytes | None = None
     content_type: str = "application/json"
+    is_repeated: bool = True
+    """Whether it is repeated after the server's Retry-After."""
 
 
 class Transport:
@@ -187,6 +189,7 @@ class Transport:
         # A rate-limited request was not processed. After other errors only reads are safe to repeat.
         is_safe = isinstance(error, LimitExceeded) or call.method == "GET"
         retry_after, longest = error.retry_after, self._backoff.longest.total_seconds()
+        is_safe = is_safe and call.is_repeated
         if delay is None or not error.retryable or not is_safe or not 0 < retry_after <= longest:
             raise error
         await asyncio.sleep(max(delay, retry_after))

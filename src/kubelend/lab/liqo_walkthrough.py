@@ -72,25 +72,27 @@ class LiqoWalkthrough:
         amounts = resources.parse_requested({"cpu": cpu, "memory": memory})
         remote = liqo_objects.tenant_namespace(self._requester)
         own = liqo_objects.tenant_namespace(self._provider)
-        await self._see(
+        await self._wait_for(
             self._provider, TENANTS, self._requester, remote, _is_issued, "Tenant admitted"
         )
         name = f"controlplane-{self._provider}"
-        await self._see(
+        await self._wait_for(
             self._requester, IDENTITIES, name, own, _has_kubeconfig, "Identity established"
         )
-        await self._see(self._requester, SLICES, reservation, own, _exists, "ResourceSlice created")
-        await self._see(
+        await self._wait_for(
+            self._requester, SLICES, reservation, own, _exists, "ResourceSlice created"
+        )
+        await self._wait_for(
             self._provider, SLICES, reservation, remote, _is_granted, "ResourceSlice granted"
         )
-        await self._see_quota(reservation, remote, amounts)
+        await self._wait_for_quota(reservation, remote, amounts)
 
         def is_ready(node: LiqoResource) -> bool:
             offered = liqo_objects.parse_amounts(node.status.get("allocatable") or {})
             return condition_status(node, "Ready") == "True" and offered == amounts
 
         text = f"Node is Ready with exactly {amounts.describe()}"
-        await self._see(self._requester, NODES, reservation, "", is_ready, text)
+        await self._wait_for(self._requester, NODES, reservation, "", is_ready, text)
 
     async def create_local_pod(self) -> None:
         """Creates a pod of the provider that would fit only into the room of the placeholders."""
@@ -98,14 +100,14 @@ class LiqoWalkthrough:
         self._local_cpu = resources.format_amount("cpu", cpu)
         requests = {"cpu": self._local_cpu, "memory": POD_MEMORY}
         await self._create_pod(self._provider, LOCAL_POD, LOCAL_NAMESPACE, requests)
-        await self._see_local_pod(_is_unschedulable, "is Pending: it needs held room")
+        await self._wait_for_local_pod(_is_unschedulable, "is Pending: it needs held room")
 
     async def delete_local_pod(self) -> None:
         await self._clients[self._provider].delete(PODS, LOCAL_POD, LOCAL_NAMESPACE)
 
-    async def _see_local_pod(self, condition: Condition, what: str) -> None:
+    async def _wait_for_local_pod(self, condition: Condition, what: str) -> None:
         text = f"local pod of {self._local_cpu} CPU {what}"
-        await self._see(self._provider, PODS, LOCAL_POD, LOCAL_NAMESPACE, condition, text)
+        await self._wait_for(self._provider, PODS, LOCAL_POD, LOCAL_NAMESPACE, condition, text)
 
     async def _most_free_cpu(self) -> int:
         """Returns the free CPU of the provider's freest node, in millicores."""
@@ -125,10 +127,13 @@ class LiqoWalkthrough:
         try:
             await self._offload_namespace()
             await self._run_first_pod(reservation)
-            await self._see_local_pod(_is_unschedulable, "is still Pending")
+            await self._wait_for_local_pod(_is_unschedulable, "is still Pending")
             await self._try_second_pod(reservation)
         finally:
-            await self._delete_pods()
+            client = self._clients[self._requester]
+            for name in ("first", "second"):
+                await client.delete(PODS, name, self._namespace)
+            await client.delete(liqo_objects.NAMESPACES, self._namespace)
 
     async def _offload_namespace(self) -> None:
         client = self._clients[self._requester]
@@ -145,7 +150,7 @@ class LiqoWalkthrough:
             },
         }
         await client.raw("POST", OFFLOADINGS.path(self._namespace), offloading)
-        await self._see(
+        await self._wait_for(
             *(self._requester, OFFLOADINGS, "offloading", self._namespace),
             lambda found: found.status.get("offloadingPhase") == "Ready",
             f"namespace {self._namespace} offloaded",
@@ -153,16 +158,16 @@ class LiqoWalkthrough:
 
     async def _run_first_pod(self, reservation: str) -> None:
         await self._create_offloaded_pod("first", reservation)
-        await self._see(
+        await self._wait_for(
             *(self._requester, PODS, "first", self._namespace),
             lambda pod: pod.spec.get("nodeName") == reservation,
             f"pod of {POD_CPU} CPU scheduled onto the virtual node",
         )
         remote = f"{self._namespace}-{self._requester}"
-        await self._see(
+        await self._wait_for(
             self._provider, PODS, "first", remote, _is_running, "the same pod is Running"
         )
-        await self._see(
+        await self._wait_for(
             self._requester, PODS, "first", self._namespace, _is_running, "the pod is Running"
         )
 
@@ -180,16 +185,10 @@ class LiqoWalkthrough:
         reason = next(part.strip() for part in message.split(",") if "Insufficient" in part)
         self._report(self._requester, f"second pod of {POD_CPU} CPU refused: {reason}")
 
-    async def _delete_pods(self) -> None:
-        client = self._clients[self._requester]
-        for name in ("first", "second"):
-            await client.delete(PODS, name, self._namespace)
-        await client.delete(liqo_objects.NAMESPACES, self._namespace)
-
     async def wait_clean(self, reservation: str) -> None:
         """Waits until the node is gone, its room is free, and nothing of Liqo is left in either cluster."""
-        await self._see_local_pod(_is_running, "is Running")
-        await self._see_gone(self._requester, NODES, reservation, "virtual node removed")
+        await self._wait_for_local_pod(_is_running, "is Running")
+        await self._wait_for_deletion(self._requester, NODES, reservation, "virtual node removed")
 
         async def is_clean() -> bool:
             return await self._liqo_objects() == self._before
@@ -238,7 +237,7 @@ class LiqoWalkthrough:
 
         await waiting.until(create, f"pod {name} was not created", self._timeout)
 
-    async def _see_quota(
+    async def _wait_for_quota(
         self, reservation: str, namespace: str, amounts: resources.Resources
     ) -> None:
         client = self._clients[self._provider]
@@ -251,7 +250,7 @@ class LiqoWalkthrough:
         await waiting.until(has_quota, f"no Quota for {reservation}", self._timeout)
         self._report(self._provider, f"Quota of {amounts.describe()} set")
 
-    async def _see(
+    async def _wait_for(
         self,
         cluster: str,
         kind: LiqoKind,
@@ -272,13 +271,13 @@ class LiqoWalkthrough:
         condition: Condition,
         what: str,
     ) -> LiqoResource:
-        async def look() -> LiqoResource | None:
+        async def find() -> LiqoResource | None:
             found = await self._clients[cluster].find(kind, name, namespace)
             return found if found is not None and condition(found) else None
 
-        return await waiting.until(look, f"{cluster}: not seen: {what}", self._timeout)
+        return await waiting.until(find, f"{cluster}: not seen: {what}", self._timeout)
 
-    async def _see_gone(self, cluster: str, kind: LiqoKind, name: str, what: str) -> None:
+    async def _wait_for_deletion(self, cluster: str, kind: LiqoKind, name: str, what: str) -> None:
         async def is_gone() -> bool:
             return await self._clients[cluster].find(kind, name) is None
 

@@ -27,8 +27,7 @@ from kubelend.apps import join
 from kubelend.apps.join import JoinParameters
 from kubelend.core.errors import InvalidSettings, KubelendError
 from kubelend.core.lifecycle import Role
-from kubelend.envtest import assets, credentials, network_namespace, waiting
-from kubelend.envtest import liqo as envtest_liqo
+from kubelend.envtest import assets, credentials, network_namespace, servers, waiting
 from kubelend.envtest.assets import LiqoAssets
 from kubelend.envtest.network_namespace import NetworkNamespace
 from kubelend.envtest.processes import (
@@ -152,10 +151,10 @@ class Supervisor:
         """Starts the kubelets of the agents' clusters, and Liqo as pods on them."""
         clusters = [found.local[name] for name in self._agents]
         for cluster in clusters:
-            kubelet = envtest_liqo.KubeletProcess(cluster, liqo)
+            kubelet = servers.KubeletProcess(cluster, liqo)
             self._stack.callback(kubelet.stop)
             kubelet.start()
-        for step in (envtest_liqo.install_liqo, envtest_liqo.wait_until_liqo_runs):
+        for step in (servers.install_liqo, servers.wait_until_liqo_runs):
             await asyncio.gather(*(asyncio.to_thread(step, each, liqo) for each in clusters))
 
     def _expose(self, *ports: int) -> None:

@@ -19,13 +19,13 @@ from kubelend.agent import conditions, holds
 from kubelend.core import resources
 from kubelend.core.errors import KubelendError, NoCapacity
 from kubelend.envtest import processes, waiting
+from kubelend.envtest.waiting import ObjectTimeline, Observation
 from kubelend.kube import config
 from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
-from kubelend.lab import hosts, setup, timelines
+from kubelend.lab import hosts, setup
 from kubelend.lab.liqo_walkthrough import LiqoWalkthrough
 from kubelend.lab.state import LabDirectory, LabProcess, LabState
-from kubelend.lab.timelines import ObjectTimeline, Observation
 from kubelend.peerings import liqo_api
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
@@ -96,7 +96,7 @@ class Walkthrough:
 
     def watching(self) -> AbstractAsyncContextManager[None]:
         """Watches all objects; waits first until all watches are established."""
-        return timelines.watching(
+        return waiting.watching(
             *(self._requests, self._use, self._hold, self._reservations, self._advertisements)
         )
 
@@ -122,7 +122,7 @@ class Walkthrough:
 
     async def wait_reserved(self, liqo: LiqoWalkthrough | None = None) -> None:
         """Waits until both sides have their instructions, and the clusters are peered if they are to be."""
-        await self._see(
+        await self._wait_for(
             self._requests,
             self._name,
             # The first thing that the agent writes.
@@ -130,27 +130,27 @@ class Walkthrough:
             "was not handled by the agent",
             "finalizer set by the agent",
         )
-        requested = await self._requests.wait_for(self._name, _is_answered, "got no response")
+        requested = await self._requests.wait_for(self._name, _is_decided, "got no response")
         self._reservation = requested.found.status.reservation_name
         if not self._reservation:
             raise NoCapacity(requested.found.status.message)
-        await self._see_phase("Reserved")
-        await self._see(
+        await self._wait_for_phase("Reserved")
+        await self._wait_for(
             *(self._use, self._reservation, lambda one: not one.is_deleted, "was not created"),
             "ReservationInstruction created",
         )
-        await self._see_kind(self._hold, f"{self._reservation}-provider", "Held")
+        await self._wait_for_kind(self._hold, f"{self._reservation}-provider", "Held")
         cpu = resources.parse_requested({"cpu": CPU}).cpu
-        await self._see_reserved(cpu, f"has {CPU} more reserved")
+        await self._wait_for_reserved(cpu, f"has {CPU} more reserved")
         if liqo is not None:
-            await self._see(
+            await self._wait_for(
                 *(self._hold, f"{self._reservation}-provider", _is_held),
                 "was not held by placeholders",
                 "placeholders hold all of it",
             )
             await liqo.create_local_pod()
             await liqo.wait_ready(self._reservation, CPU, MEMORY)
-        await self._see_peering()
+        await self._wait_for_peering()
         if liqo is not None:
             await liqo.run_pods(self._reservation)
 
@@ -165,40 +165,40 @@ class Walkthrough:
 
     async def wait_released(self) -> None:
         """Waits until the reservation has ended in all clusters."""
-        await self._see_phase("Released")
-        await self._see(
+        await self._wait_for_phase("Released")
+        await self._wait_for(
             *(self._requests, self._name, lambda one: one.is_deleted, "was not removed"),
             "ResourceRequest removed",
         )
-        await self._see_kind(self._use, self._reservation, "Finished")
-        await self._see_kind(self._hold, f"{self._reservation}-provider", "Withdrawn")
-        await self._see_reserved(0, "has the same reserved as before")
+        await self._wait_for_kind(self._use, self._reservation, "Finished")
+        await self._wait_for_kind(self._hold, f"{self._reservation}-provider", "Withdrawn")
+        await self._wait_for_reserved(0, "has the same reserved as before")
 
-    async def _see_peering(self) -> None:
+    async def _wait_for_peering(self) -> None:
         """The request becomes Active if the clusters are peered; otherwise it stays Reserved and says why."""
         otherwise = "was neither Active nor reported that no peering is configured"
         seen = await self._requests.wait_for(self._name, _is_settled, otherwise)
         phase, note = seen.found.status.phase, f": {conditions.NO_PEERING_MESSAGE}"
         if phase == "Active":
-            await self._see_phase(phase)
+            await self._wait_for_phase(phase)
             note = ""
         self._report(REQUESTER, f"ResourceRequest is {phase}{note}", seen.at)
 
-    async def _see_phase(self, phase: str) -> None:
-        await self._see(
+    async def _wait_for_phase(self, phase: str) -> None:
+        await self._wait_for(
             *(self._reservations, self._reservation, _has_phase(phase), f"was not {phase}"),
             f"{self._reservation} is {phase}",
         )
 
-    async def _see_kind(self, timeline: ObjectTimeline[Any], name: str, phase: str) -> None:
-        await self._see(
+    async def _wait_for_kind(self, timeline: ObjectTimeline[Any], name: str, phase: str) -> None:
+        await self._wait_for(
             *(timeline, name, _has_phase(phase), f"was not {phase}"),
             f"{timeline.resource.kind} is {phase}",
         )
 
-    async def _see_reserved(self, more: int, what: str) -> None:
+    async def _wait_for_reserved(self, more: int, what: str) -> None:
         began, wanted = self._began, self._reserved_before + more
-        await self._see(
+        await self._wait_for(
             self._advertisements,
             _ADVERTISEMENT,
             lambda one: one.at > began and _reserved_cpu(one.found) == wanted,
@@ -206,7 +206,7 @@ class Walkthrough:
             f"{_ADVERTISEMENT} {what}",
         )
 
-    async def _see(
+    async def _wait_for(
         self,
         timeline: ObjectTimeline[Any],
         name: str,
@@ -236,7 +236,7 @@ def _is_settled(seen: Observation[ResourceRequest]) -> bool:
     return seen.found.status.phase == "Active" or has_no_peering
 
 
-def _is_answered(seen: Observation[ResourceRequest]) -> bool:
+def _is_decided(seen: Observation[ResourceRequest]) -> bool:
     status = seen.found.status
     return bool(status.reservation_name) or status.phase == "Failed"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -45,10 +46,9 @@ from kubelend.peerings.liqo_objects import (
     LiqoResource,
 )
 from kubelend.peerings.liqo_removal import (
-    Action,
-    Evict,
     ObservedNode,
     ObservedPeering,
+    RemovalAction,
     RemovalLimits,
     RemovalStep,
 )
@@ -59,8 +59,11 @@ KEYS_SECRET: Final = "authentication-keys"  # noqa: S105 - its name
 
 _MANAGED: Final = f"{MANAGED_LABEL}={MANAGER}"
 
-ANSWER_TIMEOUT: Final = 10.0
-"""Seconds after which a slice without an answer makes the handshake be repeated."""
+DECISION_TIMEOUT: Final = 10.0
+"""Seconds after which a slice without a decision makes the handshake be repeated."""
+KEEP_UNUSED: Final = 10.0
+"""Seconds for which a peering is kept after its last reservation, so that the next one finds it as it was.
+The provider keeps its side for longer (`liqo_provider.UNUSED_DELAY`): Liqo needs that to remove ours."""
 
 SignRequest = Callable[[str, str], Awaitable[str]]
 """Makes a certificate signing request: Liqo's private key and cluster ID to base64 of the PEM text."""
@@ -93,10 +96,18 @@ class LiqoPeering:
         self._identity: _OwnIdentity | None = None
         self._clusters: dict[str, str] = {}
         """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
-        self._unanswered: dict[str, float] = {}
-        """Since when a slice has no answer of its provider, by reservation, in the event loop's time."""
+        self._undecided: dict[str, float] = {}
+        """Since when a slice has no decision of its provider, by reservation, in the event loop's time."""
         self._remotes: dict[str, str] = {}
         """Liqo's ID of each provider that this cluster had an identity for when it was last connected."""
+        self._wanted: dict[str, str] = {}
+        """The provider of each reservation that is connected, also before it has a slice."""
+        self._kept_until: dict[str, float] = {}
+        """When the unused peering of a disconnected reservation is removed, in the event loop's time."""
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By provider: an Identity that a reservation has found is not removed for the end of another."""
+        self._offload_lock = asyncio.Lock()
+        """The same for NamespaceOffloadings."""
 
     async def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with the ID of a reservation or of a provider whose peering has changed."""
@@ -131,14 +142,17 @@ class LiqoPeering:
 
         It removes its Tenant with the last reservation, of which it learns earlier than of the next one.
         """
-        found = await self._find_identity(peer.cluster)
-        if found is None or found.is_being_deleted:
-            self._remotes.pop(peer.cluster, None)
-            return await self._handshake(peer)
-        self._remotes[peer.cluster] = found.spec["clusterID"]
-        now = asyncio.get_running_loop().time()
-        is_overdue = now - self._unanswered.get(peer.reservation, now) > ANSWER_TIMEOUT
-        return await self._handshake(peer) if is_overdue else DONE
+        self._wanted[peer.reservation] = peer.cluster
+        self._kept_until.pop(peer.reservation, None)
+        async with self._locks[peer.cluster]:
+            found = await self._find_identity(peer.cluster)
+            if found is None or found.is_being_deleted:
+                self._remotes.pop(peer.cluster, None)
+                return await self._handshake(peer)
+            self._remotes[peer.cluster] = found.spec["clusterID"]
+            now = asyncio.get_running_loop().time()
+            is_overdue = now - self._undecided.get(peer.reservation, now) > DECISION_TIMEOUT
+            return await self._handshake(peer) if is_overdue else DONE
 
     async def _find_identity(self, cluster: str) -> LiqoResource | None:
         found = await self._api.list(IDENTITIES)
@@ -165,7 +179,7 @@ class LiqoPeering:
             return _handshaking(f"{peer.cluster} to issue a certificate")
         await self._api.apply(IDENTITIES, liqo_objects.identity_manifest(peer.cluster, provider))
         self._remotes[peer.cluster] = provider.cluster_id
-        self._unanswered.pop(peer.reservation, None)
+        self._undecided.pop(peer.reservation, None)
         return DONE
 
     async def _send(self, peer: Peer, part: bodies.Handshake) -> bodies.Handshake | None:
@@ -229,16 +243,25 @@ class LiqoPeering:
             await self._api.delete(SLICES, found)
 
     async def _offload(self, namespace: str) -> None:
-        """One of a user stays as it is."""
-        if await self._api.find(OFFLOADINGS, OFFLOADING_NAME, namespace) is None:
-            await self._api.apply(OFFLOADINGS, liqo_objects.offloading_manifest(namespace))
+        """After the slice was created. One of a user stays as it is."""
+        async with self._offload_lock:
+            found = await self._api.find(OFFLOADINGS, OFFLOADING_NAME, namespace)
+            if found is None or found.is_being_deleted:
+                await self._api.apply(OFFLOADINGS, liqo_objects.offloading_manifest(namespace))
 
-    async def _remove_unused_offloadings(self, slices: list[LiqoResource]) -> None:
-        """Those of ours that no slice names any more. Several reservations may share one."""
-        used = {name for one in slices for name in liqo_objects.offloaded_namespaces(one)}
-        for one in await self._api.list(OFFLOADINGS, labels=_MANAGED):
-            if one.metadata.namespace not in used and not one.is_being_deleted:
-                await self._api.delete(OFFLOADINGS, one)
+    async def _remove_unused_offloadings(self) -> None:
+        """Those of ours that no slice names any more. Several reservations may share one.
+
+        Slices are listed after them, so that one that was created for a new slice is not taken for unused.
+        """
+        async with self._offload_lock:
+            if not (found := await self._api.list(OFFLOADINGS, labels=_MANAGED)):
+                return
+            slices = await self._api.list(SLICES, labels=OWN_SLICES)
+            used = {name for one in slices for name in liqo_objects.offloaded_namespaces(one)}
+            for one in found:
+                if one.metadata.namespace not in used and not one.is_being_deleted:
+                    await self._api.delete(OFFLOADINGS, one)
 
     async def _free_name(self, peer: Peer, slices: list[LiqoResource]) -> str:
         nodes = await self._api.list(NODES, labels=VIRTUAL_NODES)
@@ -255,7 +278,7 @@ class LiqoPeering:
         node, foreign = await asyncio.gather(
             self._api.find(NODES, name), self._api.find(FOREIGN_CLUSTERS, remote)
         )
-        self._note_answer(peer.reservation, found)
+        self._note_decision(peer.reservation, found)
         readiness = liqo_objects.readiness(found, node, peer)
         problem = liqo_objects.peering_problem(foreign)
         if readiness.is_ready and problem:
@@ -266,16 +289,20 @@ class LiqoPeering:
             await self._perform(liqo_removal.plan_withdrawal(foreign))
         return readiness
 
-    def _note_answer(self, reservation: str, found: LiqoResource | None) -> None:
+    def _note_decision(self, reservation: str, found: LiqoResource | None) -> None:
         if found is None or found.status.get("conditions"):
-            self._unanswered.pop(reservation, None)
+            self._undecided.pop(reservation, None)
         else:
-            self._unanswered.setdefault(reservation, asyncio.get_running_loop().time())
+            self._undecided.setdefault(reservation, asyncio.get_running_loop().time())
 
     # -- disconnecting
 
     async def disconnect(self, peer: Peer) -> Readiness:
-        self._unanswered.pop(peer.reservation, None)
+        self._undecided.pop(peer.reservation, None)
+        if self._wanted.get(peer.reservation) == peer.cluster:
+            del self._wanted[peer.reservation]
+        if self._is_kept(peer):
+            return _KEPT
         remote = await self._known_remote_id(peer.cluster)
         if not remote:
             return DONE
@@ -284,11 +311,27 @@ class LiqoPeering:
         step = liqo_removal.plan_node_removal(seen, self._limits, self._clock())
         if not step.waits_for:
             await self._delete_leases(peer, remote)
-            await self._remove_unused_offloadings(slices)
+            await self._remove_unused_offloadings()
             used_by = {one.spec.get("providerClusterID") for one in slices}
-            peering = await self._observe_peering(peer, remote, is_used=remote in used_by)
-            step = liqo_removal.plan_peering_removal(peering)
-        return await self._take(step)
+            return await self._remove_peering(peer, remote, has_slices=remote in used_by)
+        return await self._execute(step)
+
+    async def _remove_peering(self, peer: Peer, remote: str, *, has_slices: bool) -> Readiness:
+        """Unless another reservation uses it, or may do so soon, if this process has connected it."""
+        if not has_slices and peer.cluster in self._remotes:
+            until = asyncio.get_running_loop().time() + KEEP_UNUSED
+            self._kept_until.setdefault(peer.reservation, until)
+        if self._is_kept(peer):
+            return _KEPT
+        async with self._locks[peer.cluster]:
+            is_used = has_slices or peer.cluster in self._wanted.values()
+            peering = await self._observe_peering(peer, remote, is_used=is_used)
+            return await self._execute(liqo_removal.plan_peering_removal(peering))
+
+    def _is_kept(self, peer: Peer) -> bool:
+        until = self._kept_until.get(peer.reservation, 0.0)
+        is_used = peer.cluster in self._wanted.values()
+        return not is_used and asyncio.get_running_loop().time() < until
 
     async def _known_remote_id(self, cluster: str) -> str:
         """Liqo's ID of a provider, also after its Identity is gone; empty if nothing of it is left."""
@@ -331,21 +374,15 @@ class LiqoPeering:
             if liqo_objects.reservation_of(one) == peer.reservation:
                 await self._api.delete(LEASES, one)
 
-    async def _take(self, step: RemovalStep) -> Readiness:
+    async def _execute(self, step: RemovalStep) -> Readiness:
         await self._perform(step.actions)
         if not step.waits_for:
             return DONE
         return Readiness(is_ready=False, reason=f"waiting for {step.waits_for}", step=step.reason)
 
-    async def _perform(self, actions: Iterable[Action]) -> None:
-        evictions = []
+    async def _perform(self, actions: Iterable[RemovalAction]) -> None:
         for action in actions:
-            if isinstance(action, Evict):
-                evictions.append(self._api.perform(action))
-            else:
-                await self._api.perform(action)
-        # At once, because each may be retried for seconds while a PodDisruptionBudget forbids it.
-        await asyncio.gather(*evictions)
+            await self._api.perform(action)
 
 
 def _slice_of(reservation: str, remote: str, slices: list[LiqoResource]) -> LiqoResource | None:
@@ -367,3 +404,10 @@ def _is_of(peer: Peer) -> str:
 
 def _handshaking(what: str) -> Readiness:
     return Readiness(is_ready=False, reason=f"waiting for {what}", is_peered=False)
+
+
+_KEPT: Final = Readiness(
+    is_ready=False,
+    reason=f"keeping the peering for {KEEP_UNUSED:g} s, for other reservations",
+    step=liqo_removal.DISCONNECTING,
+)

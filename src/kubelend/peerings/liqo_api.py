@@ -27,7 +27,7 @@ from kubelend.peerings.liqo_objects import (
     LiqoResource,
     Manifest,
 )
-from kubelend.peerings.liqo_removal import Action, Delete, Evict, Patch
+from kubelend.peerings.liqo_removal import Delete, Evict, Patch, RemovalAction
 
 LIQO_NAMESPACE: Final = "liqo"
 CONTROLLER_TIMEOUT: Final = timedelta(seconds=10)
@@ -119,7 +119,7 @@ class LiqoApi:
         metadata = found.metadata
         await self.client.delete(kind, metadata.name, metadata.namespace, uid=metadata.uid)
 
-    async def perform(self, action: Action) -> None:
+    async def perform(self, action: RemovalAction) -> None:
         """Carries out a step of a removal. What is gone already is no error."""
         match action:
             case Delete(kind, found, None):
@@ -146,7 +146,8 @@ class LiqoApi:
             body = eviction | {"deleteOptions": options}
         path = PODS.path(pod.metadata.namespace, pod.metadata.name, subresource)
         with contextlib.suppress(NotFound, Conflict):
-            await self.client.raw(method, path, body)
+            # A budget that forbids an eviction may do so for minutes.
+            await self.client.raw(method, path, body, is_repeated=False)
 
 
 async def is_installed(client: Client) -> bool:

@@ -187,7 +187,7 @@ class LiqoProvider:
         """Since when a requester has no reservation, in the event loop's time."""
         self._queue = ReconcileQueue("ResourceSlice", self._reconcile, log)
         self._handshakes = ReconcileQueue("Handshake", self._admit, log)
-        """By themselves: a slice need not wait until a handshake is answered."""
+        """By themselves: a slice need not wait until a handshake is done."""
 
     def on_change(self, reservation: str) -> None:
         """The reservation has changed."""
@@ -255,7 +255,7 @@ class LiqoProvider:
         for found in slices:
             requester = await self._requester_of(found)
             is_own = lent is not None and requester == lent.requester
-            await self._answer(found, requester, unused if is_own else lent)
+            await self._decide_slice(found, requester, unused if is_own else lent)
             # What is reserved is granted once, however many slices its requester makes for it.
             unused = None if is_own else unused
         if lent is None:
@@ -266,7 +266,7 @@ class LiqoProvider:
     # -- the handshake
 
     async def _admit(self, reservation: str) -> None:
-        """Answers the requester's handshake as far as it has come."""
+        """Handles the requester's handshake as far as it has come."""
         lent = self._lent().get(reservation)
         if lent is None:
             return
@@ -276,8 +276,8 @@ class LiqoProvider:
             while requester is not None and (
                 requester.signed_nonce or reservation not in self._admitted
             ):
-                answer = await self._answer_handshake(reservation, own, requester, lent)
-                newest = await self._send(reservation, answer)
+                response = await self._handle_handshake(reservation, own, requester, lent)
+                newest = await self._send(reservation, response)
                 if newest == requester:
                     return
                 requester = newest
@@ -289,7 +289,7 @@ class LiqoProvider:
         self._grants[reservation] = result.grant
         return result.peer
 
-    async def _answer_handshake(
+    async def _handle_handshake(
         self,
         reservation: str,
         own: bodies.Handshake,
@@ -312,11 +312,11 @@ class LiqoProvider:
         )
         if issued is None:
             return replace(own, nonce=nonce, error="Liqo has not issued a certificate yet")
-        answer = replace(issued, cluster_id=own.cluster_id, nonce=nonce)
-        if self._admitted.get(reservation) != answer:
-            self._admitted[reservation] = answer
+        response = replace(issued, cluster_id=own.cluster_id, nonce=nonce)
+        if self._admitted.get(reservation) != response:
+            self._admitted[reservation] = response
             log.info("Requester admitted", reservation=reservation, requester=lent.requester)
-        return answer
+        return response
 
     async def _nonce(self, remote: str, requester: str) -> str:
         namespace = liqo_objects.namespace_manifest(remote, requester=requester)
@@ -335,7 +335,7 @@ class LiqoProvider:
 
     # -- slices
 
-    async def _answer(
+    async def _decide_slice(
         self, found: LiqoResource, requester: str, lent: LentReservation | None
     ) -> None:
         unproven = None

@@ -79,13 +79,13 @@ class Evict(NamedTuple):
     pod: LiqoResource
 
 
-Action = Delete | Patch | Evict
+RemovalAction = Delete | Patch | Evict
 
 
 class RemovalStep(NamedTuple):
     """What to do now, and what to wait for then."""
 
-    actions: tuple[Action, ...] = ()
+    actions: tuple[RemovalAction, ...] = ()
     waits_for: str = ""
     """Empty if nothing is left."""
     reason: str = DISCONNECTING
@@ -131,7 +131,7 @@ def _force_node(seen: ObservedNode) -> RemovalStep:
     if seen.foreign is not None and not declared:
         declare = Patch(FOREIGN_CLUSTERS, seen.foreign, _declaration("true"))
         return RemovalStep((*_cordon(seen.node), declare), waits_for, FORCED)
-    actions: list[Action] = [Delete(PODS, pod, grace_seconds=0) for pod in seen.pods]
+    actions: list[RemovalAction] = [Delete(PODS, pod, grace_seconds=0) for pod in seen.pods]
     if seen.slice is not None and not seen.slice.is_being_deleted:
         actions.append(Delete(SLICES, seen.slice))
     elif seen.slice is not None and FORCED_ANNOTATION not in _annotations(seen.slice):
@@ -155,11 +155,11 @@ def _drain(
     return RemovalStep((*start, *_cordon(seen.node), *evictions), waits_for, DRAINING)
 
 
-def _deletions(pods: Sequence[LiqoResource]) -> tuple[Action, ...]:
+def _deletions(pods: Sequence[LiqoResource]) -> tuple[RemovalAction, ...]:
     return tuple(Delete(PODS, pod, DEADLINE_GRACE_SECONDS) for pod in pods)
 
 
-def _cordon(node: LiqoResource | None) -> tuple[Action, ...]:
+def _cordon(node: LiqoResource | None) -> tuple[RemovalAction, ...]:
     if node is None or node.spec.get("unschedulable") or node.is_being_deleted:
         return ()
     return (Patch(NODES, node, {"spec": {"unschedulable": True}}),)
@@ -172,7 +172,7 @@ def _node_text(seen: ObservedNode) -> str:
     return f"virtual node {name} to be deleted"
 
 
-def plan_withdrawal(foreign: LiqoResource | None) -> tuple[Action, ...]:
+def plan_withdrawal(foreign: LiqoResource | None) -> tuple[RemovalAction, ...]:
     """For a provider that is used again: withdraws our declaration, and not that of others."""
     if foreign is None or FORCED_ANNOTATION not in _annotations(foreign):
         return ()

@@ -1,4 +1,4 @@
-"""What a provider answers to a ResourceSlice of class `kubelend`. Pure.
+"""How a provider decides on a ResourceSlice of class `kubelend`. Pure.
 
 A slice is accepted with exactly the reserved amounts if this cluster holds the reservation for that requester
 and the broker has signed a grant that covers it. One that was granted is never denied afterwards: Liqo leaves
@@ -45,7 +45,7 @@ class Denial(NamedTuple):
 
 
 class SliceDecision(NamedTuple):
-    """What the provider answers to a slice."""
+    """The decision of the provider on a slice."""
 
     status: str
     reason: str
@@ -91,7 +91,7 @@ def decide_slice(
     lent: LentReservation | None,
     unproven: Denial | None = None,
 ) -> SliceDecision | None:
-    """Returns the answer to a slice; None if it is not for us, or not authenticated by Liqo yet.
+    """Returns the decision on a slice; None if it is not for us, or not authenticated by Liqo yet.
 
     `unproven` is why its grant does not count.
     """
@@ -131,7 +131,7 @@ def is_granted(found: LiqoResource) -> bool:
 
 
 def ended_decision(found: LiqoResource, *, is_overdue: bool) -> SliceDecision:
-    """The answer after the end: still Accepted, because Liqo leaves the Quota of a denied slice as it is."""
+    """The decision after the end: still Accepted, because Liqo leaves the Quota of a denied slice."""
     amounts = {name: str(amount) for name, amount in found.status["resources"].items()}
     if is_overdue:
         amounts = dict.fromkeys(amounts, "0")

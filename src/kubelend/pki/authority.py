@@ -1,4 +1,4 @@
-"""Certificate authority: create, load, sign and rotate.
+"""Certificate authority: create, load, sign, rotate, and inspect without its passphrase.
 
 The broker and `kubelend ca` use this. The authority's key signs every identity and never leaves the broker:
 `sign` takes a public key, for clients that generate their own key.
@@ -27,11 +27,11 @@ from typing import Self
 import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import files as kits_files
-from kubelend.pki import files, keys
+from kubelend.pki import files, identity, keys, tokens
 from kubelend.pki import x509 as pki_x509
 from kubelend.pki.files import AuthorityFiles, Credentials
 from kubelend.pki.identity import Profile
@@ -390,3 +390,114 @@ def _sign(
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
         builder = builder.add_extension(issuer_key, critical=False)
     return builder.issuer_name(issuer_name).sign(key, keys.digest_for(key))
+
+
+class AuthorityInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """An authority that clients trust. Field names are API."""
+
+    subject: str
+    pin: str
+    not_before: datetime
+    not_after: datetime
+    signs: bool | None
+    """Whether it is the issuing authority; None if that needs the passphrase."""
+
+
+class AuthorityDirectoryInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """An authority's directory. Field names are API."""
+
+    directory: str
+    key_encrypted: bool
+    rotating: bool
+    """Whether a rotation is in progress, until `kubelend ca rotate --finish`."""
+
+    authorities: list[AuthorityInfo]
+
+
+def inspect_authority(
+    directory: Path, passphrase: Passphrase | None = None
+) -> AuthorityDirectoryInfo:
+    """Inspect an authority's directory. An unusable authority is an error, as when issuing."""
+    path = directory / files.layout_of(directory).key
+    encrypted = keys.is_encrypted(kits_files.read_file(path, hint=files.NO_AUTHORITY_HINT))
+    if encrypted and passphrase is None:
+        return _inspect_without_key(directory)
+    authority = Authority.load(directory, passphrase)
+    authorities = [
+        _authority_info(each, each == authority.certificate) for each in authority.trusted
+    ]
+    return AuthorityDirectoryInfo(str(directory), encrypted, authority.is_rotating, authorities)
+
+
+def _inspect_without_key(directory: Path) -> AuthorityDirectoryInfo:
+    trusted, cross = files.load_trusted(directory), files.load_cross(directory)
+    rotating = any(pki_x509.have_same_key(one, other) for one in cross for other in trusted)
+    # A single authority must be the issuing one.
+    signs = True if len(trusted) == 1 else None
+    return AuthorityDirectoryInfo(
+        str(directory), True, rotating, [_authority_info(each, signs) for each in trusted]
+    )
+
+
+def _authority_info(certificate: x509.Certificate, signs: bool | None) -> AuthorityInfo:
+    return AuthorityInfo(
+        subject=certificate.subject.rfc4514_string(),
+        pin=tokens.ca_pin(certificate),
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+        signs=signs,
+    )
+
+
+class TrustedAuthority(msgspec.Struct, frozen=True, rename="camel"):
+    """An authority that verifies peers. Field names are API."""
+
+    subject: str
+    pin: str
+    not_after: datetime
+
+
+class CertificateInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """A certificate and its directory. Field names are API."""
+
+    directory: str
+    name: str
+    role: str
+    subject: str
+    serial: str
+    issuer: str
+    not_before: datetime
+    not_after: datetime
+    renew_at: datetime
+    authorities: list[TrustedAuthority]
+
+
+def inspect_certificate(directory: Path) -> CertificateInfo:
+    """Inspect a certificate directory. A certificate and key that do not match are an error."""
+    found = files.load_credentials(directory)
+    own = found.certificate
+    return CertificateInfo(
+        directory=str(directory),
+        name=identity.caller_from_certificate(own).name,
+        role=_certificate_role(own),
+        subject=own.subject.rfc4514_string(),
+        serial=f"{own.serial_number:x}",
+        issuer=own.issuer.rfc4514_string(),
+        not_before=own.not_valid_before_utc,
+        not_after=own.not_valid_after_utc,
+        renew_at=pki_x509.renewal_time(own).replace(microsecond=0),
+        authorities=[
+            TrustedAuthority(
+                each.subject.rfc4514_string(), tokens.ca_pin(each), each.not_valid_after_utc
+            )
+            for each in found.authorities
+        ],
+    )
+
+
+def _certificate_role(certificate: x509.Certificate) -> str:
+    """Role of the certificate's holder; `broker` for a server certificate."""
+    usage = pki_x509.find_extension(certificate, x509.ExtendedKeyUsage)
+    if usage is not None and ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
+        return "broker"
+    return str(identity.caller_from_certificate(certificate).role)

@@ -50,6 +50,11 @@ class Caller(msgspec.Struct, frozen=True):
     """The proxy that forwarded the request, if any."""
 
     @property
+    def rate_key(self) -> str:
+        """What the rate limit counts by: names are unique only within a role."""
+        return f"{self.role} {self.name}"
+
+    @property
     def proxy(self) -> str:
         """Name of the proxy; empty if there is none."""
         return "" if self.via is None else self.via.name

@@ -13,17 +13,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import structlog
+import yaml
 
 from kubelend.agent import health
 from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable
 from kubelend.kits import files
 from kubelend.kits.files import FileState
-from kubelend.sources import object_semantics, yaml_documents
+from kubelend.sources import object_semantics
 from kubelend.sources.memory_objects import MemoryObjects, WatchQueue
-from kubelend.wire.objects import KINDS, Kind, Object, ResourceRequest
+from kubelend.wire import strict_yaml
+from kubelend.wire.objects import GROUP, KINDS, VERSION, Kind, Object, ResourceRequest
 
 REQUESTS_DIRECTORY: Final = "requests"
 
@@ -115,7 +118,7 @@ class FileObjects(MemoryObjects):
 
     def _load(self, path: Path, kind: type[Object]) -> None:
         try:
-            found = yaml_documents.parse_object(path.read_bytes(), kind)
+            found = parse_object(path.read_bytes(), kind)
         except (InvalidInput, OSError) as error:
             raise InvalidSettings(f"{path}: {error}", hint="correct or remove the file") from error
         if not found.metadata.uid:
@@ -197,7 +200,7 @@ class FileObjects(MemoryObjects):
         if object_semantics.is_removable(wanted):
             files.unlink_file(path)
         elif wanted is not stored:
-            files.replace_file(path, yaml_documents.dump_object(wanted))
+            files.replace_file(path, dump_object(wanted))
         return super()._save(stored, wanted)
 
 
@@ -209,7 +212,7 @@ def object_path(directory: Path, kind: type[Object], key: str) -> Path:
 def read_object(directory: Path, kind: type[Kind], key: str) -> Kind | None:
     """Returns an object of the agent that uses the directory, in another process; None if there is none."""
     try:
-        return yaml_documents.parse_object(object_path(directory, kind, key).read_bytes(), kind)
+        return parse_object(object_path(directory, kind, key).read_bytes(), kind)
     except FileNotFoundError:
         return None
 
@@ -219,8 +222,8 @@ def _parse_manifest(path: Path, state: FileState) -> ResourceRequest:
         raise InvalidInput(f"ignored: the file name must end in {_FILE_SUFFIX}")
     if not state.is_file:
         raise InvalidInput("not a regular file")
-    text = files.read_limited(path, yaml_documents.MAX_BYTES)
-    found = yaml_documents.parse_manifest(text, ResourceRequest)
+    text = files.read_limited(path, strict_yaml.MAX_BYTES)
+    found = parse_manifest(text, ResourceRequest)
     if (name := _file_name(found.key)) != path.name:
         raise InvalidInput(f"metadata: is {found.key}", hint=f"rename the file to {name}")
     return found
@@ -233,3 +236,43 @@ def _file_name(key: str) -> str:
     if len(name) > _MAX_FILE_NAME_LENGTH:
         raise InvalidInput(f"{key} is too long for a file name")
     return name
+
+
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+
+def parse_object(text: bytes, kind: type[Kind]) -> Kind:
+    """The object in a file."""
+    return strict_yaml.convert_record(_load_object(text, kind), kind)
+
+
+def parse_manifest(text: bytes, kind: type[Kind]) -> Kind:
+    """The object in a file that a person has written: unknown fields of the spec are errors."""
+    raw = _load_object(text, kind)
+    found = strict_yaml.convert_record(raw, kind)
+    for path in strict_yaml.unknown_fields(
+        raw.get("spec"), object_semantics.spec_of(found), "spec"
+    ):
+        raise InvalidInput(f"{path}: unknown field of {kind.kind}")
+    return found
+
+
+_Dumper: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The C class is ten times faster; not every build of PyYAML has it."""
+
+
+def dump_object(found: Object) -> bytes:
+    """The object as the content of its file."""
+    parts: dict[str, Any] = msgspec.to_builtins(found)
+    whole = {"apiVersion": API_VERSION, "kind": found.kind, **parts}
+    return yaml.dump(whole, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
+
+
+def _load_object(text: bytes, kind: type[Object]) -> dict[Any, Any]:
+    raw = strict_yaml.load_yaml(text)
+    if not isinstance(raw, dict):
+        raise InvalidInput("not an object", hint="write apiVersion, kind, metadata and spec")
+    for field, wanted in (("apiVersion", API_VERSION), ("kind", kind.kind)):
+        if raw.get(field) != wanted:
+            raise InvalidInput(f"{field}: must be {wanted}")
+    return raw

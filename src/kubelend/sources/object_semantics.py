@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubelend.core.errors import Conflict, InvalidInput
-from kubelend.wire import bodies, cel_rules
+from kubelend.wire import bodies, json_types
 from kubelend.wire.objects import Kind, Metadata, Object
 
 
@@ -45,7 +45,7 @@ def _check_immutable_fields(stored: Object, wanted: Object) -> None:
     for name in wanted.immutable_fields:
         if getattr(before, name) != getattr(after, name):
             field = bodies.camel_case(name)
-            raise InvalidInput(f"spec.{field}: cannot be changed", hint=cel_rules.RECREATE)
+            raise InvalidInput(f"spec.{field}: cannot be changed", hint=json_types.RECREATE)
 
 
 def with_changes(stored: Kind, wanted: Kind) -> Kind:

@@ -20,8 +20,8 @@ from msgspec import Meta
 from kubelend.core import durations, prices, resources
 from kubelend.core.errors import InvalidInput, KubelendError
 from kubelend.core.resources import Resources
-from kubelend.sources import object_semantics, yaml_documents
-from kubelend.wire import bodies
+from kubelend.sources import object_semantics
+from kubelend.wire import bodies, strict_yaml
 
 AmountSpecs = dict[str, str | int]
 """Quantities by resource; a range ("100m..500m") from which a value is drawn for each pod."""
@@ -160,8 +160,8 @@ def load_simulation_spec(path: Path) -> SimulationSpec:
 def parse_simulation_spec(text: str | bytes, where: str) -> SimulationSpec:
     """Parse the spec; errors begin with `where`."""
     try:
-        found = yaml_documents.load_yaml(text.encode() if isinstance(text, str) else text)
-        return yaml_documents.convert_record(found, SimulationSpec)
+        found = strict_yaml.load_yaml(text.encode() if isinstance(text, str) else text)
+        return strict_yaml.convert_record(found, SimulationSpec)
     except InvalidInput as error:
         raise InvalidInput(
             f"{where}: {error.message}", hint=error.hint or "see docs/simulated-clusters.md"
@@ -172,14 +172,14 @@ def steady_simulation_spec(
     nodes: int, pods: int, events_per_second: int, seed: int = 1
 ) -> SimulationSpec:
     """A cluster with about so many pods, of which so many are created or deleted each second."""
-    room, mean = 2 * -(-pods // nodes), 2_000_000 * pods // events_per_second
+    slots, mean = 2 * -(-pods // nodes), 2_000_000 * pods // events_per_second
     work = PodWorkload(
         rate=f"{events_per_second // 2}.{5 * (events_per_second % 2)}/s",
         requests={"cpu": "10m..190m", "memory": "16Mi..240Mi"},
         lifetime=f"{mean // 2}us..{3 * mean // 2}us",
         start=pods,
     )
-    capacity: AmountSpecs = {"cpu": f"{100 * room}m", "memory": f"{128 * room}Mi"}
+    capacity: AmountSpecs = {"cpu": f"{100 * slots}m", "memory": f"{128 * slots}Mi"}
     return SimulationSpec([NodeGroup(capacity, count=nodes)], seed=seed, work=[work])
 
 

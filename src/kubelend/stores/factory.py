@@ -1,15 +1,25 @@
-"""Opens a store by the URL in `--store`. The only place that knows all kinds of stores."""
+"""Opens a store by the URL in `--store`. The only place that knows all kinds of stores.
+
+`audit_store` checks the invariants of the ledger in a store, and compares it with a replay of the audit log.
+It opens the store read-only; a broker may use it at the same time.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
+from kubelend.core import audit
+from kubelend.core.audit import AuditLogReplay
+from kubelend.core.audit_log import AuditLine
 from kubelend.core.errors import InvalidSettings
+from kubelend.core.ledger import Ledger
+from kubelend.core.models import ReservationId
 from kubelend.stores import batch, sqlite_file
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
@@ -17,6 +27,7 @@ from kubelend.stores.sqlite import SqliteStore
 if TYPE_CHECKING:
     from kubelend.kube.config import KubeConfig
     from kubelend.stores.kubernetes.store import KubernetesStore
+
 
 AnyStore: TypeAlias = "MemoryStore | SqliteStore | KubernetesStore"
 
@@ -76,13 +87,16 @@ def store_mode_problems(url: str) -> list[str]:
     return sqlite_file.file_mode_problems(_sqlite_path(rest)) if kind == "sqlite" else []
 
 
+def file_path(url: str) -> Path | None:
+    """The path of the store's file; None for a store without one."""
+    kind, rest = _split_url(url)
+    return _sqlite_path(rest) if kind == "sqlite" else None
+
+
 def path_beside(url: str, name: str) -> Path | None:
     """The path of a file beside the store's own; None for a store without a file."""
-    kind, rest = _split_url(url)
-    if kind != "sqlite":
-        return None
-    path = _sqlite_path(rest)
-    return path.with_name(f"{path.name}-{name}")
+    path = file_path(url)
+    return None if path is None else path.with_name(f"{path.name}-{name}")
 
 
 def is_kubernetes_url(url: str) -> bool:
@@ -167,3 +181,49 @@ def parse_kubernetes_url(rest: str) -> KubernetesStoreUrl:
 
 def _invalid_url(rest: str, problem: str, hint: str) -> InvalidSettings:
     return InvalidSettings(f"kubernetes:{rest} {problem}", hint=hint)
+
+
+LINES_PER_READ = 1024
+"""Number of audit log lines read at a time, which bounds the memory for a long log."""
+
+
+class StoreAudit(NamedTuple):
+    """The ledger that was read, and the violations found."""
+
+    ledger: Ledger
+    violations: list[str]
+    deleted: list[ReservationId]
+    """Reservations whose objects were deleted in Kubernetes with their finalizer; they count as released."""
+
+
+def audit_store(store: str) -> StoreAudit:
+    """Reads the store and runs all checks."""
+    opened = open_readonly(store)
+    try:
+        return _audit_opened(opened, may_delete=is_kubernetes_url(store))
+    finally:
+        opened.close()
+
+
+def _audit_opened(opened: AnyStore, *, may_delete: bool) -> StoreAudit:
+    last_durable = opened.audit_log_bounds()[1].number
+    ledger = Ledger.restore(opened.load())
+    replay = AuditLogReplay(ledger, last_durable)
+    start, end = opened.audit_log_bounds()
+    for line in _audit_lines(opened, start.number, end.number):
+        replay.feed(line)
+    # Read again: the broker may have truncated the log meanwhile.
+    found = replay.violations(opened.audit_log_bounds()[0].number, end.number)
+    missing_by_id = replay.missing()
+    missing = [] if may_delete else list(missing_by_id.values())
+    return StoreAudit(
+        ledger,
+        [*audit.invariant_violations(ledger), *missing, *found],
+        list(missing_by_id) if may_delete else [],
+    )
+
+
+def _audit_lines(opened: AnyStore, after: int, last: int) -> Iterator[AuditLine]:
+    while after < last and (lines := opened.audit_lines(after, min(LINES_PER_READ, last - after))):
+        yield from lines
+        after = lines[-1].number

@@ -288,7 +288,7 @@ class SqliteFile:
         """Record a durable revision in the lock file. Not synced: the kernel writes it within a minute."""
         if self._lock is not None:
             with translate_sqlite_errors(self.path):
-                os.pwrite(self._lock, b"%020d\n" % revision, 0)
+                write_revision(self._lock, revision)
 
     def recorded_revision(self) -> int:
         """Returns the last revision that is known to be durable; 0 if none is recorded."""
@@ -420,6 +420,22 @@ def _missing_store(path: Path) -> StoreFailed:
         hint="move it back, or restore a backup; to start with an empty store, stop the broker"
         f" and remove {_lock_path(path).name}",
     )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Lock a store that is not opened, as a broker does; yields the descriptor of the lock file."""
+    with translate_sqlite_errors(path):
+        lock = _acquire_lock(path)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def write_revision(lock: int, revision: int) -> None:
+    """Record a revision in the lock file: a store that ends before it has lost commits."""
+    os.pwrite(lock, b"%020d\n" % revision, 0)
 
 
 def _acquire_lock(path: Path) -> int:

@@ -5,26 +5,37 @@ Used by the command line, the agent, the demo and the benchmarks. Sending, error
 
     async with BrokerClient("https://broker:8443", Path("certs/cluster-1")) as client:
         reservation = await client.reserve(request)
+
+For processes without a certificate there is the enrolment listener: `fetch_authorities` fetches the CA
+certificates over an unverified connection, and the caller checks them against a pin; `send_join_request`
+sends the token over a connection that is verified with those CAs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from datetime import timedelta
 from functools import cached_property, partial
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import aiohttp
 import msgspec
+import yarl
 
-from kubelend.core.errors import KubelendError, NotReady
+from kubelend.core.errors import BrokerUnreachable, KubelendError, NotReady, UnexpectedResponse
 from kubelend.kits.backoff import Backoff
-from kubelend.transports import session
+from kubelend.transports import errors, session, tls
+from kubelend.transports import session as transports_session
 from kubelend.transports.session import Response, ServerSentEvent, Session
-from kubelend.wire import admin_bodies, bodies, route
-from kubelend.wire.admin_bodies import AuditLine, AuditLog
+from kubelend.wire import admin_bodies, bodies, route, routes
+from kubelend.wire.admin_bodies import AuditLine, AuditLog, JoinPending, JoinRequest, JoinResult
+from kubelend.wire.routes import EnrolmentRoute
 
 STREAM_TIMEOUT = timedelta(seconds=60)
 """A stream without data for this long is dead: the broker sends a keep-alive every 15 seconds."""
@@ -60,7 +71,7 @@ class AuditClient(_NounClient):
 
 
 class CertificateClient(_NounClient):
-    """`client.certificates`; `kubelend.apps.renewal` calls it."""
+    """`client.certificates`; `kubelend.apps.join` calls it."""
 
     async def renew(self, request: str) -> admin_bodies.IssuedCertificate:
         """Renews the own certificate for the key of this signing request (PEM)."""
@@ -395,3 +406,79 @@ class BrokerClient(Session):
         if answer.status != 200:
             raise NotReady(f"the broker is {answer.text.strip()}", hint="try again later")
         return answer.text
+
+
+MAX_RESPONSE_BYTES = 1 << 20
+"""Maximum bytes of a response, which comes from an unverified server."""
+
+
+async def fetch_authorities(
+    url: str, timeout: timedelta = transports_session.REQUEST_TIMEOUT
+) -> str:
+    """Fetches the CA certificates (PEM), unverified."""
+    answer = await _send_request(url, routes.AUTHORITIES_ROUTE, tls.enrolment_context(), timeout)
+    try:
+        return answer.body.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise UnexpectedResponse(
+            f"{url}: not a response of a broker", hint="check address and port"
+        ) from error
+
+
+async def send_join_request(
+    url: str,
+    body: JoinRequest,
+    trusted: str,
+    timeout: timedelta = transports_session.REQUEST_TIMEOUT,
+) -> JoinResult | JoinPending:
+    """Sends a join request to a broker whose certificate these CAs (PEM) have signed."""
+    context, content = tls.enrolment_context(trusted), msgspec.json.encode(body)
+    answer = await _send_request(url, routes.JOIN_ROUTE, context, timeout, content)
+    if answer.status == HTTPStatus.ACCEPTED:
+        return answer.decode(JoinPending)
+    return answer.decode(JoinResult)
+
+
+async def _send_request(
+    url: str,
+    route: EnrolmentRoute,
+    context: ssl.SSLContext,
+    timeout: timedelta,
+    content: bytes | None = None,
+) -> Response:
+    address = yarl.URL(url.rstrip("/") + route.path)
+    with _UnverifiedEndpoint(url, Path()).translate_errors(timeout):
+        async with (
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=context),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=timeout.total_seconds()),
+            ) as session,
+            session.request(
+                route.method,
+                address,
+                data=content,
+                headers={"Content-Type": "application/json"} if content else None,
+                allow_redirects=False,
+            ) as response,
+        ):
+            text = await transports_session.read_response(response, MAX_RESPONSE_BYTES)
+    if response.status not in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
+        raise transports_session.response_error(response, text)
+    return Response(response.status, text)
+
+
+class _UnverifiedEndpoint(errors.BrokerEndpoint):
+    """A broker of which only the address is known, called without a client certificate."""
+
+    def _verification_error(self, text: str) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"the certificate of {self.url} is not signed by the CA with that hash: {text}",
+            hint="the connection may be intercepted: no token was sent; check with `kubelend ca show`",
+        )
+
+    def _disconnect_error(self, error: Exception) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"the broker at {self.url} closed the connection ({type(error).__name__})",
+            hint="check address and port: join at the broker's --enrol-port, 8444 by default",
+        )

@@ -112,6 +112,8 @@ class BrokerEndpoint:
 
     def _disconnect_error(self, error: Exception) -> BrokerUnreachable:
         if self.has_answered:
+            # If the certificate expired since, the next connection ends like this too, and is examined.
+            self.has_answered = False
             return BrokerUnreachable(
                 f"the broker at {self.url} closed the connection",
                 hint="the broker may be restarting; try again",
@@ -126,7 +128,7 @@ class BrokerEndpoint:
         )
 
     def _own_certificate_problem(self) -> str:
-        """Checks the validity period and the issuer of the own certificate."""
+        """Checks validity period, issuer and extended key usage of the own certificate."""
         certificate = self.directory / files.TLS_CERTIFICATE
         now = datetime.now(UTC)
         with contextlib.suppress(InvalidSettings):
@@ -139,6 +141,8 @@ class BrokerEndpoint:
             if not tls.is_own_ca_trusted(self.directory):
                 authorities = self.directory / files.CA_CERTIFICATES
                 return f"it may not accept {certificate}, which no CA in {authorities} has signed"
+            if not tls.is_for_clients(own):
+                return f"{certificate} is not for clients: its extended key usage lacks clientAuth"
         return ""
 
 

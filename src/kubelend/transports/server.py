@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import structlog
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response, StreamResponse
 from aiohttp.web_server import Server
@@ -43,8 +43,15 @@ from kubelend.wire import problems
 MAX_SHUTDOWN_SECONDS = 30.0
 """Maximum seconds for a client to read the remaining data when its connection is closed."""
 
+UNREAD_BODY_SECONDS = 1.0
+"""Seconds for a client to read the response to a body that is not read to its end."""
+
 MAX_BUFFERED_BYTES = 2**16
-"""Maximum buffered bytes of a batched request; a larger one is processed at once."""
+"""Maximum buffered bytes of a batched request, where a larger one is processed at once, and of responses,
+beyond which the connection waits for its client to read them."""
+
+MAX_UNDECRYPTED_BYTES = 2**14
+"""Received bytes beyond which a connection is not read from: the size of a TLS record."""
 
 log = structlog.get_logger("kubelend.http")
 
@@ -60,6 +67,8 @@ class ReadBatching(NamedTuple):
     prefix: bytes
     """The first bytes of such a request."""
     timer: CoalescingTimer
+    min_connections: int = 100
+    """With fewer open connections each request is read at once, as is the first one of every connection."""
 
 
 class ServerLimits(NamedTuple):
@@ -185,7 +194,15 @@ class _Request(BaseRequest):
 class _HttpConnection(RequestHandler):
     """One client connection, with timeouts for headers and for reading responses."""
 
-    __slots__ = ("_buffered", "_header_deadline", "_server", "_write_deadline", "slot")
+    __slots__ = (
+        "_buffered",
+        "_drop_deadline",
+        "_has_answered",
+        "_header_deadline",
+        "_server",
+        "_write_deadline",
+        "slot",
+    )
 
     def __init__(self, server: _HttpServer, slot: ConnectionSlot, **options: Any) -> None:
         super().__init__(server, **options)
@@ -193,8 +210,10 @@ class _HttpConnection(RequestHandler):
         self._server = server
         self._buffered: bytearray | None = None
         """Buffered bytes of a batched request."""
+        self._has_answered = False
         self._header_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
+        self._drop_deadline: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -209,26 +228,54 @@ class _HttpConnection(RequestHandler):
         request = self._current_request
         return request is None or not request.content.is_eof()
 
-    @property
-    def has_descriptor(self) -> bool:
-        return self.transport is not None
-
     def drop(self) -> None:
         # Not close(), which would wait for the client to read the buffered data.
         if self.transport is not None:
             self.transport.abort()
 
+    async def finish_response(
+        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
+    ) -> tuple[StreamResponse, bool]:
+        """Sends a response; while the client does not read it, the next request of the connection waits.
+
+        Meanwhile aiohttp stops reading, so that a client which pipelines and never reads costs its buffers.
+        """
+        sent = await super().finish_response(request, resp, start_time)
+        if self._paused:
+            await self._drain_helper()
+        return sent
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         certificate = transport.get_extra_info("peercert")
         caller = self._server.caller_key(certificate) if certificate else self.slot.remote
+        opened = cast("asyncio.Transport", transport)
         if self._server.table.authenticated(self.slot, caller, self):
+            self._limit_buffers(opened)
             super().connection_made(transport)
         else:
-            cast("asyncio.Transport", transport).abort()
+            opened.abort()
 
-    def log_access(self, *_: object) -> None:
+    def _limit_buffers(self, transport: asyncio.Transport) -> None:
+        """Limits what is kept of a slow or greedy client; TLS has a read buffer of its own."""
+        transport.set_write_buffer_limits(MAX_BUFFERED_BYTES)
+        if hasattr(transport, "set_read_buffer_limits"):
+            transport.set_read_buffer_limits(MAX_UNDECRYPTED_BYTES)
+
+    def log_access(self, request: BaseRequest, response: StreamResponse, _: float | None) -> None:
         """Called by aiohttp after each response. (There is no access log.)"""
+        self._has_answered = True
         self._server.table.mark_idle(self.slot)
+        if not response.keep_alive and not request.content.is_eof() and self.transport is not None:
+            # The rest of the body is not read. The client gets a moment to read the response, which a
+            # connection that is closed with unread data may take with it.
+            self._lingering_time = 0.0
+            self.transport.pause_reading()
+            self._drop_deadline = self._loop.call_later(UNREAD_BODY_SECONDS, self.drop)
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Logs a failure, unless it is of a body that was answered already and is only read to its end."""
+        if not isinstance(options.get("exc_info"), RequestPayloadError):
+            super().log_exception(*args, **options)
 
     def data_received(self, data: bytes) -> None:
         batching = self._server.read_batching
@@ -236,12 +283,20 @@ class _HttpConnection(RequestHandler):
             self._buffered += data
             if len(self._buffered) > MAX_BUFFERED_BYTES:
                 self.process_buffered()
-        elif batching is not None and data.startswith(batching.prefix) and self.is_idle:
+        elif batching is not None and self._is_batched(data, batching):
             self._buffered = bytearray(data)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             batching.timer.schedule(self.process_buffered)
         else:
             self._process(data)
+
+    def _is_batched(self, data: bytes, batching: ReadBatching) -> bool:
+        return (
+            self._has_answered
+            and data.startswith(batching.prefix)
+            and self._server.table.open_count >= batching.min_connections
+            and self.is_idle
+        )
 
     def process_buffered(self) -> None:
         """Processes buffered bytes, if the client is still connected."""
@@ -259,6 +314,12 @@ class _HttpConnection(RequestHandler):
         elif not in_header and self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        transport = self.transport
+        await super().shutdown(timeout)
+        if self._drop_deadline is not None and transport is not None:
+            transport.abort()
 
     def handle_error(
         self,
@@ -300,7 +361,7 @@ class _HttpConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._server.table.remove(self.slot)
-        for deadline in (self._header_deadline, self._write_deadline):
+        for deadline in (self._header_deadline, self._write_deadline, self._drop_deadline):
             if deadline is not None:
                 deadline.cancel()
         super().connection_lost(exc)

@@ -127,7 +127,7 @@ class Session:
             ):
                 self._endpoint.has_answered = True
                 if response.status not in call.route.responses:
-                    raise response_error(response, await response.read())
+                    raise response_error(response, await read_response(response))
                 while await self._connections.is_latest(own):
                     yield await self._read_chunk(response.content)
 
@@ -154,7 +154,7 @@ class Session:
                 self._connections.lease() as own,
                 self._request(own.session, call, timeout) as response,
             ):
-                content = await response.read()
+                content = await read_response(response)
         self._endpoint.has_answered = True
         if response.status not in call.route.responses:
             raise response_error(response, content)
@@ -186,6 +186,25 @@ class Session:
         if content.at_eof() and not chunk:
             raise BrokerUnreachable("the broker ended the stream")
         return chunk
+
+
+MAX_RESPONSE_BYTES = 2**25
+"""Maximum bytes of a response, 32 MiB. A page of 1000 reservations takes about 1 MiB."""
+
+
+async def read_response(
+    response: aiohttp.ClientResponse, maximum: int = MAX_RESPONSE_BYTES
+) -> bytes:
+    """Reads a response; one without end must not fill the memory of an agent."""
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > maximum:
+            raise UnexpectedResponse(
+                f"the response of {response.url.origin()} has more than {maximum} bytes",
+                hint="check address and port, and ask for smaller pages",
+            )
+    return bytes(content)
 
 
 def response_error(response: aiohttp.ClientResponse, content: bytes) -> KubelendError:

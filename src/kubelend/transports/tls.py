@@ -104,6 +104,17 @@ def is_own_ca_trusted(directory: Path) -> bool:
     return any(_is_signed_by(each, authority) for each in shown for authority in trusted)
 
 
+def is_for_clients(certificate: x509.Certificate) -> bool:
+    """Whether the extended key usage, if there is one, allows TLS clients."""
+    from cryptography import x509
+
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    return x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH in usage
+
+
 def key_mode_warning(directory: Path) -> str:
     """Returns a warning if other users can read the private key; empty if not.
 

@@ -91,7 +91,7 @@ Pin = Annotated[
 DEFAULT_TTL = "15m"
 
 
-class TokenRequest(Body, frozen=True):
+class TokenRequest(Body, frozen=True, forbid_unknown_fields=True):
     """Request to create a join token."""
 
     ttl: Duration = DEFAULT_TTL
@@ -171,7 +171,7 @@ class MemberList(Body, frozen=True):
     next: str = ""
 
 
-class ApproveRequest(Body, frozen=True):
+class ApproveRequest(Body, frozen=True, forbid_unknown_fields=True):
     """Key to approve. Defaults to the key that waits."""
 
     key: Pin = ""
@@ -179,7 +179,7 @@ class ApproveRequest(Body, frozen=True):
     """Keep trusting certificates of the previously approved key."""
 
 
-class RevokeRequest(Body, frozen=True):
+class RevokeRequest(Body, frozen=True, forbid_unknown_fields=True):
     """How to treat the member's reservations, and the reason."""
 
     release: bool = False

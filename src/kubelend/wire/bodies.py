@@ -1,7 +1,8 @@
 """JSON bodies of the REST API.
 
 Fields of the published contract keep their names; fields that Kubelend adds are optional. Unknown fields
-are ignored, because an older or newer peer may send them. `wire.conversion` converts bodies to and from the
+are ignored, because an older or newer peer may send them; but not in what people send, where they are
+mistakes: a token for `nmae` would be one for anybody. `wire.conversion` converts bodies to and from the
 records of the core.
 """
 
@@ -129,7 +130,11 @@ AmountsByName = Annotated[
 ]
 Requesters = Annotated[
     list[Annotated[str, Meta(max_length=253, extra_json_schema=json_types.REQUESTERS)]],
-    Meta(max_length=256, description="Cluster IDs and shell patterns", examples=[["team-*"]]),
+    Meta(
+        max_length=256,
+        description="Cluster IDs and shell patterns, at most 32 of up to 64 characters",
+        examples=[["team-*"]],
+    ),
 ]
 Hours = Annotated[
     str,
@@ -218,7 +223,7 @@ class ClusterList(Body, frozen=True):
     next: str = ""
 
 
-class CordonRequest(Body, frozen=True):
+class CordonRequest(Body, frozen=True, forbid_unknown_fields=True):
     """Reason of a cordon or drain, shown in the status of the cluster."""
 
     reason: Reason = ""
@@ -303,14 +308,23 @@ class ReservationStatus(Body, frozen=True):
     """Phase of a reservation with its reason and timestamps."""
 
     phase: str
+    """Pending, Reserved, Active, Released or Failed."""
     message: str
+    """Human-readable explanation of the phase."""
     reason: str = ""
+    """Machine-readable reason, in CamelCase."""
     reserved_at: Timestamp | None = None
+    """Time at which the resources were reserved at the current provider."""
     expires_at: Timestamp | None = None
+    """Time at which the reservation expires unless renewed."""
     wait_until: Timestamp | None = None
+    """Time at which a waiting request fails."""
     acknowledged_at: Timestamp | None = None
+    """Time at which the provider acknowledged the reservation."""
     activated_at: Timestamp | None = None
+    """Time at which the requester activated the reservation."""
     finished_at: Timestamp | None = None
+    """Time at which the reservation ended."""
     held: HoldReport | None = None
 
 
@@ -327,14 +341,24 @@ class Reservation(Body, frozen=True):
     """A reservation of resources of one cluster for another."""
 
     id: str
+    """ID of the reservation."""
     requester_id: str
+    """ID of the requester cluster."""
     target_cluster_id: str
+    """ID of the provider cluster; empty while the request waits."""
     requested_resources: Quantities
+    """Reserved amounts."""
     status: ReservationStatus
     created_at: Timestamp
+    """Time of the request."""
     priority: int = 0
+    """Queue priority."""
     duration: str = ""
-    previous_cluster_ids: list[str] = []
+    """Requested duration."""
+    previous_cluster_ids: Annotated[
+        list[str], Meta(extra_json_schema=json_types.max_items(256))
+    ] = []
+    """Providers that have refused the reservation or were lost."""
     cost: AgreedCost | None = None
     revision: int = 0
     """Revision of the last change. The response with the larger revision is newer."""
@@ -381,13 +405,16 @@ class Instruction(Body, frozen=True):
     """Instruction to one side of a reservation. Streams are ordered by `revision` and resume after it."""
 
     revision: int
+    """Revision of the reservation."""
     role: str
+    """requester or provider."""
     action: str
+    """Wait, Use, Stop, Hold or Withdraw."""
     message: str
+    """Human-readable summary."""
     reservation: Reservation
-    grant: Annotated[
-        str, Meta(description="Signed grant of the reservation, for the actions hold and use")
-    ] = ""
+    grant: str = ""
+    """Signed grant of the reservation, for the actions Hold and Use."""
 
 
 Base64 = Annotated[str, Meta(max_length=16 * 1024, pattern="^[A-Za-z0-9+/]*={0,2}$")]
@@ -500,11 +527,17 @@ class PublicKey(Body, frozen=True):
     """An Ed25519 public key as a JWK (RFC 8037)."""
 
     kid: str
+    """Key ID."""
     x: str
+    """The public key, in base64url."""
     kty: str
+    """Key type."""
     crv: str
+    """Curve."""
     alg: str
+    """Algorithm."""
     use: str
+    """Use of the key."""
 
 
 class KeySet(Body, frozen=True):

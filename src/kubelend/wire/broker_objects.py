@@ -12,11 +12,9 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from kubelend.core.lifecycle import Phase
-from kubelend.wire import bodies, cel_rules, json_types
+from kubelend.wire import bodies, json_types
 from kubelend.wire.bodies import Amounts, Cost, Quantities, Timestamp
 from kubelend.wire.objects import (
-    AgentRequest,
-    BrokerResponse,
     Conditions,
     Duration,
     Metadata,
@@ -24,6 +22,7 @@ from kubelend.wire.objects import (
     Object,
     ObjectStruct,
     Reason,
+    SentHandshake,
 )
 
 GROUP = "broker.fluidos.eu"
@@ -43,7 +42,7 @@ class StoredRecord(ObjectStruct, frozen=True):
 
 
 WholeQuantities = Annotated[
-    Quantities, Meta(extra_json_schema=cel_rules.NON_NEGATIVE_CPU_AND_MEMORY)
+    Quantities, Meta(extra_json_schema=json_types.NON_NEGATIVE_CPU_AND_MEMORY)
 ]
 
 
@@ -65,7 +64,7 @@ class AdvertisedResources(ObjectStruct, frozen=True):
 class ClusterAdvertisementSpec(ObjectStruct, frozen=True):
     """ClusterAdvertisementSpec defines the resources that a cluster offers, and its lending policy."""
 
-    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=cel_rules.immutable("clusterID"))]
+    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=json_types.immutable("clusterID"))]
     """ID of the cluster, which is the common name of its certificate. Immutable."""
     resources: AdvertisedResources
     cluster_name: bodies.Name = ""
@@ -83,7 +82,8 @@ class ClusterAdvertisementSpec(ObjectStruct, frozen=True):
     """How long the advertisement is valid. Capped by the broker."""
     policy: bodies.LendingPolicy | None = None
     """Lending policy: allowed requesters, limits and opening hours."""
-    request: AgentRequest | None = None
+    renew_time: Timestamp | None = None
+    """Time at which the agent last wrote the advertisement. A new value renews it."""
 
 
 class ClusterAdvertisementStatus(ObjectStruct, frozen=True):
@@ -100,7 +100,7 @@ class ClusterAdvertisementStatus(ObjectStruct, frozen=True):
     score: Annotated[str, Meta(extra_json_schema=json_types.max_length(16))] = ""
     """Share of free resources as a score from 0 to 100 with two decimals."""
     conditions: Conditions = ()
-    """Conditions Ready, Stale and Overcommitted."""
+    """Conditions Ready, Stale and Overcommitted; in a cluster namespace Accepted."""
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
     valid_until: Timestamp | None = None
@@ -109,8 +109,11 @@ class ClusterAdvertisementStatus(ObjectStruct, frozen=True):
     """Reason of the cordon. Empty if the cluster is not cordoned."""
     reservations: int = 0
     """Number of reservations that hold resources of the cluster."""
+    reserved: Amounts | None = None
+    """Resources reserved for other clusters, in a cluster namespace: its agent alone writes the spec."""
+    available: Amounts | None = None
+    """Allocatable minus allocated minus reserved, in a cluster namespace."""
     record: StoredRecord | None = None
-    response: BrokerResponse | None = None
 
 
 class ClusterAdvertisement(Object, frozen=True):
@@ -125,6 +128,15 @@ class ClusterAdvertisement(Object, frozen=True):
     status: ClusterAdvertisementStatus = ClusterAdvertisementStatus()
 
 
+class Renewal(ObjectStruct, frozen=True):
+    """A renewal of the reservation."""
+
+    time: Timestamp
+    """Time at which it was requested. A new value renews the reservation once more."""
+    duration: Duration = ""
+    """Duration from now. Defaults to the original duration."""
+
+
 class ReservationSpec(bodies.ReservationRequest, frozen=True):
     """ReservationSpec defines the resources to reserve."""
 
@@ -133,20 +145,27 @@ class ReservationSpec(bodies.ReservationRequest, frozen=True):
         Meta(
             extra_json_schema={
                 **json_types.POSITIVE_CPU_AND_MEMORY,
-                **cel_rules.IMMUTABLE_POSITIVE_AMOUNTS,
+                **json_types.IMMUTABLE_POSITIVE_AMOUNTS,
             }
         ),
     ]
     """Amounts to reserve. CPU and memory are required. Immutable."""
     duration: Duration = ""
-    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=json_types.WEIGHTS_RULE)] = {}
     target_cluster_id: bodies.Name = ""
     """ID of the provider cluster. If set by the user, only this provider is considered; otherwise the
     broker chooses a provider and sets the field.
     """
     requester_id: bodies.Name = ""
     """ID of the requester cluster. Immutable once set."""
-    request: AgentRequest | None = None
+    released: bool = False
+    """Release the reservation. It cannot be used again."""
+    active_cluster_id: bodies.Name = ""
+    """ID of the provider whose resources the requester uses. The reservation becomes Active while that is its
+    provider.
+    """
+    renewal: Renewal | None = None
+    handshake: SentHandshake | None = None
 
 
 class ReservationStatus(ObjectStruct, frozen=True):
@@ -179,11 +198,22 @@ class ReservationStatus(ObjectStruct, frozen=True):
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
     conditions: Conditions = ()
-    """Conditions of the reservation. RequesterActive and RequesterReleased are set by the requester."""
+    """Conditions of the reservation. RequesterActive and RequesterReleased are set by the requester; Accepted
+    says whether the broker accepts the spec, with the error code as reason if not.
+    """
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
+    instruction: bodies.Instruction | None = None
+    """The reservation and what its requester has to do, in a cluster namespace."""
+    renew_time: Timestamp | None = None
+    """The `time` of the last renewal that was processed."""
+    handshake_time: Timestamp | None = None
+    """The `sentAt` of the requester's handshake that was passed on."""
+    peer: bodies.Handshake | None = None
+    """The handshake of the provider, when the requester last sent its own."""
+    peer_handshakes: int = 0
+    """Number of handshakes of the provider that the requester was to be notified of."""
     record: StoredRecord | None = None
-    response: BrokerResponse | None = None
 
 
 class Reservation(Object, frozen=True):
@@ -195,46 +225,55 @@ class Reservation(Object, frozen=True):
 
     metadata: Metadata
     spec: Annotated[
-        ReservationSpec, Meta(extra_json_schema=cel_rules.immutable_once_set("requesterID"))
+        ReservationSpec, Meta(extra_json_schema=json_types.immutable_once_set("requesterID"))
     ]
     status: ReservationStatus = ReservationStatus()
 
 
 class ClusterSessionSpec(ObjectStruct, frozen=True):
-    """The cluster's request."""
+    """ClusterSessionSpec is what the agent of the cluster needs to know."""
 
-    request: AgentRequest | None = None
-
-
-class HandshakeNotice(ObjectStruct, frozen=True):
-    """Reservations whose other side has sent a peering handshake. Each notice is written once."""
-
-    id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
-    """Another one for each notice."""
-    reservations: Annotated[tuple[Name, ...], Meta(extra_json_schema={"maxItems": 256})] = ()
-    """IDs of the reservations."""
+    sync_time: Timestamp | None = None
+    """Time at which the agent last needed all that the broker knows. Once `status.observedGeneration` is that
+    of this spec, the namespace shows everything that the broker knew then.
+    """
+    reservation_name: Name = ""
+    """ID of a reservation to show in the status, also one that is archived."""
+    agent: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
+    """Name of the agent that watches the namespace."""
+    watch: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
+    """ID of the agent's watch, another one for each; empty if it does not watch."""
 
 
 class ClusterSessionStatus(ObjectStruct, frozen=True):
-    """The broker's response to the cluster."""
+    """ClusterSessionStatus is what the broker shows to the agent of the cluster."""
 
     cluster_id: Name = ""
     """The cluster of this namespace, from its label."""
-    session: Annotated[str, Meta(extra_json_schema=json_types.max_length(128))] = ""
-    """ID of the session of the cluster's active agent; another one for each session."""
+    observed_generation: int = 0
+    """Generation of the spec that this status refers to."""
+    watch: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
+    """ID of the watch, as long as the broker serves it. The agent starts another one when this changes."""
     revision: int = 0
-    """Ledger revision up to which the namespace was complete when the last request was answered."""
+    """Ledger revision up to which the namespace was complete."""
     compacted_revision: int = 0
     """An agent that has seen this revision has missed no object that was removed since."""
+    reservation: bodies.Reservation | None = None
+    """The reservation that the spec names."""
+    grant_keys: Annotated[
+        tuple[bodies.PublicKey, ...], Meta(extra_json_schema=json_types.max_items(16))
+    ] = ()
+    """Keys that verify grants."""
+    conditions: Conditions = ()
+    """Condition Accepted: whether the broker could do what the spec asks for."""
     last_update_time: Timestamp | None = None
     """When this status last changed."""
-    handshakes: HandshakeNotice | None = None
-    """The last notice of peering handshakes, which the agent gets with the `handshake` request."""
-    response: BrokerResponse | None = None
 
 
 class ClusterSession(Object, frozen=True):
-    """The session of one cluster's agent with the broker: one in each cluster namespace, named `session`."""
+    """ClusterSession connects the agent of a cluster with the broker. One in each cluster namespace, named
+    `session`.
+    """
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "ClusterSession"

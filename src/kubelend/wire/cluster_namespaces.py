@@ -1,41 +1,34 @@
 """Cluster namespaces: names, labels, texts and manifests, shared by the broker and the agents.
 
 A cluster namespace is a namespace of the broker's cluster that belongs to one cluster (docs/transports.md).
-Its account may write requests and read responses, but cannot write responses; the only status that it may
-write is that of ProviderInstructions. `kubelend create clusternamespace` prints the manifests.
+Its account writes specs and the broker the status, but for ProviderInstructions, where it is the other way
+round. `kubelend create clusternamespace` prints the manifests.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from datetime import timedelta
 from hashlib import sha256
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
-from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedResponse
-from kubelend.wire import bodies, broker_objects, objects, problems
+from kubelend.core import durations
+from kubelend.core.errors import InvalidDuration, InvalidInput, KubelendError
+from kubelend.wire import bodies, broker_objects, json_types, objects, quantities
 from kubelend.wire.broker_objects import ClusterSession
-from kubelend.wire.objects import AgentRequest, BrokerResponse, Metadata, Object
-
-DecodedBody = TypeVar("DecodedBody")
+from kubelend.wire.objects import Condition, Metadata, Object
 
 CLUSTER_LABEL: Final = "broker.fluidos.eu/cluster-id"
 """The label of a cluster namespace: its value is the cluster ID."""
 IDEMPOTENCY_ANNOTATION: Final = "broker.fluidos.eu/idempotency-key"
 """The annotation of a reservation that an agent requests: the same key gives the same reservation."""
 SESSION_NAME: Final = "session"
-"""Of the ClusterSession, the one object for requests about the whole cluster."""
-
-NO_RESPONSE: Final = BrokerResponse()
+"""Of the ClusterSession, the one object about the whole cluster."""
 
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-
-_INSTRUCTION_DECODER: Final = msgspec.json.Decoder(bodies.Instruction)
-_RESERVATION_DECODER: Final = msgspec.json.Decoder(bodies.Reservation)
-_HANDSHAKE_DECODER: Final = msgspec.json.Decoder(bodies.HandshakeResult)
-_KEYS_DECODER: Final = msgspec.json.Decoder(bodies.KeySet)
-_ADVERTISEMENT_DECODER: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
 class Namespace(Object, frozen=True):
@@ -82,81 +75,45 @@ def reservation_object_name(reservation: str) -> str:
     return objects.object_name(reservation)
 
 
-def request_fields(request: AgentRequest) -> dict[str, object]:
-    """For a merge patch: replaces all fields of the previous request."""
-    return {
-        "id": request.id,
-        "verb": request.verb,
-        "arguments": request.arguments,
-        "agent": request.agent,
-        "handshake": request.handshake or None,
-    }
+def check_request(body: bodies.ReservationRequest) -> None:
+    """Raises the error of a request that the API server has rejected, by the same class as the REST API."""
+    quantities.parse_reservation_amounts(body.requested_resources)
+    if body.duration and durations.parse_duration(body.duration) <= timedelta():
+        raise InvalidDuration(f"duration: {body.duration!r} must be greater than zero")
+    if body.wait and durations.parse_duration(body.wait) < timedelta():
+        raise InvalidDuration(f"wait: {body.wait!r} must not be negative")
 
 
-def acknowledgement_from_request(request: AgentRequest) -> bodies.AcknowledgeRequest:
-    """Agents of earlier versions report nothing."""
-    try:
-        return msgspec.json.decode(request.arguments or "{}", type=bodies.AcknowledgeRequest)
-    except msgspec.MsgspecError as error:
-        raise InvalidInput(f"acknowledgement: {error}") from None
+def replacement(wanted: msgspec.Struct) -> dict[str, object]:
+    """All fields, for a merge patch: those that are not set remove the previous ones."""
+    texts: dict[str, object] = msgspec.to_builtins(wanted)
+    names = (field.encode_name for field in msgspec.structs.fields(wanted))
+    return {name: texts.get(name) for name in names}
 
 
-def response_fields(response: BrokerResponse) -> dict[str, object]:
-    return {"requestID": response.request_id, "body": response.body, "error": response.error}
+ACCEPTED: Final = "Accepted"
 
 
-def instruction_from_response(response: BrokerResponse | None) -> bodies.Instruction | None:
-    """The latest instruction about a reservation; None if there is none yet."""
-    return _decode_response(response, _INSTRUCTION_DECODER)
+def accepted_condition(error: KubelendError | None, generation: int = 0) -> Condition:
+    """The condition for a spec: False if it is refused for good, Unknown if the broker will try again."""
+    if error is None:
+        return Condition(ACCEPTED, "True", ACCEPTED, observed_generation=generation)
+    status = "Unknown" if error.retryable else "False"
+    return Condition(
+        ACCEPTED, status, error.code, error.message, None, generation, error.hint or ""
+    )
 
 
-def advertisement_from_response(response: BrokerResponse) -> bodies.Advertisement:
-    return _decode_body(response.body, _ADVERTISEMENT_DECODER)
+def find_accepted(conditions: Iterable[Condition]) -> Condition | None:
+    return next((one for one in conditions if one.type == ACCEPTED), None)
 
 
-def reservation_from_response(response: BrokerResponse | None) -> bodies.Reservation | None:
-    """The reservation that was requested by ID; None if the broker does not support this verb."""
-    return _decode_response(response, _RESERVATION_DECODER)
-
-
-def handshake_from_response(response: BrokerResponse | None) -> bodies.HandshakeResult:
-    """The result of a handshake; empty if the broker does not support this verb."""
-    return _decode_response(response, _HANDSHAKE_DECODER) or bodies.HandshakeResult()
-
-
-def keys_from_response(response: BrokerResponse | None) -> bodies.KeySet:
-    """The keys that verify grants; none if the broker does not support this verb."""
-    return _decode_response(response, _KEYS_DECODER) or bodies.KeySet([])
-
-
-def error_from_response(response: BrokerResponse | None) -> KubelendError | None:
-    """The broker's error, if there is one."""
-    if response is None or not response.error:
+def error_from_condition(found: Condition | None) -> KubelendError | None:
+    """The broker's error by its class; None if it has accepted."""
+    if found is None or found.status == "True":
         return None
-    return problems.error_from_response(0, response.error.encode())
-
-
-def error_text(error: KubelendError) -> str:
-    """The JSON text of an error, without its explanation, which can be long: `kubelend explain` shows it."""
-    problem = problems.to_problem(error)
-    return msgspec.json.encode(msgspec.structs.replace(problem, explanation=None)).decode()
-
-
-def body_text(body: bodies.Body) -> str:
-    return msgspec.json.encode(body).decode()
-
-
-def _decode_response(
-    response: BrokerResponse | None, decoder: msgspec.json.Decoder[DecodedBody]
-) -> DecodedBody | None:
-    return _decode_body(response.body, decoder) if response and response.body else None
-
-
-def _decode_body(text: str, decoder: msgspec.json.Decoder[DecodedBody]) -> DecodedBody:
-    try:
-        return decoder.decode(text)
-    except msgspec.MsgspecError as error:
-        raise UnexpectedResponse(f"the broker's response cannot be decoded: {error}") from error
+    kind = json_types.ERRORS_BY_CODE.get(found.reason, KubelendError)
+    return kind(found.message, hint=found.hint)
 
 
 Manifest = dict[str, Any]
@@ -171,6 +128,7 @@ AGENT_RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (broker_objects.GROUP, "clustersessions", (*_READ_VERBS, "patch")),
     (objects.GROUP, "providerinstructions", _READ_VERBS),
     (objects.GROUP, "providerinstructions/status", ("patch",)),
+    ("coordination.k8s.io", "leases", ("get", "create", "update")),
 )
 """Group, resource and verbs of the account's Role."""
 

@@ -90,6 +90,11 @@ def bounded_duration(text: str, limits: RequestLimits) -> timedelta:
     return requested
 
 
+def renewal_duration(text: str, limits: RequestLimits) -> timedelta | None:
+    """Return the duration of a renewal; None for the original one."""
+    return bounded_duration(text, limits) if text else None
+
+
 def positive_duration(text: str, where: str) -> timedelta:
     """Parse a duration above zero; errors name the field."""
     parsed = _parse_duration(text, where)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from kubelend.wire import broker_objects, cel_rules, docstrings, json_types, objects
+from kubelend.wire import broker_objects, docstrings, json_types, objects
 from kubelend.wire.json_types import Schema
 
 ALL_KINDS: Final = (*objects.KINDS, *broker_objects.KINDS)
@@ -121,7 +121,7 @@ def _without_rules(value: Any) -> Any:
         return [_without_rules(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {key: _without_rules(v) for key, v in value.items() if key != cel_rules.VALIDATIONS}
+    return {key: _without_rules(v) for key, v in value.items() if key != json_types.VALIDATIONS}
 
 
 def _wide(name: str, path: str, type: str = "string") -> PrinterColumn:
@@ -227,7 +227,7 @@ _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
         "csess",
         (
             PrinterColumn("ClusterID", ".status.clusterID"),
-            PrinterColumn("Session", ".status.session"),
+            PrinterColumn("Agent", ".spec.agent"),
             _wide("Revision", ".status.revision", "integer"),
             _wide("Changed", ".status.lastUpdateTime", "date"),
             _AGE,
@@ -253,7 +253,7 @@ _MAX_EXACT_FLOAT: Final = 2**53
 
 _COPIED_KEYWORDS: Final = frozenset(
     {"pattern", "maxLength", "maxItems", "maxProperties", "minimum", "maximum", "format", "enum"}
-    | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys", cel_rules.VALIDATIONS}
+    | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys", json_types.VALIDATIONS}
 )
 _IGNORED_KEYWORDS: Final = frozenset({"description", "examples", "not"})
 """JSON Schema keywords that are handled elsewhere or not allowed in structural schemas."""
@@ -347,7 +347,7 @@ def _map(kind: inspect.DictType) -> Schema:
     if kind.max_length is not None:
         schema["maxProperties"] = kind.max_length
     if checks := _key_rules(kind.key_type):
-        schema[cel_rules.VALIDATIONS] = checks
+        schema[json_types.VALIDATIONS] = checks
     return schema
 
 
@@ -358,12 +358,12 @@ def _key_rules(kind: inspect.Type) -> list[Schema]:
     longest = extra.get("maxLength") or getattr(text, "max_length", None)
     found = []
     if longest is not None:
-        found.append(cel_rules.max_key_length(longest))
+        found.append(json_types.max_key_length(longest))
     if known := extra.get("enum"):
-        found.append(cel_rules.keys_among(known))
+        found.append(json_types.keys_among(known))
     if others := extra.get("not", {}).get("enum"):
-        found.append(cel_rules.keys_not_among(others))
-    return [one for schema in found for one in schema[cel_rules.VALIDATIONS]]
+        found.append(json_types.keys_not_among(others))
+    return [one for schema in found for one in schema[json_types.VALIDATIONS]]
 
 
 def _list(kind: inspect.ListType | inspect.VarTupleType) -> Schema:
@@ -382,8 +382,8 @@ def _merged(schema: Schema, extra: Schema) -> Schema:
         and not (isinstance(value, int) and abs(value) > _MAX_EXACT_FLOAT)
     }
     refined = {**schema, **known}
-    if rules := known.get(cel_rules.VALIDATIONS):
-        refined[cel_rules.VALIDATIONS] = schema.get(cel_rules.VALIDATIONS, []) + rules
+    if rules := known.get(json_types.VALIDATIONS):
+        refined[json_types.VALIDATIONS] = schema.get(json_types.VALIDATIONS, []) + rules
     if "enum" in known:
         refined.pop("maxLength", None)
     for name, more in extra.get("properties", {}).items():

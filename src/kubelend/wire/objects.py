@@ -8,15 +8,15 @@ these objects through `agent.ports.LocalObjects`: in Kubernetes, in files or in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from datetime import datetime
 from hashlib import sha256
-from typing import Annotated, ClassVar, Final, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from kubelend.wire import bodies, cel_rules, json_types
+from kubelend.wire import bodies, json_types
 from kubelend.wire.bodies import Amounts, Cost, Timestamp
 
 GROUP = "rear.fluidos.eu"
@@ -40,7 +40,7 @@ Duration = Annotated[
         extra_json_schema={
             **json_types.DURATION,
             **json_types.max_length(64),
-            **cel_rules.POSITIVE_DURATION,
+            **json_types.POSITIVE_DURATION,
         }
     ),
 ]
@@ -94,6 +94,72 @@ class Object(ObjectStruct, frozen=True):
 Kind = TypeVar("Kind", bound=Object)
 
 
+class ObjectCache(Generic[Kind]):
+    """The watched objects of one kind, and the last states of deleted ones until they are forgotten.
+
+    `enqueue` is called with the key of each object to reconcile.
+    """
+
+    def __init__(self, enqueue: Callable[[str], None]) -> None:
+        self.has_synced = False
+        """Whether the first list has been received."""
+        self._enqueue = enqueue
+        self._objects: dict[str, Kind] = {}
+        self._tombstones: dict[str, list[Kind]] = {}
+
+    def key_of(self, found: Kind) -> str:
+        return found.key
+
+    def triggers(self, before: Kind, after: Kind) -> bool:  # noqa: ARG002
+        """Whether a change of an object has to be reconciled."""
+        return True
+
+    def find(self, key: str) -> Kind | None:
+        """The last watched state."""
+        return self._objects.get(key)
+
+    def all(self) -> list[Kind]:
+        return list(self._objects.values())
+
+    def tombstones(self, key: str) -> list[Kind]:
+        """Last known states of deleted objects of this key."""
+        return list(self._tombstones.get(key, ()))
+
+    def forget(self, gone: Kind) -> None:
+        """Drop a tombstone once its deletion has been processed."""
+        key = self.key_of(gone)
+        if others := [one for one in self._tombstones.pop(key, ()) if one is not gone]:
+            self._tombstones[key] = others
+
+    def on_list(self, objects: Sequence[Kind], others: Set[str] = frozenset()) -> None:
+        """`others` are the UIDs of objects that exist and cannot be decoded."""
+        existing = others | {found.metadata.uid for found in objects}
+        for known in self.all():
+            if known.metadata.uid not in existing:
+                self.on_delete(known)
+        for found in objects:
+            self.on_update(found)
+        self.has_synced = True
+
+    def on_update(self, found: Kind) -> None:
+        key = self.key_of(found)
+        before = self._objects.get(key)
+        if before is not None and before.metadata.uid != found.metadata.uid:
+            self.on_delete(before)
+            before = None
+        self._objects[key] = found
+        if before is None or self.triggers(before, found):
+            self._enqueue(key)
+
+    def on_delete(self, gone: Kind) -> None:
+        key = self.key_of(gone)
+        known = self._objects.get(key)
+        if known is not None and known.metadata.uid == gone.metadata.uid:
+            del self._objects[key]
+        self._tombstones.setdefault(key, []).append(gone)
+        self._enqueue(key)
+
+
 class Condition(ObjectStruct, frozen=True):
     """Condition describes one aspect of the state of an object."""
 
@@ -109,6 +175,8 @@ class Condition(ObjectStruct, frozen=True):
     """Time of the last change of status."""
     observed_generation: int = 0
     """Generation of the spec that this condition refers to."""
+    hint: str = ""
+    """What to do about it."""
 
 
 Conditions = Annotated[
@@ -119,14 +187,17 @@ Conditions = Annotated[
 def merge_conditions(
     before: Iterable[Condition], after: Iterable[Condition], now: datetime
 ) -> tuple[Condition, ...]:
-    """Conditions of others stay; an unchanged one keeps its transition time."""
-    known, dated = {one.type: one for one in before}, []
+    """Conditions of others stay; an unchanged one keeps its transition time.
+
+    Each keeps its place: else two writers of one object would change the order in turn, for ever.
+    """
+    merged = {one.type: one for one in before}
     for one in after:
-        same = known.pop(one.type, None)
+        same = merged.get(one.type)
         since = same.last_transition_time if same and same.status == one.status else None
         at = since or now.replace(microsecond=0)
-        dated.append(msgspec.structs.replace(one, last_transition_time=at))
-    return (*known.values(), *dated)
+        merged[one.type] = msgspec.structs.replace(one, last_transition_time=at)
+    return tuple(merged.values())
 
 
 class MeasuredResources(ObjectStruct, frozen=True):
@@ -238,7 +309,7 @@ class ResourceRequestSpec(RequestedAmounts, frozen=True):
     """
     policy: bodies.Policy = ""
     """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
-    weights: Annotated[bodies.Weights, Meta(extra_json_schema=cel_rules.WEIGHTS)] = {}
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=json_types.WEIGHTS_RULE)] = {}
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     target_cluster_id: Name = ""
     """Only this provider is considered. If empty, the broker chooses a provider."""
@@ -291,7 +362,7 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
     """Time at which the reservation expires unless renewed."""
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
-    asked: SentRequest | None = None
+    sent_request: SentRequest | None = None
     conditions: Conditions = ()
     """Latest observations: Reserved, Peered, Ready, and Held as the provider reports it."""
 
@@ -299,9 +370,9 @@ class ResourceRequestStatus(ObjectStruct, frozen=True):
 _IMMUTABLE: Final = tuple(
     field for field in msgspec.structs.fields(ResourceRequestSpec) if field.name != "renew"
 )
-_REQUEST_RULES: Final = cel_rules.combine_rules(
-    cel_rules.POSITIVE_REQUESTED_FIELDS,
-    *(cel_rules.immutable_field(one.encode_name, is_required=one.required) for one in _IMMUTABLE),
+_REQUEST_RULES: Final = json_types.combine_rules(
+    json_types.POSITIVE_REQUESTED_FIELDS,
+    *(json_types.immutable_field(one.encode_name, is_required=one.required) for one in _IMMUTABLE),
 )
 
 
@@ -369,38 +440,12 @@ class ReservationInstruction(Object, frozen=True):
     status: ReservationInstructionStatus = ReservationInstructionStatus()
 
 
-class AgentRequest(ObjectStruct, frozen=True):
-    """A request of a cluster's agent to the broker. Each `id` is answered once."""
+class SentHandshake(ObjectStruct, frozen=True):
+    """A peering handshake for the other side of the reservation, which the broker passes on."""
 
-    id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
-    """Unique ID of the request; the response repeats it."""
-    verb: Annotated[
-        str,
-        Meta(
-            extra_json_schema=json_types.enum_of(
-                *("publish", "reserve", "activate", "renew", "release"),
-                *("acknowledge", "refuse", "ping", "read", "listen", "leave", "handshake", "keys"),
-            )
-        ),
-    ]
-    """The operation."""
-    arguments: Reason = ""
-    """Duration to renew for, reason of a refusal, or ID of the reservation to read or to peer for."""
-    agent: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
-    """Name of the agent. The broker serves one agent of a cluster at a time."""
-    handshake: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**17))] = ""
-    """Body of a peering handshake, as JSON text."""
-
-
-class BrokerResponse(ObjectStruct, frozen=True):
-    """The broker's response to a request of a cluster's agent. Written by the broker alone."""
-
-    request_id: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))] = ""
-    """The `id` of the last request that was answered; empty if there was none."""
-    body: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**18))] = ""
-    """The response body of the REST interface, as JSON text."""
-    error: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**16))] = ""
-    """The error of a failed request, as JSON text of a problem document; empty if it succeeded."""
+    sent_at: Timestamp
+    """Time at which it was sent; another one for each attempt."""
+    handshake: bodies.Handshake
 
 
 class ProviderInstructionSpec(InstructionSpec, frozen=True, kw_only=True):
@@ -408,7 +453,18 @@ class ProviderInstructionSpec(InstructionSpec, frozen=True, kw_only=True):
 
     requester_cluster_id: Name
     """ID of the requester cluster."""
-    response: BrokerResponse | None = None
+    instruction: bodies.Instruction | None = None
+    """The reservation, and what the provider has to do."""
+    observed_report_time: Timestamp | None = None
+    """The `reportTime` of the status that the broker has processed."""
+    accepted: Condition | None = None
+    """Whether the broker has accepted that status, and if not, why."""
+    handshake_time: Timestamp | None = None
+    """The `sentAt` of the provider's handshake that was passed on."""
+    peer: bodies.Handshake | None = None
+    """The handshake of the requester, when the provider last sent its own."""
+    peer_handshakes: int = 0
+    """Number of handshakes of the requester that the provider was to be notified of."""
 
 
 class ProviderInstructionStatus(ObjectStruct, frozen=True):
@@ -426,9 +482,11 @@ class ProviderInstructionStatus(ObjectStruct, frozen=True):
     """Human-readable reason for a refusal or for the end of the reservation."""
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
-    request: AgentRequest | None = None
     conditions: Conditions = ()
     """Latest observations: Held."""
+    report_time: Timestamp | None = None
+    """Time of the report to the broker, in a cluster namespace: of the hold, its refusal or a handshake."""
+    handshake: SentHandshake | None = None
 
 
 class ProviderInstruction(Object, frozen=True):

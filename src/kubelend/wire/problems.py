@@ -65,9 +65,15 @@ def error_from_response(status: int, body: bytes) -> errors.KubelendError:
         problem = msgspec.json.decode(body, type=bodies.Problem)
     except msgspec.MsgspecError:
         text = body[:200].decode("utf-8", "replace").strip()
-        # A proxy answers with its own page when the broker fails: retryable, as if it were unreachable.
-        is_passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        unclear = errors.Unavailable if is_passing else errors.UnexpectedResponse
-        return unclear(f"the broker answered {status}: {text or 'empty body'}")
+        return _undecodable_error(status)(f"the broker answered {status}: {text or 'empty body'}")
     kind = json_types.ERRORS_BY_CODE.get(problem.code, errors.KubelendError)
     return kind(problem.detail, hint=problem.hint)
+
+
+def _undecodable_error(status: int) -> type[errors.KubelendError]:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        # A proxy answers with its own page when the broker fails: retryable, as if it were unreachable.
+        return errors.Unavailable
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+        return errors.MissingRoute
+    return errors.UnexpectedResponse

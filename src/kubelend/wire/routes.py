@@ -650,6 +650,9 @@ def _match_path(route: Route, path: str) -> RouteMatch | None:
 _STATIC_ROUTES = {
     (route.method, route.path): RouteMatch(route, {}) for route in ROUTES if "{" not in route.path
 }
+for _probe in ("/healthz", "/readyz"):
+    # Load balancers probe with HEAD.
+    _STATIC_ROUTES["HEAD", _probe] = _STATIC_ROUTES["GET", _probe]
 _ROUTES_BY_DEPTH: dict[int, list[Route]] = defaultdict(list)
 for _each in ROUTES:
     _ROUTES_BY_DEPTH[_each.path.count("/")].append(_each)

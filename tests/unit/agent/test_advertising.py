@@ -13,10 +13,9 @@ from failing_objects import FailingObjects
 from fake_broker import UNREACHABLE, FakeBroker
 from kubelend.agent import advertisement
 from kubelend.agent.advertisement import AdvertisementConfig
-from kubelend.agent.collector import Collector
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.ports import ClusterChange, NodeDeleted, PodDeleted, Snapshot
-from kubelend.agent.publisher import AdvertisementWriter, LocalPublisher, Publisher
+from kubelend.agent.publisher import AdvertisementWriter, Collector, LocalPublisher, Publisher
 from kubelend.agent.reservation_cache import ReservationCache
 from kubelend.core.errors import (
     BrokerUnreachable,
@@ -35,7 +34,7 @@ from kubelend.core.models import ClusterId
 from kubelend.core.pod_requests import Node, Pod
 from kubelend.core.resources import Resources
 from kubelend.sources.memory_objects import MemoryObjects
-from kubelend.wire import bodies, conversion
+from kubelend.wire import bodies, conversion, quantities
 from kubelend.wire.objects import Advertisement, AdvertisementStatus
 from make import MINUTE, MOMENT, NO_TIME, SECOND, T0
 from virtual_time import in_virtual_time, now, rig_decorator, running, settled
@@ -87,7 +86,18 @@ def test_body_carries_the_measurement_and_the_settings():
     assert read.labels["tier"] == "gold"
     body = advertisement.advertisement_body(SETTINGS, totals(held="cpu=1"), T0)
     assert (body.cost, body.policy, body.region) == (COST, POLICY, "eu")
-    assert (body.resources.reserved, body.resources.available) == (None, None), "the broker's own"
+    assert body.resources.reserved is None, "the broker's own"
+    assert body.resources.available == quantities.to_quantities(totals(held="cpu=1").free)
+
+
+def test_cluster_without_a_name_is_named_by_its_id():
+    """The published broker refuses an advertisement without a name."""
+    assert (
+        advertisement.advertisement_body(
+            replace(SETTINGS, cluster_name=""), totals(), T0
+        ).cluster_name
+        == "a"
+    )
 
 
 def test_no_negative_amount_is_sent():

@@ -16,6 +16,7 @@ from kubelend.agent.peering import PEERING_FINALIZER, PeeringReconciler
 from kubelend.agent.ports import Readiness
 from kubelend.core.errors import Unavailable
 from kubelend.core.models import HoldReport, ReservationId
+from kubelend.wire import bodies
 from kubelend.wire.events import EventRecord
 from kubelend.wire.objects import (
     Metadata,
@@ -329,6 +330,16 @@ def test_node_is_recorded_and_failure_keeps_what_is_known_of_the_peering():
     assert failed.peered_cluster_ids == ("p1",)
     assert conditions.is_true(failed.conditions, "Peered")
     assert not conditions.is_true(failed.conditions, "Ready")
+
+
+def test_reports_of_the_peering_and_of_the_hold_do_not_undo_each_other():
+    """They are written by two reconcilers, each of which wakes the other one up."""
+    report = bodies.HoldReport(held=True, reason="Held", message="all")
+    use = instruction("p1", READY)
+    held = conditions.apply_hold_report(use, report, make.T0)
+    use = replace(use, status=replace(use.status, conditions=held))
+    assert conditions.apply_report(use, "p1", READY, make.T0) == use.status
+    assert conditions.apply_hold_report(use, report, make.T0) == held
 
 
 # -- requests that are not reserved

@@ -224,17 +224,17 @@ def test_events_that_enqueue(events, count):
 )
 def test_deleted_object_is_reconciled_until_it_is_forgotten(event):
     cache, enqueued = cache_after(OLD, event)
-    assert cache.deleted(KEY) == [OLD]
+    assert cache.tombstones(KEY) == [OLD]
     assert enqueued[-1] == KEY
-    cache.forget_deleted(OLD)
-    assert cache.deleted(KEY) == []
+    cache.forget(OLD)
+    assert cache.tombstones(KEY) == []
 
 
 def test_every_deleted_object_of_a_key_is_kept_until_it_is_forgotten():
     cache, _ = cache_after(OLD, Deleted(OLD), NEW, Deleted(NEW))
-    assert cache.deleted(KEY) == [OLD, NEW]
-    cache.forget_deleted(OLD)
-    assert cache.deleted(KEY) == [NEW]
+    assert cache.tombstones(KEY) == [OLD, NEW]
+    cache.forget(OLD)
+    assert cache.tombstones(KEY) == [NEW]
 
 
 def test_late_deletion_does_not_hide_the_recreated_object():
@@ -264,12 +264,12 @@ def test_deleted_request_owns_nothing(is_released):
     if is_released:
         cache.mark_released(BOUND)
     cache.handle_event(Deleted(BOUND))
-    cache.forget_deleted(BOUND)
+    cache.forget(BOUND)
     owners = [cache.owner(name) for name in ("r", "not in a status yet", "of another")]
     assert owners == ["", "", "default/other"]
 
 
 def test_recreated_request_keeps_what_it_owns():
     cache, _ = cache_after(BOUND, Deleted(BOUND), resource_request(uid="2", reservation_name="s"))
-    cache.forget_deleted(BOUND)
+    cache.forget(BOUND)
     assert cache.owner("s") == KEY

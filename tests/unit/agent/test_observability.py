@@ -18,7 +18,7 @@ from fake_broker import UNREACHABLE, FakeBroker
 from kubelend.agent.health import ActiveAgentGate, ComponentHealth
 from kubelend.agent.metrics import AgentMetrics, MetricsInput
 from kubelend.agent.reservation_cache import ReservationCache
-from kubelend.communicators.middleware import SessionMiddleware
+from kubelend.communicators.factory import SessionMiddleware
 from kubelend.core.errors import BrokerUnreachable, IdentityInUse
 from kubelend.core.inventory import Inventory
 from kubelend.core.models import ReservationId

@@ -1,4 +1,4 @@
-"""The plan of placeholders: where they are, how room is handed over and taken back, and what is held."""
+"""The plan of placeholders: where they are, how capacity is handed over and taken back, and what is held."""
 
 import itertools
 
@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from kubelend.agent import placeholders
-from kubelend.agent.placeholders import Create, Delete, HandOver, HoldView, Release, Ungate
+from kubelend.agent.placeholders import (
+    CreatePlaceholder,
+    DeletePlaceholder,
+    HandOver,
+    HoldView,
+    ReleasePod,
+    UngatePlaceholder,
+)
 from kubelend.core.inventory import Hold
 from kubelend.core.pod_requests import OffloadedFrom, Pod, PodScheduling
 from kubelend.core.resources import NOTHING, Resources, parse_requested
@@ -22,11 +29,11 @@ def amounts(cpu=0, memory=0, **devices):
     return Resources(cpu * 1000, memory * GI, devices.get("gpu", 0), 0, extended)
 
 
-def view(*pods, hold=None, **room):
+def view(*pods, hold=None, **capacity):
     """`n1=4` is a node with 4 CPU and 16Gi free."""
-    free = {name: amounts(n, 4 * n) if isinstance(n, int) else n for name, n in room.items()}
+    free = {name: amounts(n, 4 * n) if isinstance(n, int) else n for name, n in capacity.items()}
     holds = {} if hold is None else {R: Hold("rome", hold)}
-    return HoldView(holds=holds, pods=pods, room=free)
+    return HoldView(holds=holds, pods=pods, capacity=free)
 
 
 def placeholder(node, size, *, bound=True, gated=False, reservation=R, **state):
@@ -59,7 +66,7 @@ def borrowed(size, node="", *, gated=False, origin="rome", on=R, **state):
 
 
 @pytest.mark.parametrize(
-    "wanted, room, pieces",
+    "wanted, capacity, pieces",
     [
         (amounts(4, 16), {"n1": 8, "n2": 8}, {"n1": (4, 16)}),
         (amounts(4, 16), {"n1": 8, "n2": 5}, {"n2": (4, 16)}),
@@ -72,23 +79,23 @@ def borrowed(size, node="", *, gated=False, origin="rome", on=R, **state):
         (amounts(9, 36), {"n1": 4, "n2": 4}, {"n1": (4, 16), "n2": (4, 16)}),
         (amounts(2, 2), {}, {}),
     ],
-    ids=["first of equals", "least room", "in proportion", "few nodes", "part", "nowhere"],
+    ids=["first of equals", "least capacity", "in proportion", "few nodes", "part", "nowhere"],
 )
-def test_an_amount_is_placed_on_as_few_nodes_as_possible(wanted, room, pieces):
-    free = {name: amounts(n, 4 * n) for name, n in room.items()}
+def test_an_amount_is_placed_on_as_few_nodes_as_possible(wanted, capacity, pieces):
+    free = {name: amounts(n, 4 * n) for name, n in capacity.items()}
     found = dict(placeholders.place(wanted, free))
     assert found == {name: amounts(*size) for name, size in pieces.items()}
 
 
 def test_devices_are_placed_where_they_are_and_the_rest_elsewhere():
-    room = {"gpu": amounts(4, 16, gpu=2), "n1": amounts(16, 64)}
-    found = dict(placeholders.place(amounts(8, 32, gpu=2), room))
+    capacity = {"gpu": amounts(4, 16, gpu=2), "n1": amounts(16, 64)}
+    found = dict(placeholders.place(amounts(8, 32, gpu=2), capacity))
     assert found == {"gpu": amounts(4, 16, gpu=2), "n1": amounts(4, 16)}
 
 
 def test_what_no_node_has_in_proportion_is_still_placed():
-    room = {"n1": amounts(4, 0), "n2": amounts(0, 16)}
-    found = dict(placeholders.place(amounts(4, 16), room))
+    capacity = {"n1": amounts(4, 0), "n2": amounts(0, 16)}
+    found = dict(placeholders.place(amounts(4, 16), capacity))
     assert found == {"n1": amounts(4, 0), "n2": amounts(0, 16)}
 
 
@@ -102,7 +109,7 @@ def test_pieces_have_whole_mebibytes_and_add_up():
 def test_placeholders_are_created_for_what_is_missing():
     own = placeholder("n1", amounts(4, 16))
     found = placeholders.plan(view(own, hold=amounts(6, 24), n1=0, n2=8))
-    assert found == [Create(R, "n2", amounts(2, 8))]
+    assert found == [CreatePlaceholder(R, "n2", amounts(2, 8))]
 
 
 def test_nothing_is_done_when_all_is_held():
@@ -118,23 +125,23 @@ def test_pending_placeholders_are_not_created_again():
 def test_one_that_cannot_be_scheduled_is_replaced_on_another_node():
     own = placeholder("n1", amounts(4, 16), bound=False, is_unschedulable=True)
     found = placeholders.plan(view(own, hold=amounts(4, 16), n1=4, n2=4))
-    assert found == [Create(R, "n2", amounts(4, 16)), Delete(own)]
+    assert found == [CreatePlaceholder(R, "n2", amounts(4, 16)), DeletePlaceholder(own)]
     assert placeholders.plan(view(own, hold=amounts(4, 16), n1=4, n2=2)) == [
-        Create(R, "n2", amounts(2, 8))
+        CreatePlaceholder(R, "n2", amounts(2, 8))
     ]
 
 
 def test_a_node_is_avoided_where_one_was_just_lost():
     seen = view(hold=amounts(4, 16), n1=8, n2=8)
     assert placeholders.plan(replace(seen, avoided={(R, "n1")})) == [
-        Create(R, "n2", amounts(4, 16))
+        CreatePlaceholder(R, "n2", amounts(4, 16))
     ]
 
 
-def test_reservations_do_not_get_the_same_room():
+def test_reservations_do_not_get_the_same_capacity():
     holds = {name: Hold("rome", amounts(4, 16)) for name in ("a", "b")}
     seen = replace(view(n1=6, n2=2), holds=holds)
-    created = [one for one in placeholders.plan(seen) if isinstance(one, Create)]
+    created = [one for one in placeholders.plan(seen) if isinstance(one, CreatePlaceholder)]
     assert sum((one.amounts for one in created), NOTHING) == amounts(8, 32)
     assert sum((one.amounts for one in created if one.node == "n1"), NOTHING) == amounts(6, 24)
 
@@ -142,19 +149,19 @@ def test_reservations_do_not_get_the_same_room():
 def test_placeholders_on_nodes_that_take_no_pods_are_replaced():
     own = placeholder("cordoned", amounts(4, 16))
     found = placeholders.plan(view(own, hold=amounts(4, 16), n1=8))
-    assert found == [Create(R, "n1", amounts(4, 16)), Delete(own)]
+    assert found == [CreatePlaceholder(R, "n1", amounts(4, 16)), DeletePlaceholder(own)]
     assert placeholders.plan(view(own, hold=amounts(4, 16), n1=0)) == []
 
 
 def test_placeholders_of_ended_holds_are_deleted():
     own = placeholder("n1", amounts(4, 16))
-    assert placeholders.plan(view(own, n1=0)) == [Delete(own)]
+    assert placeholders.plan(view(own, n1=0)) == [DeletePlaceholder(own)]
 
 
 # -- hand over
 
 
-def test_a_gated_pod_gets_the_room_of_a_placeholder_and_the_rest_is_held():
+def test_a_gated_pod_gets_the_capacity_of_a_placeholder_and_the_rest_is_held():
     small, large = placeholder("n1", amounts(2, 8)), placeholder("n2", amounts(4, 16))
     pod = borrowed(amounts(3, 8), gated=True)
     [found] = placeholders.plan(view(small, large, pod, hold=amounts(6, 24), n1=0, n2=0))
@@ -167,10 +174,10 @@ def test_several_placeholders_of_a_node_give_way_together():
     [found] = placeholders.plan(view(*parts, pod, hold=amounts(5, 20), n1=0))
     assert isinstance(found, HandOver)
     assert set(found.placeholders) == set(parts)
-    assert found.rest == amounts(1, 16)
+    assert found.remainder == amounts(1, 16)
 
 
-def test_free_room_of_the_node_may_complete_a_placeholder():
+def test_free_capacity_of_the_node_may_complete_a_placeholder():
     own, pod = placeholder("n1", amounts(4, 16)), borrowed(amounts(5, 16), gated=True)
     [found] = placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=1))
     assert found == HandOver(R, "n1", pod, (own,), NOTHING)
@@ -180,28 +187,28 @@ def test_two_pods_do_not_get_the_same_placeholder():
     own = placeholder("n1", amounts(4, 16))
     pods = [borrowed(amounts(4, 16), gated=True) for _ in range(2)]
     found = placeholders.plan(view(own, *pods, hold=amounts(4, 16), n1=0))
-    assert found == [HandOver(R, "n1", pods[0], (own,), NOTHING), Release(pods[1], R)]
+    assert found == [HandOver(R, "n1", pods[0], (own,), NOTHING), ReleasePod(pods[1], R)]
 
 
 def test_a_pod_that_fits_on_no_node_is_left_to_the_scheduler():
     parts = placeholder("n1", amounts(4, 16)), placeholder("n2", amounts(4, 16))
     pod = borrowed(amounts(5, 4), gated=True)
     assert placeholders.plan(view(*parts, pod, hold=amounts(8, 32), n1=0, n2=0)) == [
-        Release(pod, R)
+        ReleasePod(pod, R)
     ]
 
 
-def test_a_pod_waits_for_room_under_way_but_not_for_ever():
+def test_a_pod_waits_for_capacity_under_way_but_not_for_ever():
     own, pod = placeholder("n1", amounts(4, 16), bound=False), borrowed(amounts(4, 4), gated=True)
     seen = view(own, pod, hold=amounts(4, 16), n1=4)
     assert placeholders.plan(seen) == []
-    assert placeholders.plan(replace(seen, overdue={pod.id})) == [Release(pod, R)]
+    assert placeholders.plan(replace(seen, overdue={pod.id})) == [ReleasePod(pod, R)]
 
 
 @pytest.mark.parametrize("other", [{"on": "rsv-rome-2"}, {"origin": "paris"}])
 def test_pods_for_which_nothing_is_held_lose_their_gate(other):
     own, pod = placeholder("n1", amounts(4, 16)), borrowed(amounts(1, 1), gated=True, **other)
-    assert placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=0)) == [Release(pod, "")]
+    assert placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=0)) == [ReleasePod(pod, "")]
 
 
 def test_an_interrupted_hand_over_is_finished():
@@ -213,15 +220,15 @@ def test_an_interrupted_hand_over_is_finished():
     assert placeholders.plan(after) == [HandOver(R, "n1", pod, (), NOTHING)]
 
 
-def test_room_of_a_nominated_pod_is_not_held_twice():
+def test_capacity_of_a_nominated_pod_is_not_held_twice():
     pod = borrowed(amounts(4, 16), nominated_node="n1")
     assert placeholders.plan(view(pod, hold=amounts(4, 16), n1=4)) == []
 
 
-def test_room_that_a_pod_did_not_use_is_held_again():
+def test_capacity_that_a_pod_did_not_use_is_held_again():
     pod = borrowed(amounts(4, 16), is_unschedulable=True)
     seen = replace(view(pod, hold=amounts(4, 16), n1=4), handed_over={pod.id})
-    assert placeholders.plan(seen) == [Create(R, "n1", amounts(4, 16))]
+    assert placeholders.plan(seen) == [CreatePlaceholder(R, "n1", amounts(4, 16))]
     own = placeholder("n1", amounts(4, 16))
     again = replace(view(own, pod, hold=amounts(4, 16), n1=0), handed_over={pod.id})
     assert placeholders.plan(again) == []
@@ -237,31 +244,37 @@ def test_without_gates_a_pod_is_handed_over_once_it_is_seen():
 # -- take back, shrink
 
 
-def test_room_is_taken_back_before_the_pod_is_gone():
+def test_capacity_is_taken_back_before_the_pod_is_gone():
     leaving = borrowed(amounts(4, 16), "n1", is_deleting=True)
     assert placeholders.plan(view(leaving, hold=amounts(4, 16), n1=0)) == [
-        Create(R, "n1", amounts(4, 16), is_gated=True)
+        CreatePlaceholder(R, "n1", amounts(4, 16), is_gated=True)
     ]
 
 
-def test_a_gated_placeholder_waits_for_the_room_and_then_gets_it():
+def test_a_gated_placeholder_waits_for_the_capacity_and_then_gets_it():
     leaving = borrowed(amounts(4, 16), "n1", is_deleting=True)
     waiting = placeholder("n1", amounts(4, 16), gated=True)
     assert placeholders.plan(view(leaving, waiting, hold=amounts(4, 16), n1=0)) == []
-    assert placeholders.plan(view(waiting, hold=amounts(4, 16), n1=4)) == [Ungate(waiting)]
+    assert placeholders.plan(view(waiting, hold=amounts(4, 16), n1=4)) == [
+        UngatePlaceholder(waiting)
+    ]
 
 
-def test_a_gated_placeholder_whose_room_is_lost_is_given_up():
+def test_a_gated_placeholder_whose_capacity_is_lost_is_given_up():
     waiting = placeholder("n1", amounts(4, 16), gated=True)
-    assert placeholders.plan(view(waiting, hold=amounts(4, 16), n1=0)) == [Delete(waiting)]
+    assert placeholders.plan(view(waiting, hold=amounts(4, 16), n1=0)) == [
+        DeletePlaceholder(waiting)
+    ]
 
 
-def test_others_do_not_get_the_room_that_a_gated_placeholder_waits_for():
+def test_others_do_not_get_the_capacity_that_a_gated_placeholder_waits_for():
     leaving = borrowed(amounts(4, 16), "n1", is_deleting=True)
     waiting = placeholder("n1", amounts(4, 16), gated=True)
     seen = view(leaving, waiting, n1=2, n2=2)
     holds = {R: Hold("rome", amounts(4, 16)), "a": Hold("rome", amounts(2, 8))}
-    assert placeholders.plan(replace(seen, holds=holds)) == [Create("a", "n2", amounts(2, 8))]
+    assert placeholders.plan(replace(seen, holds=holds)) == [
+        CreatePlaceholder("a", "n2", amounts(2, 8))
+    ]
 
 
 def test_pods_that_run_elsewhere_shrink_the_hold():
@@ -269,7 +282,9 @@ def test_pods_that_run_elsewhere_shrink_the_hold():
     found = placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=0, n2=0))
     assert found == [HandOver(R, "n1", None, (own,), amounts(3, 12))]
     whole = replace(pod, requests=amounts(4, 16))
-    assert placeholders.plan(view(own, whole, hold=amounts(4, 16), n1=0)) == [Delete(own)]
+    assert placeholders.plan(view(own, whole, hold=amounts(4, 16), n1=0)) == [
+        DeletePlaceholder(own)
+    ]
 
 
 def test_many_placeholders_of_a_node_are_merged():
@@ -283,30 +298,32 @@ def test_many_placeholders_of_a_node_are_merged():
 def test_every_plan_settles():
     """Carried out again and again, a plan ends with everything held and nothing left to do."""
     pods: dict[str, Pod] = {}
-    room = {name: amounts(8, 32) for name in ("n1", "n2", "n3")}
+    capacity = {name: amounts(8, 32) for name in ("n1", "n2", "n3")}
     for size in (amounts(20, 80), amounts(5, 20), amounts(11, 8)):
         holds = {R: Hold("rome", size)}
         for _ in range(10):
-            for action in placeholders.plan(HoldView(holds, [*pods.values()], free(room, pods))):
+            for action in placeholders.plan(
+                HoldView(holds, [*pods.values()], free(capacity, pods))
+            ):
                 carry_out(action, pods)
-        assert placeholders.plan(HoldView(holds, [*pods.values()], free(room, pods))) == []
+        assert placeholders.plan(HoldView(holds, [*pods.values()], free(capacity, pods))) == []
         assert sum((pod.requests for pod in pods.values()), NOTHING) == size
-        assert all((NOTHING - left).clamped() == NOTHING for left in free(room, pods).values())
+        assert all((NOTHING - left).clamped() == NOTHING for left in free(capacity, pods).values())
 
 
-def free(room, pods):
+def free(capacity, pods):
     return {
         name: left - sum((pod.requests for pod in pods.values() if pod.node == name), NOTHING)
-        for name, left in room.items()
+        for name, left in capacity.items()
     }
 
 
 def carry_out(action, pods):
     match action:
-        case Create(_, node, size, _):
+        case CreatePlaceholder(_, node, size, _):
             made = placeholder(node, size)
             pods[made.id] = made
-        case Delete(pod):
+        case DeletePlaceholder(pod):
             del pods[pod.id]
         case HandOver(_, node, None, given, rest):
             for pod in given:
@@ -320,8 +337,8 @@ def carry_out(action, pods):
 # -- the condition
 
 
-def state(*pods, hold, **room):
-    return placeholders.held_state(view(*pods, hold=hold, **room), R)
+def state(*pods, hold, **capacity):
+    return placeholders.held_state(view(*pods, hold=hold, **capacity), R)
 
 
 def test_all_is_held_by_placeholders_and_pods_together():
@@ -336,7 +353,7 @@ def test_all_is_held_by_placeholders_and_pods_together():
     assert found[:2] == ("True", "Held")
     assert found.message == (
         "6 CPU / 24Gi Memory held; the requester's pods use 1 CPU / 4Gi Memory; "
-        "room for further pods on 2 nodes, for one pod at most 3 CPU / 12Gi Memory"
+        "capacity for further pods on 2 nodes, for one pod at most 3 CPU / 12Gi Memory"
     )
 
 
@@ -362,7 +379,7 @@ def test_it_is_unknown_until_the_scheduler_has_decided():
     assert state(own, hold=amounts(6, 24), n1=4)[:2] == ("False", "PartiallyHeld")
 
 
-def test_room_of_a_pod_that_is_being_deleted_is_held_once():
+def test_capacity_of_a_pod_that_is_being_deleted_is_held_once():
     leaving = borrowed(amounts(4, 16), "n1", is_deleting=True)
     waiting = placeholder("n1", amounts(4, 16), gated=True)
     assert state(leaving, waiting, hold=amounts(4, 16), n1=0).status == "True"

@@ -55,7 +55,7 @@ async def test_finalizer_and_request_are_written_before_the_broker_is_called(rig
     key = await rig.create_request()
     found = await rig.found(key)
     assert found.metadata.finalizers == ("resourcerequest.rear.fluidos.eu/finalizer",)
-    assert (await rig.expect(key, "Pending", reason="Asking")).asked is not None
+    assert (await rig.expect(key, "Pending", reason="Asking")).sent_request is not None
     await rig.set_finalizers(key, "example.com/theirs", *found.metadata.finalizers)
     await passed(5)
     await rig.expect(key, "Reserved")
@@ -454,15 +454,15 @@ BOUND, FINISHED = {"reservation_name": "r"}, {"observed_generation": 1}
     "generation, status, state",
     [
         (1, {}, RequestState.NEW),
-        (1, {"phase": "Pending", "asked": SENT}, RequestState.REQUESTED),
-        (1, {"phase": "Pending", **BOUND, "asked": SENT}, RequestState.BOUND),
-        (1, {"phase": "Reserved", **BOUND, "asked": SENT}, RequestState.BOUND),
+        (1, {"phase": "Pending", "sent_request": SENT}, RequestState.REQUESTED),
+        (1, {"phase": "Pending", **BOUND, "sent_request": SENT}, RequestState.BOUND),
+        (1, {"phase": "Reserved", **BOUND, "sent_request": SENT}, RequestState.BOUND),
         (1, {"phase": "Active", **BOUND}, RequestState.BOUND),
         (2, {"phase": "Reserved", **BOUND, **FINISHED}, RequestState.BOUND),
         (1, {"phase": "Failed", **FINISHED}, RequestState.DONE),
         (1, {"phase": "Released", **FINISHED, **BOUND}, RequestState.DONE),
         (1, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.DONE),
-        (2, {"phase": "Failed", **FINISHED, "asked": SENT}, RequestState.DONE),
+        (2, {"phase": "Failed", **FINISHED, "sent_request": SENT}, RequestState.DONE),
         (2, {"phase": "Expired", **FINISHED, **BOUND}, RequestState.DONE),
     ],
 )
@@ -489,6 +489,7 @@ TRANSIENT = {
     errors.BrokerUnreachable,
     errors.CertificateRefused,
     errors.UnexpectedResponse,
+    errors.MissingRoute,
 }
 
 

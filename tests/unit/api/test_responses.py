@@ -13,9 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 import make
-from kubelend.api import middleware
-from kubelend.api.middleware import RequestScope
-from kubelend.api.request import JsonResponse, paginate
+from kubelend.api import request
+from kubelend.api.request import JsonResponse, RequestScope, paginate
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core.errors import Forbidden, KubelendError
 from kubelend.kits import clock
@@ -33,7 +32,7 @@ class Root:
         self.metrics = BrokerMetrics()
         self.rejected: list[tuple[str, KubelendError]] = []
         self._ending, self._at_the_door = ending, at_the_door
-        self.handler = middleware.handle(self._enter, self._refused, self.metrics)
+        self.handler = request.handle(self._enter, self._refused, self.metrics)
 
     def _enter(self, visit: RequestScope) -> Awaitable[web.StreamResponse]:
         visit.route = "version"

@@ -89,6 +89,26 @@ def test_no_certificate_is_read_for_another_transport(settings, tmp_path, transp
     assert agent_launcher.prepare_launch(given) == AgentLaunch(given)
 
 
+@pytest.mark.parametrize(
+    "texts, transport",
+    [
+        ({"broker_kubeconfig": "hub.yaml"}, "kubernetes"),
+        ({"broker_kubeconfig": "hub.yaml", "broker_cert_path": "certs"}, "http"),
+        ({"broker_kubeconfig": "hub.yaml", "broker_transport": ""}, ""),
+        ({"broker_kubeconfig": "hub.yaml", "broker_transport": "http"}, "http"),
+        ({"broker_cert_path": "certs"}, "http"),
+    ],
+    ids=str,
+)
+def test_kubeconfig_of_the_broker_alone_selects_the_kubernetes_transport(texts, transport):
+    """As the published agent is started: `agent --broker-kubeconfig=PATH`."""
+    given = AgentSettings(**{"broker_cert_path": ""} | texts)
+    assert given.transport == transport
+    if transport == "kubernetes":
+        assert given.problems() == []
+        assert agent_launcher.prepare_launch(given) == AgentLaunch(given)
+
+
 def test_agent_process_receives_all_settings_in_one_variable(
     certificates, http_settings, monkeypatch
 ):

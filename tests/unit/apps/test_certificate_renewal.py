@@ -14,7 +14,7 @@ import make
 from certificates import Certificates
 from issuers import Issuer, due
 from kubelend.agent.health import ComponentHealth
-from kubelend.apps import renewal
+from kubelend.apps import join
 from kubelend.apps.agent_launcher import CERTIFICATE_COMPONENT, AgentCertificateRenewer
 from kubelend.core.errors import BrokerUnreachable, InvalidSettings, UnexpectedResponse
 from kubelend.core.lifecycle import Role
@@ -53,7 +53,7 @@ def renew(directory, issuer, now):
 
     async def renew(where=directory, request=None, verify=None, **flags):
         request, verify = request or issuer.issue, verify or issuer.verify
-        return await renewal.renew(where, request, verify, now, **flags)
+        return await join.renew(where, request, verify, now, **flags)
 
     return renew
 

@@ -177,7 +177,7 @@ MANIFESTS = {
     },
     AgentSettings: LISTENERS
     | {
-        "--broker-transport": "http",
+        "--broker-transport": "auto",
         "--broker-url": "https://localhost:8443",
         "--broker-cert-path": "",
         "--broker-kubeconfig": "",
@@ -268,6 +268,7 @@ URLS = ("https://localhost:8443", "https://broker.example.org", "https://[::1]:1
         (AgentSettings, NO_BROKER),
         (AgentSettings, NO_BROKER | {"broker_transport": "kubernetes"}),
         (AgentSettings, NAMESPACES),
+        (AgentSettings, {"broker_kubeconfig": "hub.yaml", "broker_cert_path": ""}),
         *((ClientSettings, {"broker_url": url}) for url in (*URLS, "https://a/prefix")),
     ],
     ids=str,

@@ -6,7 +6,7 @@ import make
 from clocks import Seconds
 from kubelend.agent import holds
 from kubelend.agent.ports import PodDeleted
-from kubelend.bench import kube
+from kubelend.bench import broker, cli
 from kubelend.bench.agents import DeliveryTracker, RecordingObjects, SimulationReplay
 from kubelend.core.errors import InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
@@ -55,28 +55,29 @@ OTHER_METRIC = line().replace("request_total", "request_terminations_total")
     ],
 )
 def test_writes_of_a_broker_count_by_verb_and_resource(text, expected):
-    assert kube.count_writes(text) == expected
+    assert broker.count_writes(text) == expected
 
 
 def test_difference_of_two_samples_is_reported_per_reservation_largest_first():
-    before = kube.count_writes(line(value=30))
-    after = kube.count_writes(line(value=50) + line("PUT", value=3))
-    assert list(kube.writes_per_reservation(after - before, 20).items()) == [
+    before = broker.count_writes(line(value=30))
+    after = broker.count_writes(line(value=50) + line("PUT", value=3))
+    assert list(broker.writes_per_reservation(after - before, 20).items()) == [
         ("POST reservations", 1.0),
         ("PUT reservations", 0.15),
     ]
 
 
-def test_missing_api_server_is_one_line_with_the_remedy(tmp_path, monkeypatch):
+def test_missing_api_server_is_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(assets.ASSETS_VARIABLE, str(tmp_path))
-    (text,) = kube.missing_programs().splitlines()
+    assert not cli.has_programs("kube", assets.locate_assets)
+    (text,) = capsys.readouterr().err.splitlines()
     assert "kube-apiserver" in text
     assert "make kube-assets" in text
     with pytest.raises(InvalidSettings, match="make kube-assets"):
-        kube.measure_kube(kube.KubeSize())
+        broker.measure_kube(broker.KubeSize())
     for program in assets.PROGRAMS:
         (tmp_path / program).touch(mode=0o755)
-    assert kube.missing_programs() == ""
+    assert cli.has_programs("kube", assets.locate_assets)
 
 
 # -- pod events

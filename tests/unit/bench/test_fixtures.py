@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 import make
 from kubelend.bench import fixtures
-from kubelend.core import audit, decision
-from kubelend.core.decision import Placement
+from kubelend.core import audit, explanations
+from kubelend.core.explanations import Placement
 from kubelend.core.filters import PlacementQuery, feasible_clusters
 from kubelend.core.fleet import Fleet
 from kubelend.core.ledger import Ledger
@@ -55,7 +55,7 @@ def test_every_request_fits_somewhere(size):
         *fixtures.large_requests(16, known, make.T0),
     ):
         query = PlacementQuery(request, make.T0)
-        assert isinstance(decision.decide_placement(query, fleet), Placement)
+        assert isinstance(explanations.decide_placement(query, fleet), Placement)
 
 
 def test_small_requests_fit_nearly_everywhere_and_large_ones_nearly_nowhere():

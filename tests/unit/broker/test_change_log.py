@@ -13,6 +13,7 @@ from kubelend.broker.service import Broker, BrokerRules, LimitService
 from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core import audit_log, enrolment, events
 from kubelend.core.audit_log import Actor, AuditEntry
+from kubelend.core.commands import WaitLimits
 from kubelend.core.enrolment import Applicant, JoinPolicy
 from kubelend.core.errors import Conflict, KeyReused, NoCapacity, QueueFull, QuotaExceeded
 from kubelend.core.lending import LendingPolicy
@@ -30,7 +31,7 @@ HOUSEKEEPING = {events.Nominated, events.RetentionExpired}
 @pytest.fixture
 async def broker(store, clock):
     rules = BrokerRules(
-        stale_after=make.STALE_AFTER, max_waiting=1, lost_after=timedelta(minutes=5)
+        stale_after=make.STALE_AFTER, waiting=WaitLimits(1), lost_after=timedelta(minutes=5)
     )
     made = Broker(lambda: store, clock, rules, BrokerMetrics())
     await made.load()

@@ -13,11 +13,12 @@ import make
 from kubelend.broker import metrics as broker_metrics
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core import commands
-from kubelend.core.decision import NoFit
 from kubelend.core.errors import KubelendError
 from kubelend.core.events import WorkingSet
+from kubelend.core.explanations import NoFit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL
+from kubelend.core.models import Quota
 from kubelend.wire import routes
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -62,7 +63,9 @@ def used_metrics():
     """A broker that has at least one series of every metric."""
     metrics = BrokerMetrics()
     runner = make.runner(a="cpu=4,memory=8Gi")
+    runner.allot("r", Quota({"cpu": 4000}, budget=1))
     runner.reserve("cpu=1,memory=1Gi")
+    runner.reserve("cpu=99,memory=1Gi", requester="s", wait=make.HOUR)
     offer, until = make.advertisement("b"), make.T0 + make.HOUR
     runner.run(commands.advertise(runner.ledger, offer, make.STALE_AFTER, runner.now, until))
     metrics.set_ledger(runner.ledger)
@@ -109,7 +112,9 @@ def test_documentation_has_the_table_of_the_code():
 
 def test_documentation_names_only_existing_metrics():
     used = {family_of(name) for name in re.findall(r"kubelend_(?!agent)\w+", DOCS.read_text())}
-    assert used - {"kubelend_cluster_"} == {family.name for family in broker_metrics.ALL_METRICS}
+    assert used - {"kubelend_cluster_", "kubelend_requester_"} == {
+        family.name for family in broker_metrics.ALL_METRICS
+    }
 
 
 # -- the service
@@ -460,6 +465,42 @@ def test_states_are_exported_before_the_first_cluster():
     found = fleet_samples(make.ledger())
     assert [found["clusters", state] for state in ("active", "cordoned", "stale")] == [0, 0, 0]
     assert found["clusters_overcommitted",] == found["pending_requests",] == 0
+
+
+def test_only_what_can_be_reserved_now_is_available():
+    runner = make.runner(**dict.fromkeys("abc", "cpu=4,memory=8Gi"))
+    runner.cordon("a", "revoked: stolen")
+    runner.pass_time(make.STALE_AFTER)
+    runner.advertise("a", "cpu=4,memory=8Gi")
+    runner.advertise("b", "cpu=4,memory=8Gi")
+    found = fleet_samples(runner.ledger, runner.now)
+    assert [found["cluster_available", name, "cpu"] for name in "abc"] == [0, 4, 0]
+    at = "cluster_last_advertisement_timestamp_seconds"
+    assert [found[at, name] for name in "bc"] == [runner.now.timestamp(), make.T0.timestamp()]
+
+
+def test_usage_and_limits_of_requesters_are_exported():
+    runner = make.runner(a="cpu=4,memory=8Gi,gpu=1")
+    runner.allot("q", Quota({"cpu": 3000, "gpu": 1}, reservations=5, budget=2 * 10**9))
+    runner.reserve("cpu=1500m,memory=1Gi,gpu=1", requester="q")
+    runner.release(runner.reserve("cpu=1,memory=1Gi", requester="q"))
+    runner.reserve("cpu=4,memory=1Gi", requester='s"', wait=make.HOUR)
+    found = fleet_samples(runner.ledger)
+    ours = {key[0].removeprefix("requester_"): key for key in found if "requester_" in key[0]}
+    assert ours.keys() == {"reserved", "pending_requests", "quota", "spent_today", "daily_budget"}
+    assert {key[1:]: n for key, n in found.items() if key[0] == "requester_reserved"} == {
+        ("q", "cpu"): 1.5,
+        ("q", "memory"): GI,
+        ("q", "gpu"): 1,
+    }
+    assert {key[1:]: n for key, n in found.items() if key[0] == "requester_quota"} == {
+        ("q", "cpu"): 3,
+        ("q", "gpu"): 1,
+        ("q", "reservations"): 5,
+    }
+    assert found["requester_pending_requests", 's"'] == 1
+    assert found["requester_daily_budget", "q", "USD"] == 2
+    assert found["requester_spent_today", "q", "USD"] == 0
 
 
 def test_removed_cluster_is_not_exported():

@@ -16,6 +16,7 @@ from kubelend.broker.service import Broker, BrokerRules
 from kubelend.broker.streams import Subscription
 from kubelend.broker.writer import FAILOVER_PAUSE
 from kubelend.core import commands, failover
+from kubelend.core.commands import WaitLimits
 from kubelend.core.errors import (
     Conflict,
     NoCapacity,
@@ -30,7 +31,7 @@ from virtual_time import in_virtual_time, settled
 from waiting import until
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
-RULES = BrokerRules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)
+RULES = BrokerRules(stale_after=make.STALE_AFTER, retention=make.HOUR, waiting=WaitLimits(2))
 
 
 pytestmark = pytest.mark.broker("service", rules=RULES, fails=True, offers={"a": ("4", "8Gi")})

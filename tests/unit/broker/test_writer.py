@@ -315,9 +315,9 @@ class FakeReplica:
 
 
 @contextlib.asynccontextmanager
-async def running(leadership, open_store, replica=NO_REPLICA):
+async def running(leadership, open_store, replica=NO_REPLICA, metrics=None):
     clock = Clock()
-    broker = Broker(open_store, clock, RULES, BrokerMetrics(), leadership, replica)
+    broker = Broker(open_store, clock, RULES, metrics or BrokerMetrics(), leadership, replica)
     task = asyncio.create_task(broker.run(retry_after=0.01))
     try:
         yield broker
@@ -444,9 +444,15 @@ async def test_new_leader_loads_the_store_and_accepts_changes(store, replica):
     assert {found.id for found in store.load().clusters} == {"late", "a"}
 
 
+def leading_metrics(metrics):
+    names = ("kubelend_leader", "kubelend_store_up")
+    return [metrics.registry.get_sample_value(name) for name in names]
+
+
 async def test_former_leader_drops_its_state_and_follows(store, replica):
-    leadership = FakeLeadership(is_leader=True)
-    async with running(leadership, lambda: store, replica) as broker:
+    leadership, metrics = FakeLeadership(is_leader=True), BrokerMetrics()
+    async with running(leadership, lambda: store, replica, metrics) as broker:
+        await until(lambda: leading_metrics(metrics) == [1, 1])
         await until(lambda: broker.unready is None)
         await broker.advertise(make.advertisement("a"))
         leadership.turn(leads=False)
@@ -456,6 +462,7 @@ async def test_former_leader_drops_its_state_and_follows(store, replica):
         with pytest.raises(NotLeader):
             await broker.advertise(make.advertisement("b"))
         await until(lambda: broker.unready == "changing from leader to follower")
+        assert leading_metrics(metrics) == [0, 0]
         await replica.news.put(store.load())
         await until(lambda: broker.unready is None)
         assert (await broker.cluster(A)).cluster.id == A

@@ -49,7 +49,9 @@ def store(tmp_path):
     steps = [
         advertise(ledger, "a", 0),
         advertise(ledger, "b", 8),
-        commands.reserve(ledger, request, ReservationId("rsv-b-1"), 10, make.T0),
+        commands.reserve(
+            ledger, request, ReservationId("rsv-b-1"), commands.WaitLimits(10), make.T0
+        ),
         advertise(ledger, "a", 6),
     ]
     changes = [

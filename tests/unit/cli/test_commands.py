@@ -12,10 +12,10 @@ import kubelend as package
 import logging_state
 from kubelend.apps import flags
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import advertise, app, calls, exit_codes, main, members, options, request_flags
+from kubelend.cli import app, calls, clusters, main, members, options, output, request_flags
 from kubelend.cli.app import LazyCommand
-from kubelend.cli.exit_codes import ExitCode
 from kubelend.cli.options import DEFAULT, FLAG, PLUGIN, VARIABLE, KubeTarget
+from kubelend.cli.output import ExitCode
 from kubelend.core import errors
 from kubelend.core.errors import InvalidInput, InvalidQuantity, InvalidSettings, NoCapacity
 from kubelend.core.lifecycle import Role
@@ -57,7 +57,7 @@ SECTIONS = {
     "Basic commands": "borrow explain get describe renew release",
     "Administration commands": "create delete set cordon uncordon drain",
     "Membership commands": "join approve deny revoke certificate grant",
-    "Server commands": "broker agent ca audit",
+    "Server commands": "broker agent ca audit backup restore",
     "Other commands": "config completion version dev",
 }
 VERBS = " ".join(SECTIONS.values()).split()
@@ -181,7 +181,7 @@ def all_errors(kind=errors.KubelendError):
 
 
 EXIT_CODES = {
-    1: "KubelendError UnexpectedResponse MethodNotAllowed",
+    1: "KubelendError UnexpectedResponse MissingRoute MethodNotAllowed",
     2: "InvalidInput InvalidQuantity InvalidDuration KeyReused InvalidSettings InvalidGrant",
     3: "NotFound Hidden",
     4: "Forbidden Revoked Unauthenticated TokenRefused InvalidIdentity CertificateRefused",
@@ -193,15 +193,13 @@ EXIT_CODES = {
 
 def test_the_exit_code_of_every_error_is_fixed_and_documented():
     expected = {name: code for code, names in EXIT_CODES.items() for name in names.split()}
-    assert expected == {
-        kind.__name__: int(exit_codes.exit_code_for(kind(""))) for kind in all_errors()
-    }
+    assert expected == {kind.__name__: int(output.exit_code_for(kind(""))) for kind in all_errors()}
     assert all(code.meaning for code in ExitCode)
 
 
 # -- names, and flags named in errors
 
-BORROW, ADVERTISE = request_flags.FIELDS, advertise.FIELDS
+BORROW, ADVERTISE = request_flags.FIELDS, clusters.FIELDS
 
 
 @pytest.mark.parametrize(
@@ -362,10 +360,28 @@ def test_all_namespaces_are_those_of_a_cluster():
         ("", ""),
         ("broker --leader-elect=true", "broker --leader-elect"),
         ("broker --leader-elect=False --store=true", "broker --no-leader-elect --store=true"),
+        ("broker -http-port=8443 -leader-elect", "broker --http-port=8443 --leader-elect"),
+        ("agent -broker-url https://x", "agent --broker-url https://x"),
+        ("get rsv -name x", "get rsv -name x"),
     ],
 )
 def test_the_notation_of_kubectl_and_go_is_accepted(given, parsed):
     assert options.normalize_arguments(given.split()) == parsed.split()
+
+
+@pytest.mark.parametrize("command", ["broker", "agent"])
+def test_flags_of_the_published_programs_without_effect_are_named(command, capsys):
+    unused = (
+        "-metrics-secure=false --enable-http2 --zap-log-level debug -zap-devel --zap-encoder=json"
+        " --metrics-cert-path /c --webhook-cert-path=/w --metrics-bind-address=:8080"
+    )
+    parsed = options.normalize_arguments([command, *unused.split()])
+    assert parsed == [command, "--metrics-bind-address=:8080"]
+    names = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert names == [
+        *("--metrics-secure", "--enable-http2", "--zap-log-level", "--zap-devel", "--zap-encoder"),
+        *("--metrics-cert-path", "--webhook-cert-path"),
+    ]
 
 
 @pytest.mark.parametrize(

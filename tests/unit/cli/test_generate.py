@@ -11,7 +11,7 @@ import yaml
 from kubelend.apps import flags
 from kubelend.apps.settings import BrokerSettings, ClientSettings
 from kubelend.cli import app, generate
-from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli.output import ExitCode
 from kubelend.core import errors
 from kubelend.wire import crds, problems, routes
 from kubelend.wire.route import COMMON_ERRORS

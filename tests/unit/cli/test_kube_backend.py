@@ -9,6 +9,7 @@ import yaml
 from aiohttp import web
 from msgspec.structs import replace
 
+import object_samples
 import scripted_api
 from kubelend.cli import clusters, kube_backend, kube_objects
 from kubelend.cli.kube_backend import KubeBackend
@@ -23,7 +24,7 @@ from kubelend.core.errors import (
 )
 from kubelend.kits.backoff import Backoff
 from kubelend.kube.client import Client
-from kubelend.wire import bodies, broker_objects, objects
+from kubelend.wire import bodies, broker_objects, cluster_namespaces, objects
 from kubelend.wire.broker_objects import Reservation, ReservationSpec
 from kubelend.wire.objects import Condition, Metadata, ProviderInstruction, ResourceRequest
 from scripted_api import found, status
@@ -95,7 +96,7 @@ def test_a_reservation_keeps_its_times_and_its_requester_is_its_namespace():
     body = BROKER.to_body(reservation(phase="Active", reason="Used", activated_at=NOW))
     assert (body.status.reason, body.status.activated_at) == ("Used", NOW)
     assert body.requester_id == "team"
-    in_cluster_namespace = reservation(response=objects.BrokerResponse())
+    in_cluster_namespace = reservation(instruction=object_samples.INSTRUCTION)
     assert BROKER.to_body(in_cluster_namespace).requester_id == ""
 
 
@@ -150,9 +151,10 @@ def test_a_pending_request_is_decided_once_it_has_a_reservation(made, is_decided
     assert AGENT.is_decided(made) is is_decided
 
 
-def test_calls_of_agents_are_not_listed():
+def test_requests_of_agents_are_not_listed():
     plain = reservation()
-    call = replace(plain, spec=replace(plain.spec, request=objects.AgentRequest("1", "reserve")))
+    annotations = {cluster_namespaces.IDEMPOTENCY_ANNOTATION: "k"}
+    call = replace(plain, metadata=replace(plain.metadata, annotations=annotations))
     assert [BROKER.is_listed(one) for one in (plain, call)] == [True, False]
 
 

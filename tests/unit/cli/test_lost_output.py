@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelend.cli.exit_codes import ExitCode
+from kubelend.cli.output import ExitCode
 from waiting import PATIENCE
 
 FULL = Path("/dev/full")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from kubelend.cli import advertise, output, request_flags, reservations
+from kubelend.cli import clusters, output, request_flags, reservations
 from kubelend.cli.output import OutputFormat
 from kubelend.cli.reservations import ReservationFilter
 from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidInput, NotFound, RateLimited
@@ -99,7 +99,7 @@ def test_every_field_of_a_request_has_a_flag():
 
 
 def advertisement(**given):
-    return msgspec.to_builtins(advertise.advertisement_from_flags(**given))
+    return msgspec.to_builtins(clusters.advertisement_from_flags(**given))
 
 
 def test_flags_make_an_advertisement():

@@ -9,7 +9,7 @@ import pytest
 
 import make
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.communicators.middleware import MetricsMiddleware
+from kubelend.communicators.factory import MetricsMiddleware
 from kubelend.core.errors import BrokerUnreachable, NoCapacity
 from kubelend.wire import bodies
 

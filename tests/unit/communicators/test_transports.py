@@ -14,9 +14,9 @@ from msgspec.structs import replace
 import make
 from certificates import Certificates
 from kubelend.communicators import factory
+from kubelend.communicators.cluster_namespace import RevisionTracker
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.communicators.http import HttpCommunicator
-from kubelend.communicators.kubernetes_calls import RevisionTracker
 from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidSettings, NotReady
 from kubelend.wire import bodies, route
 from scripted_broker import body, events, hang_up, problem, raw, say_nothing
@@ -112,7 +112,7 @@ async def test_missing_option_of_http_is_named(certificates, tmp_path):
 
 def test_only_the_transport_loads_its_library():
     """What the whole process of an agent loads is in tests/unit/apps/test_agent_startup.py."""
-    names = "communicators.factory communicators.middleware peerings.liqoctl agent.peering"
+    names = "communicators.factory peerings.liqoctl agent.peering"
     modules = ", ".join(f"kubelend.{name}" for name in names.split())
     absent = {"aiohttp", "numpy", "cryptography", "uvloop", "typer"}
     program = f"import sys, {modules}; print(*({absent} & sys.modules.keys()))"

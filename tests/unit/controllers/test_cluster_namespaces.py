@@ -1,4 +1,6 @@
-"""The objects of a cluster namespace: which writes they need, which requests are pending, and their cache."""
+"""The objects of a cluster namespace: which writes they need, which are to be processed, and their cache."""
+
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -32,21 +34,16 @@ from kubelend.wire.broker_objects import (
     ClusterAdvertisementSpec,
     ClusterAdvertisementStatus,
     ClusterSession,
-    ClusterSessionSpec,
+    ClusterSessionStatus,
     Reservation,
     ReservationSpec,
     ReservationStatus,
 )
-from kubelend.wire.objects import (
-    AgentRequest,
-    BrokerResponse,
-    Condition,
-    Metadata,
-    ProviderInstructionStatus,
-)
+from kubelend.wire.objects import Condition, Metadata, ProviderInstructionStatus
 
 ROME, BONN, PARIS = ClusterId("rome"), ClusterId("bonn"), ClusterId("paris")
 SOME = bodies.Quantities("1", "1Gi")
+LATER = make.T0 + make.HOUR
 
 
 def record(phase=Phase.RESERVED, **fields):
@@ -63,28 +60,28 @@ def record(phase=Phase.RESERVED, **fields):
 OVER = record(Phase.RELEASED, reason=Reason.BY_REQUESTER, finished_at=make.T0, revision=9)
 
 
-def response_for(cluster, found, **fields):
-    """The broker's response, with a grant."""
+def instruction_for(cluster, found):
+    """As the broker shows it, with a grant."""
     [part] = streams.instructions_for(cluster, found)
-    return BrokerResponse(
-        body=cluster_namespaces.body_text(authorization.instruction_body(part, "signed")), **fields
-    )
+    return authorization.instruction_body(part, "signed")
 
 
-def requester_object(found=None, *, annotations=None, request=None, response=None, conditions=()):
-    """An object that an agent of rome has made."""
-    shown = response if found is None else response_for(ROME, found, request_id="q-1")
+def requester_object(found=None, *, annotations=None, generation=1, spec=None, **status):
+    """An object that an agent of rome has made. What it shows is processed."""
+    shown = None if found is None else instruction_for(ROME, found)
     key = {cluster_namespaces.IDEMPOTENCY_ANNOTATION: "k"} if annotations is None else annotations
+    known: dict[str, Any] = {"instruction": shown, "observed_generation": int(found is not None)}
     return Reservation(
-        Metadata("ask-1", "ns", uid="u", annotations=key),
-        ReservationSpec(SOME, request=request),
-        ReservationStatus(response=shown, conditions=conditions),
+        Metadata("ask-1", "ns", uid="u", annotations=key, generation=generation),
+        ReservationSpec(SOME, **(spec or {})),
+        ReservationStatus(**(known | status)),
     )
 
 
-def provider_object(found):
+def provider_object(found, **report):
     [part] = streams.instructions_for(BONN, found)
-    return plan.provider_instruction_object(part, response_for(BONN, found), "ns")
+    made = plan.provider_instruction_object(part, "signed", "ns")
+    return replace(made, status=ProviderInstructionStatus(**report))
 
 
 def being_deleted(found):
@@ -126,9 +123,7 @@ def test_objects_show_what_the_ledger_has(cluster, found, requester, provider, e
     assert steps(cluster, found, requester, provider) == expected
 
 
-REQUEST = AgentRequest("q-1", "reserve")
 OTHER_KEY = {cluster_namespaces.IDEMPOTENCY_ANNOTATION: "other"}
-CORRUPT = requester_object(response=BrokerResponse(body="nonsense"))
 RETRYABLE = (StoreFailed, NotReady)
 FINAL = (
     *(IdentityInUse, KeyReused, Revoked, Forbidden, QuotaExceeded),
@@ -136,18 +131,16 @@ FINAL = (
 )
 
 
-def rejected(kind):
-    response = BrokerResponse("q-1", error=cluster_namespaces.error_text(kind("no")))
-    return requester_object(request=REQUEST, response=response)
+def rejected(kind, generation=1):
+    conditions = (cluster_namespaces.accepted_condition(kind("no"), 1),)
+    return requester_object(generation=generation, conditions=conditions, observed_generation=1)
 
 
-REPEATED = requester_object(request=REQUEST, response=BrokerResponse("q-0"))
 OF_RECORD = {
     "shows it": (requester_object(LIVE), True),
     "shows another": (requester_object(replace(LIVE, id="rsv-2")), False),
-    "not answered": (requester_object(request=REQUEST), True),
-    "repeated": (REPEATED, True),
-    "corrupt": (CORRUPT, True),
+    "not processed": (requester_object(), True),
+    "changed since": (rejected(NoCapacity, generation=2), True),
     "another key": (requester_object(annotations=OTHER_KEY), False),
     "no key": (requester_object(annotations={}), False),
     **{kind.code: (rejected(kind), kind in RETRYABLE) for kind in (*RETRYABLE, *FINAL)},
@@ -164,10 +157,6 @@ def test_object_that_is_being_deleted_is_not_deleted_again():
     assert steps(ROME, None, being_deleted(finished)) == []
 
 
-def test_undecodable_response_is_written_again():
-    assert steps(ROME, LIVE, CORRUPT) == [InstructionAction.USE]
-
-
 def test_shown_reservation_has_the_requested_spec():
     made = plan.reservation_object(record(), "ns")
     assert (made.metadata.name, made.spec["requesterID"]) == ("rsv-1", "rome")
@@ -182,61 +171,75 @@ def test_reservation_with_more_labels_than_a_spec_allows_is_shown():
     assert "constraints" not in plan.reservation_object(found, "ns", in_full=False).spec
 
 
-# -- requests
+# -- what agents and users write
 
 
-def advertised(request=None, generation=1, **status):
+def advertised(generation=1, **status):
     amounts = AdvertisedResources(SOME, SOME, SOME)
     return ClusterAdvertisement(
         Metadata("bonn-adv", "ns", generation=generation),
-        ClusterAdvertisementSpec("bonn", amounts, request=request),
+        ClusterAdvertisementSpec("bonn", amounts),
         ClusterAdvertisementStatus(**status),
     )
 
 
-ACTIVATION = AgentRequest("q-2", "activate")
+def session(generation, **status):
+    return ClusterSession(
+        Metadata("session", generation=generation), status=ClusterSessionStatus(**status)
+    )
 
-PING = AgentRequest("q", "ping")
-PLACEHOLDER = Metadata("rsv-1", labels=objects.ledger_record_labels(""))
-REJECTED = requester_object(request=ACTIVATION, response=BrokerResponse("q-2", error="{}"))
-PUBLISHED = advertised(ACTIVATION, observed_generation=1, response=BrokerResponse("q-1"))
-ACKNOWLEDGED = replace(provider_object(LIVE), status=ProviderInstructionStatus(request=ACTIVATION))
-REQUESTS = {
-    "request of a user": (requester_object(), AgentRequest("", "reserve")),
-    "answered": (requester_object(LIVE), None),
-    "placeholder of the broker": (Reservation(PLACEHOLDER, ReservationSpec(SOME)), None),
-    "repeated": (requester_object(LIVE, request=ACTIVATION), ACTIVATION),
-    "rejected": (REJECTED, None),
-    "advertisement of a user": (advertised(), AgentRequest("", "publish")),
-    "observed": (advertised(observed_generation=1), None),
-    "published again": (PUBLISHED, ACTIVATION),
-    "no request": (ClusterSession(Metadata("session")), None),
-    "a ping": (ClusterSession(Metadata("session"), ClusterSessionSpec(PING)), PING),
-    "an instruction": (provider_object(LIVE), None),
-    "an acknowledgement": (ACKNOWLEDGED, ACTIVATION),
+
+MANAGED = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
+NOT_READY = (cluster_namespaces.accepted_condition(NotReady("not yet"), 1),)
+OBSERVED = replace(
+    provider_object(LIVE, report_time=make.T0),
+    spec=replace(provider_object(LIVE).spec, observed_report_time=make.T0),
+)
+PENDING_OBJECTS = {
+    "new request": (requester_object(), True),
+    "shown": (requester_object(LIVE), False),
+    "made by the broker": (
+        Reservation(Metadata("rsv-1", labels=MANAGED, generation=1), ReservationSpec(SOME)),
+        False,
+    ),
+    "changed": (requester_object(LIVE, generation=2), True),
+    "refused": (rejected(NoCapacity), False),
+    "refused for now": (rejected(NotReady), True),
+    "new advertisement": (advertised(), True),
+    "advertised": (advertised(observed_generation=1), False),
+    "advertised again": (advertised(2, observed_generation=1), True),
+    "advertised to a broker that is not ready": (
+        advertised(observed_generation=1, conditions=NOT_READY),
+        True,
+    ),
+    "session": (session(2, observed_generation=1), True),
+    "synced": (session(2, observed_generation=2), False),
+    "an instruction": (provider_object(LIVE), False),
+    "reported": (provider_object(LIVE, report_time=make.T0), True),
+    "report processed": (OBSERVED, False),
 }
 
 
-@pytest.mark.parametrize("obj, expected", REQUESTS.values(), ids=REQUESTS)
-def test_request_is_pending_until_the_response_has_its_id(obj, expected):
-    assert plan.pending_request(obj) == expected
+@pytest.mark.parametrize("obj, expected", PENDING_OBJECTS.values(), ids=PENDING_OBJECTS)
+def test_object_is_pending_until_what_was_written_is_processed(obj, expected):
+    assert plan.is_pending(obj) is expected
 
 
 @pytest.mark.parametrize(
-    "found, conditions, call",
+    "found, conditions, expected",
     [
-        (record(), {}, ""),
-        (record(), {"RequesterActive": "True"}, "activate"),
-        (record(), {"RequesterActive": "False"}, ""),
-        (record(Phase.ACTIVE), {"RequesterActive": "True"}, ""),
-        (record(Phase.ACTIVE), {"RequesterActive": "True", "RequesterReleased": "True"}, "release"),
-        (OVER, {"RequesterReleased": "True"}, ""),
-        (None, {"RequesterReleased": "True"}, ""),
+        (record(), {}, False),
+        (record(), {"RequesterActive": "True"}, True),
+        (record(), {"RequesterActive": "False"}, False),
+        (record(Phase.ACTIVE), {"RequesterActive": "True"}, False),
+        (record(Phase.ACTIVE), {"RequesterActive": "True", "RequesterReleased": "True"}, True),
+        (OVER, {"RequesterReleased": "True"}, False),
+        (None, {"RequesterReleased": "True"}, False),
     ],
 )
-def test_conditions_request_a_verb_in_live_phases_only(found, conditions, call):
+def test_conditions_ask_for_a_change_in_live_phases_only(found, conditions, expected):
     shown = tuple(Condition(kind, status) for kind, status in conditions.items())
-    assert plan.verb_from_conditions(requester_object(found, conditions=shown)) == call
+    assert plan.wants_change(requester_object(found, conditions=shown)) is expected
 
 
 @pytest.mark.parametrize(
@@ -264,8 +267,27 @@ def test_idempotency_key_is_the_annotation_or_the_uid():
     "error, phase", [(NoCapacity("none fits"), "Failed"), (NotReady("not yet"), None)]
 )
 def test_only_a_final_error_ends_the_request(error, phase):
-    status = plan.error_status_patch(requester_object(), error, BrokerResponse(), make.T0)
-    assert (status["phase"], status["reason"]) == (phase, error.code)
+    fields = plan.error_fields(error)
+    assert (fields["phase"], fields["reason"]) == (phase, error.code)
+
+
+def test_status_that_is_as_wanted_is_not_written():
+    obj = requester_object(LIVE, message="as it was")
+    assert plan.status_patch(obj, {"message": "as it was", "phase": "", "peer": None}, LATER) == {}
+    assert plan.status_patch(obj, {"message": "", "phase": "Failed"}, LATER) == {
+        "message": "",
+        "phase": "Failed",
+        "lastUpdateTime": LATER,
+    }
+
+
+def test_instruction_is_replaced_as_a_whole_and_the_reports_fields_stay():
+    [part] = streams.instructions_for(BONN, OVER)
+    held = provider_object(LIVE)
+    held = replace(held, spec=replace(held.spec, peer_handshakes=2, observed_report_time=make.T0))
+    change = plan.provider_instruction_patch(held, part, "signed")
+    assert change["instruction"]["action"] == "Withdraw"
+    assert not change.keys() & {"peerHandshakes", "observedReportTime"}
 
 
 # -- cache
@@ -274,7 +296,6 @@ PENDING = make.reservation(
     "rsv-1", make.request(requester="rome", key="k"), phase=Phase.PENDING, revision=1
 )
 ID = ReservationId("rsv-1")
-MANAGED = {objects.MANAGED_BY: objects.MANAGED_BY_BROKER}
 
 
 def requested(version="1", uid="u", name="ask", *, answered=False, **metadata):
@@ -306,7 +327,7 @@ def test_older_version_is_ignored(cache):
     assert cache.pop_pending().objects == []
 
 
-def test_object_is_found_by_key_and_then_by_its_response(cache):
+def test_object_is_found_by_key_and_then_by_its_reservation(cache):
     assert cache.requester_object(ID, PENDING) is None
     cache.handle(requested())
     assert cache.requester_object(ID, PENDING) == requested()
@@ -359,31 +380,6 @@ def test_late_deletion_does_not_affect_a_new_object(cache):
     cache.on_list("Reservation", {"new"})
     assert cache.all() == [requested("5", uid="new")]
     cache.on_list("Reservation", set())
-    assert cache.all() == []
-
-
-# -- lists beside the watch
-
-
-def test_list_adds_to_what_the_watch_has_delivered(cache):
-    cache.handle(requested("5"))
-    cache.add_list(
-        "Reservation", [requested("4"), replace(requested("3"), metadata=Metadata("b", uid="b"))]
-    )
-    assert [one.metadata.resource_version for one in cache.all()] == ["5", ""]
-    assert not cache.awaits_list("Reservation")
-    assert cache.awaits_list("ClusterSession")
-
-
-def test_object_deleted_during_a_list_is_not_added(cache):
-    cache.on_delete(requested("5"))
-    cache.add_list("Reservation", [requested("4")])
-    assert cache.all() == []
-
-
-def test_list_that_is_older_than_the_watch_is_ignored(cache):
-    cache.on_list("Reservation", set())
-    cache.add_list("Reservation", [requested("4")])
     assert cache.all() == []
 
 

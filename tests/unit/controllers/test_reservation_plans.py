@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 import broker_samples as samples
 import make
+import object_samples
 from kubelend.controllers import labels, reservation_plan
 from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core.errors import InvalidDuration, InvalidInput
@@ -12,9 +13,8 @@ from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Constraints
 from kubelend.stores.kubernetes import objects
 from kubelend.wire import route
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Renewal
 from kubelend.wire.conversion import RequestLimits
-from kubelend.wire.objects import AgentRequest, BrokerResponse
 
 TERMS = RequestLimits(make.HOUR, 2 * make.HOUR, make.HOUR)
 LATER = make.T0 + make.MINUTE
@@ -152,6 +152,31 @@ def test_conditions_of_the_requester(condition, record, action, is_managed):
         assert plan(samples.with_status(found, conditions=conditions), record) == expected
 
 
+RENEWAL = {"renewal": Renewal(LATER, "2h")}
+
+
+@pytest.mark.parametrize(
+    "spec, record, action",
+    [
+        ({"released": True}, PENDING, RELEASE),
+        ({"released": True, "active_cluster_id": RESERVED.target}, RESERVED, RELEASE),
+        ({"released": True}, RELEASED, None),
+        ({"active_cluster_id": RESERVED.target}, RESERVED, ACTIVATE),
+        ({"active_cluster_id": "previous"}, RESERVED, None),
+        ({"active_cluster_id": RESERVED.target}, ACTIVE, None),
+        (RENEWAL, ACTIVE, ReservationAction(ActionKind.RENEW)),
+        (RENEWAL, RELEASED, None),
+    ],
+    ids=str,
+)
+def test_spec_of_the_requester(spec, record, action):
+    found = samples.with_spec(samples.reservation_object(record), **spec)
+    assert reservation_plan.wanted_change(found, record) == action
+    renewed = samples.with_status(found, renew_time=LATER)
+    expected = None if spec is RENEWAL else action
+    assert reservation_plan.wanted_change(renewed, record) == expected
+
+
 @pytest.mark.parametrize(
     "after, action",
     [(None, None), (-make.SECOND, None), (make.NO_TIME, ACTIVATE), (make.SECOND, ACTIVATE)],
@@ -209,16 +234,6 @@ def test_record_that_does_not_fit_the_type_of_objects_can_be_compared():
 # -- retention of rejected requests
 
 REJECTED = samples.with_status(NEW, phase="Failed", finished_at=LATER)
-ANSWERED = samples.with_status(
-    NEW, response=BrokerResponse("q", error="{}"), last_update_time=LATER
-)
-
-
-SHOWN = samples.with_status(ANSWERED, response=BrokerResponse("q", "{}", "{}"))
-
-
-def requested(id):
-    return samples.with_spec(ANSWERED, request=AgentRequest(id, "reserve"))
 
 
 @pytest.mark.parametrize(
@@ -231,26 +246,15 @@ def requested(id):
         pytest.param(samples.with_metadata(REJECTED, labels=samples.MANAGED), None, id="managed"),
         pytest.param(samples.with_status(REJECTED, phase="Released"), None, id="released"),
         pytest.param(samples.reservation_object(samples.record("Failed")), None, id="has a record"),
+        pytest.param(
+            samples.with_status(REJECTED, instruction=object_samples.INSTRUCTION),
+            None,
+            id="was accepted",
+        ),
     ],
 )
 def test_rejected_object_may_be_deleted_after_the_retention(found, since):
     assert labels.rejected_until(found, make.HOUR) == (since and since + make.HOUR)
-
-
-@pytest.mark.parametrize(
-    "found, since",
-    [
-        pytest.param(ANSWERED, LATER, id="by a user"),
-        pytest.param(requested("q"), LATER, id="by an agent"),
-        pytest.param(requested("other"), None, id="repeated"),
-        pytest.param(samples.being_deleted(ANSWERED), None, id="being deleted"),
-        pytest.param(samples.with_status(ANSWERED, response=None), None, id="not answered"),
-        pytest.param(SHOWN, None, id="shows a reservation"),
-    ],
-)
-def test_rejected_request_in_a_cluster_namespace_may_be_deleted_after_the_retention(found, since):
-    until = labels.rejected_in_cluster_namespace_until(found, make.HOUR)
-    assert until == (since and since + make.HOUR)
 
 
 def test_rejection_stays_readable_without_any_retention():

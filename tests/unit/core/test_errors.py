@@ -44,7 +44,7 @@ def test_code_is_the_name_of_the_class():
 def test_what_may_help_when_tried_again():
     assert " ".join(error.__name__ for error in ERRORS if error.retryable) == (
         "TooSlow IdentityInUse LimitExceeded RateLimited QueueFull Unavailable StoreFailed NotReady"
-        " NotLeader BrokerUnreachable CertificateRefused"
+        " NotLeader BrokerUnreachable"
     )
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import make
-from kubelend.core import decision, explanations, prices, scoring
-from kubelend.core.decision import Placement
-from kubelend.core.explanations import Explanation, Suggestion
+from kubelend.core import explanations, prices, scoring
+from kubelend.core.explanations import Explanation, Placement, Suggestion
 from kubelend.core.filters import BudgetLimit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import INSUFFICIENT_AMOUNT, Rejection
@@ -108,7 +107,7 @@ def applied(request: Request, suggested: Suggestion) -> Request:
 
 def is_placed(request: Request, cluster: str, ledger: Ledger) -> bool:
     pinned = replace(request, constraints=replace(request.constraints, pinned=cluster))
-    return decision.choose_cluster(make.question(pinned), ledger.fleet) is not None
+    return explanations.choose_cluster(make.question(pinned), ledger.fleet) is not None
 
 
 def is_taken(request: Request, asked: Request) -> bool:
@@ -181,7 +180,7 @@ def test_first_candidate_is_the_chosen_one_among_equals_too(choice):
     ledger = make.ledger(a="cpu=2,memory=2Gi", b="cpu=8,memory=8Gi", c="cpu=4,memory=4Gi")
     found = explain(ledger, **choice)
     assert [c.cluster for c in found.candidates] == ["b", "c", "a"]
-    answer = decision.decide_placement(make.question(**choice), ledger.fleet)
+    answer = explanations.decide_placement(make.question(**choice), ledger.fleet)
     assert isinstance(answer, Placement)
     assert answer.cluster == "b"
 
@@ -197,7 +196,7 @@ def test_candidate_shows_its_price_in_its_own_currency():
 def test_explanation_agrees_with_the_decision(ledger, request):
     question = make.question(request)
     found = explanations.explain_placement(question, ledger.fleet, limit=10)
-    answer = decision.decide_placement(question, ledger.fleet)
+    answer = explanations.decide_placement(question, ledger.fleet)
     assert (found.fitting > 0) == isinstance(answer, Placement)
     assert found.fitting + sum(found.rejections.values()) == found.total == len(ledger.clusters)
     assert sum(not c.rejections for c in found.candidates) == found.fitting

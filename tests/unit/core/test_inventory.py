@@ -182,9 +182,9 @@ def test_pods_that_liqo_has_authenticated_count_once_whatever_its_id_of_the_requ
 def test_room_is_what_the_scheduler_has_left(holding):
     holding.put_pod(placeholder(3))
     holding.put_pod(pod("local", 1))
-    assert (holding.room(), list(holding.scheduled)) == ({"n1": cpu(4)}, ["p"])
+    assert (holding.free_by_node(), list(holding.scheduled)) == ({"n1": cpu(4)}, ["p"])
     holding.delete_pod("p")
-    assert (holding.room(), list(holding.scheduled)) == ({"n1": cpu(7)}, [])
+    assert (holding.free_by_node(), list(holding.scheduled)) == ({"n1": cpu(7)}, [])
 
 
 # -- any order of changes

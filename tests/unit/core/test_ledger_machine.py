@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import make
 import reference
 from kubelend.core import audit, errors, quotas
-from kubelend.core.decision import NoFit
 from kubelend.core.events import Archived, Change, ClusterDeleted, Event, RecordDeleted, Requested
+from kubelend.core.explanations import NoFit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Rejection
 from kubelend.core.models import ClusterId, Reservation, ReservationId

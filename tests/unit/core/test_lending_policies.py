@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 
 import make
 import reference
-from kubelend.core import (
-    columns,
-    commands,
-    decision,
-    errors,
-    explanations,
-    filters,
-    lending,
-)
+from kubelend.core import columns, commands, errors, explanations, filters, lending
 from kubelend.core.audit_log import AuditEntry
-from kubelend.core.decision import Placement
 from kubelend.core.events import RecordDeleted
+from kubelend.core.explanations import Placement
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import NO_POLICY, AccessLists, OpeningHours
 from kubelend.core.models import ClusterId, Limits
@@ -55,6 +47,25 @@ def test_what_names_no_cluster_is_refused(name):
         errors.InvalidInput, match=r"deny: .* is not a cluster name or pattern; write a name such"
     ):
         lending.check_name_patterns(("team-*", name), "deny")
+
+
+def test_patterns_are_few_and_short_and_names_are_not():
+    names = tuple(f"{'x' * 200}-{number}" for number in range(256))
+    patterns = tuple(f"team-{number}-*" for number in range(lending.MAX_PATTERNS))
+    lending.check_name_patterns(names + patterns, "deny")
+    with pytest.raises(errors.InvalidInput, match="deny: 33 patterns are more than 32; write"):
+        lending.check_name_patterns((*patterns, "another?"), "deny")
+    with pytest.raises(errors.InvalidInput, match=r"deny: 'x+' has more than 64 characters"):
+        lending.check_name_patterns(("x" * lending.MAX_PATTERN_LENGTH + "*",), "deny")
+
+
+def test_a_pattern_is_compiled_once_however_often_it_is_advertised():
+    names = ("a-name", "never-seen-before-*", "nor-this-[a-z]")
+    before = lending.compiled_patterns()
+    for _ in range(3):
+        lending.check_name_patterns(names, "allow")
+        assert lending.matches_any("never-seen-before-x", (*names, str(_)))
+    assert lending.compiled_patterns() == before + 2
 
 
 def test_pattern_that_would_take_for_ever_does_not():
@@ -259,7 +270,7 @@ def test_score_is_that_of_what_is_there():
     """What is kept back is headroom too: the contract's selection knows no policies."""
     runner = make.runner(a="cpu=10,memory=10Gi", b="cpu=10,memory=10Gi")
     runner.limit("a", keep_back="cpu=5,memory=5Gi")
-    answer = decision.decide_placement(runner.question("cpu=1,memory=1Gi"), runner.ledger.fleet)
+    answer = explanations.decide_placement(runner.question("cpu=1,memory=1Gi"), runner.ledger.fleet)
     assert answer == Placement(ClusterId("a"), 0.9)
 
 

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 import make
 import reference
-from kubelend.core import decision, errors, filters, lending, quotas, scoring, timestamps
+from kubelend.core import durations, errors, explanations, filters, lending, quotas, scoring
 from kubelend.core import fleet as fleets
 from kubelend.core.columns import DictionaryColumn
-from kubelend.core.decision import NoFit, Placement
 from kubelend.core.errors import QuotaExceeded
+from kubelend.core.explanations import NoFit, Placement
 from kubelend.core.filters import FILTERS, BudgetLimit, PlacementQuery
 from kubelend.core.fleet import Fleet
 from kubelend.core.lifecycle import Rejection
@@ -96,7 +96,7 @@ def test_one_obstacle_is_one_rejection_and_a_met_constraint_is_none(fields, reje
 def test_exact_fit_fits_and_one_more_does_not(wanted, refused):
     ledger = make.ledger(a="cpu=4,memory=8Gi,gpu=2,storage=10Gi,example.com/fpga=1")
     assert rejections(make.question(wanted), ledger) == refused
-    answer = decision.decide_placement(make.question(wanted), ledger.fleet)
+    answer = explanations.decide_placement(make.question(wanted), ledger.fleet)
     assert isinstance(answer, NoFit) == bool(refused)
 
 
@@ -144,8 +144,8 @@ def test_budget_is_exact_to_the_billionth_however_large_the_price(cpu, memory, m
 def choose(clusters, wanted="cpu=1,memory=1Gi", **fields):
     """The winner and its score."""
     made = make.ledger(**clusters)
-    answer = decision.decide_placement(make.question(wanted, **fields), made.fleet)
-    assert isinstance(answer, decision.Placement)
+    answer = explanations.decide_placement(make.question(wanted, **fields), made.fleet)
+    assert isinstance(answer, explanations.Placement)
     return answer.cluster, answer.score
 
 
@@ -302,7 +302,7 @@ NAMES = ["a", "b", "c", "d", "e"]
 
 
 def decided(question, ledger):
-    answer = decision.decide_placement(question, ledger.fleet)
+    answer = explanations.decide_placement(question, ledger.fleet)
     return (answer.cluster, answer.score) if isinstance(answer, Placement) else None
 
 
@@ -451,7 +451,7 @@ def test_equal_sums_of_other_parts_are_equal_and_the_smaller_id_wins():
     assert runner[held].target == "a"
 
 
-NOON = timestamps.to_micros(make.T0)
+NOON = durations.to_micros(make.T0)
 POLICIES = [
     None,
     None,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import make
 from kubelend.core import audit, errors, prices, quotas
 from kubelend.core.accounts import COST_UNITS_PER_BILLIONTH, CostInterval, DailySpend
+from kubelend.core.durations import DAY_MICROS, HOUR_MICROS
 from kubelend.core.events import Failed, Requested
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.timestamps import DAY_MICROS, HOUR_MICROS
 
 R = make.R
 DAY = timedelta(days=1)

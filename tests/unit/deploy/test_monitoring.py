@@ -81,10 +81,13 @@ def test_every_label_is_one_of_the_metric(documented, expression):
 
 @pytest.mark.parametrize("name", ["broker", "agent"])
 def test_every_alert_says_what_to_do(name):
+    runbook = (ROOT / "docs" / "runbook.md").read_text()
     for rule in alerts(name):
         assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in {"critical", "warning"}
-        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+        assert f"\n### {rule['alert']}\n" in runbook
 
 
 @pytest.mark.parametrize("name", ["broker", "agent"])

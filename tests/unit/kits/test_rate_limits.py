@@ -49,6 +49,17 @@ def test_rate_holds_over_a_long_time_and_rejected_calls_cost_nothing(time):
     assert admitted(limiter, "a", 2) == 1
 
 
+def test_calls_cost_what_they_cost(time):
+    """Before, if that is known; else afterwards, as a debt of a burst at most."""
+    limiter = RateLimiter(10, 20, time)
+    assert [limiter.take("a", 15), limiter.take("a", 15)] == [0, pytest.approx(1.0)]
+    time.now += 1.5
+    assert limiter.take("a", 100) == 0, "more than a burst needs a full bucket"
+    assert limiter.take("a") == pytest.approx(8.1)
+    limiter.charge("b", 1000)
+    assert limiter.take("b") == pytest.approx(2.1)
+
+
 def test_error_has_the_time_after_which_a_call_is_admitted(time):
     limiter = RateLimiter(4, 1, time)
     limiter.admit("a")

@@ -13,13 +13,14 @@ from kubelend.agent.ports import Peer
 from kubelend.apps import agent_peering
 from kubelend.core.errors import NotFound
 from kubelend.kube.codec import Listing, WatchEvent
-from kubelend.peerings.liqo import ANSWER_TIMEOUT, LiqoPeering
+from kubelend.peerings.liqo import DECISION_TIMEOUT, KEEP_UNUSED, LiqoPeering
 from kubelend.peerings.liqo_api import LiqoApi
 from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
     GRANT_ANNOTATION,
     IDENTITIES,
     NAMESPACES,
+    OFFLOADINGS,
     SECRETS,
     SLICES,
     TENANTS,
@@ -92,7 +93,7 @@ class Cluster:
         return msgspec.json.encode(self.put(kind, {**body}))
 
 
-KINDS = (IDENTITIES, NAMESPACES, SECRETS, SLICES, TENANTS, FOREIGN_CLUSTERS)
+KINDS = (IDENTITIES, NAMESPACES, SECRETS, SLICES, TENANTS, FOREIGN_CLUSTERS, OFFLOADINGS)
 
 
 def _key(kind, name, namespace):
@@ -310,19 +311,81 @@ async def test_denied_slice_is_replaced_when_there_is_another_grant(cluster, bro
 
 
 @in_virtual_time
-async def test_handshake_is_repeated_for_a_slice_without_an_answer(cluster, broker, requester):
+async def test_handshake_is_repeated_for_a_slice_without_a_decision(cluster, broker, requester):
     """The provider has removed its Tenant, and our Identity opens nothing any more."""
     await establish(requester)
     broker.calls.clear()
     await establish(requester)
     assert not broker.calls
-    await asyncio.sleep(ANSWER_TIMEOUT + 1)
+    await asyncio.sleep(DECISION_TIMEOUT + 1)
     await establish(requester)
     assert broker.calls["paris"][-1].signed_nonce
     broker.calls.clear()
     accepted = [{"type": "Authentication", "status": "Accepted"}]
     slice_of(cluster)["status"] = {"conditions": accepted}
     await establish(requester)
-    await asyncio.sleep(ANSWER_TIMEOUT + 1)
+    await asyncio.sleep(DECISION_TIMEOUT + 1)
     await establish(requester)
     assert not broker.calls
+
+
+OTHER = PEER._replace(reservation="rsv-2")
+
+
+async def disconnect(cluster, requester, peer=PEER):
+    """Without its slice, which Liqo has removed."""
+    for key in [key for key in cluster.objects if key[0] == SLICES.plural]:
+        del cluster.objects[key]
+    return await requester.disconnect(peer)
+
+
+@in_virtual_time
+async def test_unused_peering_is_kept_for_a_while_and_used_by_the_next_reservation(
+    cluster, broker, requester
+):
+    await establish(requester)
+    assert not (await disconnect(cluster, requester)).is_ready
+    await asyncio.sleep(KEEP_UNUSED - 1)
+    assert not (await requester.disconnect(PEER)).is_ready
+    assert cluster.names(IDENTITIES)
+    broker.calls.clear()
+    await requester.connect(OTHER)
+    assert not broker.calls
+    assert (await requester.disconnect(PEER)).is_ready
+    assert not (await requester.disconnect(OTHER)).is_ready
+    await asyncio.sleep(KEEP_UNUSED + 1)
+    steps = [await requester.disconnect(OTHER) for _ in range(4)]
+    assert steps[-1].is_ready
+    assert not cluster.names(IDENTITIES)
+    assert not cluster.names(NAMESPACES)
+
+
+@in_virtual_time
+async def test_identity_is_not_removed_while_another_reservation_connects(cluster, requester):
+    """It has no slice yet. The end of the one before had been found before the handshake began."""
+    await establish(requester)
+    await disconnect(cluster, requester)
+    await asyncio.sleep(KEEP_UNUSED + 1)
+    results = await asyncio.gather(requester.connect(OTHER), requester.disconnect(PEER))
+    assert all(one.is_ready for one in results)
+    [identity] = [one for key, one in cluster.objects.items() if key[0] == IDENTITIES.plural]
+    assert "deletionTimestamp" not in identity["metadata"]
+
+
+@in_virtual_time
+async def test_namespace_stays_offloaded_for_a_reservation_that_comes_meanwhile(cluster, requester):
+    """Its slice is created when those of others were listed already, for the end of the one before."""
+    await establish(requester)
+    other, listed = OTHER._replace(namespaces=("team",)), cluster.list
+
+    async def list_before_it_comes(kind, *arguments, **options):
+        found = await listed(kind, *arguments, **options)
+        if kind is SLICES and not cluster.names(OFFLOADINGS):
+            cluster.list = listed
+            await requester.connect(other)
+            await requester.size(other)
+        return found
+
+    cluster.list = list_before_it_comes
+    await disconnect(cluster, requester)
+    assert cluster.names(OFFLOADINGS) == ["offloading"]

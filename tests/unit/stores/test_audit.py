@@ -11,7 +11,7 @@ from kubelend.core import audit_log
 from kubelend.core.events import AuditLogTruncated
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ReservationId
-from kubelend.stores import audit, factory
+from kubelend.stores import factory
 from kubelend.stores.sqlite import SqliteStore
 
 
@@ -34,7 +34,7 @@ class AuditedFile:
             assert connection.execute(statement).rowcount > 0
 
     def audit(self):
-        return audit.audit_store(str(self.path)).violations
+        return factory.audit_store(str(self.path)).violations
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("portion", [1, 2, 1024])
 def test_honest_file_passes(file, monkeypatch, portion):
-    monkeypatch.setattr(audit, "LINES_PER_READ", portion)
+    monkeypatch.setattr(factory, "LINES_PER_READ", portion)
     file.commit()
     assert file.audit() == []
     file.runner.pass_time(2 * make.RETENTION)
@@ -60,7 +60,7 @@ def test_honest_file_passes(file, monkeypatch, portion):
 
 @pytest.mark.parametrize("portion", [1, 1024])
 def test_deleted_rows_of_what_is_held_are_missed(file, monkeypatch, portion):
-    monkeypatch.setattr(audit, "LINES_PER_READ", portion)
+    monkeypatch.setattr(factory, "LINES_PER_READ", portion)
     file.execute("DELETE FROM reservations WHERE phase = 'Reserved'")
     assert file.audit() == [
         "rsv-1: it is Reserved on b in the audit log, but is missing in the store"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.settings import BrokerSettings
@@ -159,6 +160,25 @@ async def test_an_answer_that_is_none_of_ours_is_unexpected(broker, client, answ
     broker.responses.append(answer)
     with pytest.raises(errors.UnexpectedResponse):
         await client.version()
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_an_answer_without_end_is_given_up(broker, client, status):
+    sent = 0
+
+    async def endless(request):
+        nonlocal sent
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        while sent < 10 * session.MAX_RESPONSE_BYTES:
+            await response.write(bytes(2**20))
+            sent += 2**20
+        return response
+
+    broker.responses.append(endless)
+    with pytest.raises(errors.UnexpectedResponse, match="more than 33554432 bytes"):
+        await client.version()
+    assert sent < 2 * session.MAX_RESPONSE_BYTES
 
 
 GATEWAY = raw(b"<html>gateway</html>", 502)

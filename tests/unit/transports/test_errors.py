@@ -24,10 +24,15 @@ from kubelend.pki import files, identity
 from kubelend.pki.keys import Algorithm
 from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
+from kubelend.transports.errors import BrokerEndpoint
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, hang_up, say_nothing
 
 pytestmark = pytest.mark.broker("scripted", answers=[body(bodies.Version("1"))])
+
+QUICK = Backoff(retries=5, first=timedelta(milliseconds=1))
+PATIENT = Backoff(retries=1, first=timedelta(hours=1), longest=timedelta(hours=1))
+"""A retry would take longer than a test may."""
 
 
 async def failure(url, directory, **settings):
@@ -51,8 +56,7 @@ async def listener(handle, **options):
 
 async def test_the_broker_is_signed_by_another_authority_which_no_retry_changes(broker, tmp_path):
     directory = Certificates(tmp_path, authority="other").cluster("a")
-    patient = Backoff(retries=1, first=timedelta(hours=1), longest=timedelta(hours=1))
-    message = await failure(broker.url, directory, retries=patient)
+    message = await failure(broker.url, directory, retries=PATIENT)
     assert "is not signed by a CA in" in message
     assert "; copy the ca.crt of this broker there, or check the address" in message
 
@@ -85,14 +89,35 @@ async def test_the_broker_does_not_know_our_authority(broker, certificates):
 
 @pytest.mark.parametrize(
     "kind, reason",
-    [("stranger", "which no CA in"), ("expired", "expired at 2"), ("early", "is not valid before")],
+    [
+        ("stranger", "which no CA in"),
+        ("expired", "expired at 2"),
+        ("early", "is not valid before"),
+        ("server", "its extended key usage lacks clientAuth"),
+    ],
 )
-async def test_what_is_wrong_with_our_own_files_is_the_reason(broker, certificates, kind, reason):
+async def test_what_is_wrong_with_our_own_files_is_the_reason_and_not_tried_again(
+    broker, certificates, kind, reason
+):
     directory = getattr(certificates, kind)("a")
-    error = await raised(broker.url, directory)
+    error = await raised(broker.url, directory, retries=PATIENT)
     assert type(error) is CertificateRefused
     assert f"{directory}/tls.crt" in str(error)
     assert reason in str(error)
+
+
+async def test_a_certificate_that_expires_while_it_is_used_is_not_tried_again(
+    broker, certificates, monkeypatch
+):
+    """The first connection that ends may mean a restart; the second is looked into."""
+    broker.responses.append(hang_up)
+    directory, over = certificates.cluster("a"), "it expired"
+    async with BrokerClient(broker.url, directory, backoff=QUICK) as client:
+        await client.version()
+        monkeypatch.setattr(BrokerEndpoint, "_own_certificate_problem", lambda _: over)
+        with pytest.raises(CertificateRefused, match=over):
+            await client.version()
+    assert len(broker.seen) == 1 + 2 * 2, "the HTTP library repeats each once"
 
 
 async def test_a_broker_that_hangs_up_for_no_reason_to_be_seen_may_be_restarting(
@@ -126,7 +151,7 @@ async def error_at_blocking_server(certificates, version, directory):
         thread = threading.Thread(target=refuse_all, args=(listening, context))
         thread.start()
         url = f"https://localhost:{listening.getsockname()[1]}"
-        error = await raised(url, directory)
+        error = await raised(url, directory, retries=PATIENT)
         listening.shutdown(socket.SHUT_RDWR)
         await asyncio.to_thread(thread.join)
     return error

@@ -13,6 +13,7 @@ from kubelend.kits.ratelimit import CoalescingTimer
 from kubelend.transports import listener as transports_listener
 from kubelend.transports import server
 from kubelend.transports.listener import (
+    HANDSHAKE_GRACE_SECONDS,
     ConnectionLimit,
     ConnectionLimits,
     ConnectionSlot,
@@ -27,12 +28,10 @@ class FakeConnection:
 
     def __init__(self):
         self.is_idle = True
-        self.has_descriptor = True
         self.is_dropped = False
 
     def drop(self):
         self.is_dropped = True
-        self.has_descriptor = False
 
 
 class Observer:
@@ -58,10 +57,14 @@ def observer():
     return Observer()
 
 
-def arrive(table, remote="1.1.1.1"):
-    slot = ConnectionSlot(remote, FakeConnection())
+def arrive(table, remote="1.1.1.1", at=0.0):
+    slot = ConnectionSlot(remote, FakeConnection(), at)
     assert table.add(slot)
     return slot
+
+
+def is_refused(table, remote="9.9.9.9", at=0.0):
+    return not table.add(ConnectionSlot(remote, FakeConnection(), at))
 
 
 def enter(table, caller="a", remote="1.1.1.1"):
@@ -84,14 +87,32 @@ def dropped(*slots):
     return [slot.connection.is_dropped for slot in slots]
 
 
-def test_oldest_unfinished_handshake_of_an_address_goes_for_a_newer(observer):
-    table = ConnectionTable(ConnectionLimits(100, 1, 2), observer)
-    finished = [enter(table, caller) for caller in ("a", "b", None, None)]
-    other = arrive(table, "2.2.2.2")
-    slots = [arrive(table) for _ in range(4)]
-    assert dropped(*slots, other, *finished) == [True, True, *[False] * 7]
-    assert observer.rejected == [(ConnectionLimit.HANDSHAKES, "1.1.1.1", None)] * 2
-    assert observer.open == 3 + len(finished)
+def test_handshakes_at_the_limit_are_shared_by_addresses_and_the_oldest_goes(observer):
+    table = ConnectionTable(ConnectionLimits(100, 10, 4), observer)
+    finished = [enter(table, caller, "7.7.7.7") for caller in ("a", "b", None, None)]
+    first, other = arrive(table), arrive(table, "2.2.2.2")
+    second, third = arrive(table), arrive(table)
+    assert is_refused(table, "1.1.1.1", at=HANDSHAKE_GRACE_SECONDS / 2)
+    arrive(table, "3.3.3.3", at=HANDSHAKE_GRACE_SECONDS / 2)
+    assert dropped(first, other, second, third) == [True, False, False, False]
+    arrive(table, "2.2.2.2", at=HANDSHAKE_GRACE_SECONDS)
+    assert dropped(other, second, third) == [False, True, False]
+    assert [remote for _, remote, _ in observer.rejected] == ["1.1.1.1"] * 3
+    assert {limit for limit, _, _ in observer.rejected} == {ConnectionLimit.HANDSHAKES}
+    assert dropped(*finished) == [False] * 4
+    assert observer.open == 4 + len(finished)
+
+
+def test_handshakes_of_known_addresses_come_first(observer):
+    """Known is an address from which somebody has shown a certificate."""
+    table = ConnectionTable(ConnectionLimits(100, 10, 2), observer)
+    enter(table, "a", "7.7.7.7")
+    enter(table, "8.8.8.8", "8.8.8.8")
+    strangers = [arrive(table, remote) for remote in ("1.1.1.1", "2.2.2.2")]
+    assert is_refused(table, "8.8.8.8"), "no certificate"
+    known = [arrive(table, "7.7.7.7") for _ in strangers]
+    assert dropped(*strangers, *known) == [True, True, False, False]
+    assert is_refused(table, "3.3.3.3")
 
 
 def test_at_the_limit_an_unfinished_handshake_goes_before_a_known_caller(observer):
@@ -131,7 +152,7 @@ def test_connection_is_refused_when_all_are_at_work(observer):
     slots = [enter(table, name) for name in "ab"]
     for slot in slots:
         begin_call(table, slot)
-    assert table.add(ConnectionSlot("9.9.9.9", FakeConnection())) is False
+    assert is_refused(table)
     assert dropped(*slots) == [False, False]
     assert observer.rejected == [(ConnectionLimit.CONNECTIONS, "9.9.9.9", None)]
     assert observer.open == 2
@@ -187,7 +208,7 @@ def test_call_that_ends_after_its_connection_does_not_bring_it_back(observer):
     end_call(table, slot)
     new = enter(table, "b")
     begin_call(table, new)
-    assert table.add(ConnectionSlot("9.9.9.9", FakeConnection())) is False
+    assert is_refused(table)
     assert dropped(slot) == [False]
 
 
@@ -265,11 +286,11 @@ async def connected(port: int):
 
 
 @asynccontextmanager
-async def listening(seconds: float):
+async def listening(seconds: float, min_connections: int = 0):
     async def echo(request: BaseRequest) -> Response:
         return Response(body=b"<" + await request.read() + b">")
 
-    batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds))
+    batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds), min_connections)
     limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=batching)
     async with server.serve_http(echo, "127.0.0.1", 0, limits) as port:
         yield port
@@ -296,19 +317,30 @@ async def test_one_that_comes_soon_after_waits_and_others_do_not():
         connected(port) as (second, to_second),
         connected(port) as (other, to_other),
     ):
-        to_first.write(say(b"one"))
-        assert await body_of(first) == b"<one>"
+        for text in (b"first", b"rare"):
+            to_first.write(say(text))
+            assert await body_of(first) == b"<" + text + b">"
         to_second.write(say(b"two"))
+        assert await body_of(second) == b"<two>", "the first of a connection"
+        to_second.write(say(b"three"))
         to_other.write(GET)
         assert await body_of(other) == b"<>"
         assert await is_silent(second)
 
 
+async def test_nobody_waits_while_there_are_few_connections():
+    async with listening(HOUR, min_connections=2) as port, connected(port) as (reader, writer):
+        for text in (b"one", b"two", b"three"):
+            writer.write(say(text))
+            assert await body_of(reader) == b"<" + text + b">"
+
+
 async def test_what_waits_is_answered_before_the_listener_closes():
     async with listening(HOUR) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(say(b"one"))
-        assert await body_of(reader) == b"<one>"
+        for text in (b"first", b"rare"):
+            writer.write(say(text))
+            assert await body_of(reader) == b"<" + text + b">"
         writer.write(say(b"two"))
         assert await is_silent(reader)
     assert await body_of(reader) == b"<two>"

@@ -91,8 +91,15 @@ FIELDS = {
 }
 
 
-FORBIDS_UNKNOWN = (admin_bodies.PolicyRequest, admin_bodies.QuotaRequest)
-"""Written by administrators: a misspelt limit would be no limit."""
+FORBIDS_UNKNOWN = (
+    admin_bodies.PolicyRequest,
+    admin_bodies.QuotaRequest,
+    admin_bodies.TokenRequest,
+    admin_bodies.ApproveRequest,
+    admin_bodies.RevokeRequest,
+    bodies.CordonRequest,
+)
+"""Written by administrators: a misspelt limit would be no limit, and a misspelt name be anybody."""
 
 
 def test_every_body_has_its_row():

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 import object_samples
-from kubelend.core.errors import InvalidInput, NoCapacity, QueueFull, UnexpectedResponse
+from kubelend.core.errors import InvalidInput, NoCapacity, NotReady
 from kubelend.core.lifecycle import Phase
 from kubelend.stores.kubernetes.objects import record_object_name
-from kubelend.wire import cel_rules, cluster_namespaces, crds, docstrings, json_types, objects
-from kubelend.wire.objects import AgentRequest, BrokerResponse
+from kubelend.wire import bodies, cluster_namespaces, crds, docstrings, json_types, objects
 
 # As published: group, kind, plural, columns, fields of the spec and the status; * is required.
 
@@ -222,8 +221,8 @@ def test_phases_are_those_of_the_core():
 def test_servers_without_cel_get_the_same_schema_without_rules():
     with_rules, without = crds.crd_documents(), crds.crd_documents(cel=False)
     assert with_rules.keys() == without.keys()
-    assert cel_rules.VALIDATIONS in repr(with_rules)
-    assert cel_rules.VALIDATIONS not in repr(without)
+    assert json_types.VALIDATIONS in repr(with_rules)
+    assert json_types.VALIDATIONS not in repr(without)
     for name, document in without.items():
         stripped = [
             (path, {key: value for key, value in node.items() if key in ("type", "pattern")})
@@ -338,33 +337,30 @@ def test_cluster_id_must_be_a_label_value(cluster):
         cluster_namespaces.cluster_namespace_manifests(cluster, "rome-ns")
 
 
-@pytest.mark.parametrize("error", [NoCapacity("none fits", hint="less"), QueueFull("full")])
-def test_error_keeps_its_class(error):
-    found = cluster_namespaces.error_from_response(
-        BrokerResponse("q", error=cluster_namespaces.error_text(error))
+@pytest.mark.parametrize(
+    "error, status",
+    [(NoCapacity("none fits", hint="less"), "False"), (NotReady("not yet"), "Unknown")],
+)
+def test_error_keeps_its_class_as_the_reason_of_a_condition(error, status):
+    condition = cluster_namespaces.accepted_condition(error, 3)
+    assert (condition.status, condition.reason, condition.observed_generation) == (
+        *(status, error.code),
+        3,
     )
+    found = cluster_namespaces.error_from_condition(condition)
     assert found is not None
     assert (type(found), found.message, found.hint) == (type(error), error.message, error.hint)
 
 
-def test_response_without_error_is_none():
-    assert cluster_namespaces.error_from_response(None) is None
-    assert cluster_namespaces.error_from_response(BrokerResponse("q")) is None
+def test_accepted_spec_has_no_error():
+    assert cluster_namespaces.error_from_condition(None) is None
+    accepted = cluster_namespaces.accepted_condition(None)
+    assert cluster_namespaces.error_from_condition(accepted) is None
 
 
-def test_undecodable_response_is_an_error():
-    with pytest.raises(UnexpectedResponse, match="cannot be decoded"):
-        cluster_namespaces.instruction_from_response(BrokerResponse(body="nonsense"))
-
-
-def test_patch_replaces_all_fields_of_the_previous_request():
-    assert cluster_namespaces.request_fields(AgentRequest("q", "activate")) == {
-        "id": "q",
-        "verb": "activate",
-        "arguments": "",
-        "agent": "",
-        "handshake": None,
-    }
+def test_patch_replaces_all_fields_of_the_previous_handshake():
+    fields = cluster_namespaces.replacement(bodies.Handshake("liqo-a", nonce="bm9uY2U="))
+    assert (fields["clusterID"], fields["nonce"], fields["csr"]) == ("liqo-a", "bm9uY2U=", None)
 
 
 def test_account_is_bound_in_its_own_namespace_only():

@@ -49,6 +49,7 @@ STATUSES = {
     "BrokerUnreachable": 503,
     "CertificateRefused": 503,
     "UnexpectedResponse": 502,
+    "MissingRoute": 502,
     "InvalidSettings": 500,
 }
 """API: programs decide by these."""
@@ -102,11 +103,18 @@ def test_explanation_is_part_of_the_problem():
     ],
 )
 def test_response_of_another_server_is_unexpected(body, text):
-    error = problems.error_from_response(404, body)
+    error = problems.error_from_response(400, body)
     assert type(error) is errors.UnexpectedResponse
     assert not error.retryable
-    assert error.message.startswith("the broker answered 404: ")
+    assert error.message.startswith("the broker answered 400: ")
     assert text in error.message
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_missing_route_is_told_from_a_missing_object(status):
+    error = problems.error_from_response(status, b"404 page not found\n")
+    assert type(error) is errors.MissingRoute
+    assert not error.retryable
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])

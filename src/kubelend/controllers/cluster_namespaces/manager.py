@@ -1,17 +1,18 @@
 """Runs the broker's side of the agents' transport `kubernetes`: one reconciler for each cluster namespace.
 
-One watch for each kind over all namespaces. Only the leader answers requests; followers keep their caches
-current, so that a new leader knows all pending requests. See docs/adr/0020-cluster-namespaces.md.
+One watch for each kind over all namespaces. Only the leader acts; followers keep their caches current, so
+that a new leader knows what is pending. See docs/adr/0033-spec-and-status-in-cluster-namespaces.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 
@@ -19,7 +20,7 @@ from kubelend.broker import streams
 from kubelend.controllers import labels as controllers_labels
 from kubelend.controllers import reconciler as controllers_reconciler
 from kubelend.controllers.cluster_namespaces.handlers import Dependencies
-from kubelend.controllers.cluster_namespaces.plan import NAMESPACE_KINDS
+from kubelend.controllers.cluster_namespaces.plan import NAMESPACE_KINDS, NamespaceCache
 from kubelend.controllers.cluster_namespaces.reconciler import NamespaceReconciler
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.core.events import Archived, Change
@@ -27,7 +28,6 @@ from kubelend.core.models import ClusterId
 from kubelend.core.models import Reservation as Record
 from kubelend.kits.workqueue import ReconcileQueue
 from kubelend.kube import informer, resources
-from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
 from kubelend.kube.informer import Deleted, Listed, WatchHealth
 from kubelend.kube.resources import Resource
@@ -53,7 +53,8 @@ class ClusterNamespaces:
         self._dependencies = dependencies
         self._own_namespace = own_namespace
         self._reconcilers: dict[str, NamespaceReconciler] = {}
-        self._finalizer_cleanup = FinalizerCleanup(dependencies.client)
+        self._caches: defaultdict[str, NamespaceCache] = defaultdict(NamespaceCache)
+        """Objects by namespace, also of others: a label can be added at any time, and removed."""
         self._namespaces_known = asyncio.Event()
         """Set once the cluster namespaces are known: objects are not handled before."""
         self._listed: set[str] = set()
@@ -147,10 +148,13 @@ class ClusterNamespaces:
             log.warning("Ignoring label of namespace", namespace=name, cluster=cluster)
             return
         reconciler = NamespaceReconciler(
-            self._dependencies, name, ClusterId(cluster), lambda: self._queue.add(name)
+            self._dependencies,
+            name,
+            ClusterId(cluster),
+            self._caches[name],
+            lambda: self._queue.add(name),
         )
         reconciler.is_being_deleted = found.metadata.deletion_timestamp is not None
-        self._finalizer_cleanup.forget(name)
         self._reconcilers[name] = reconciler
         self._queue.add(name)
         log.info("Cluster namespace added", namespace=name, cluster=cluster)
@@ -158,8 +162,6 @@ class ClusterNamespaces:
     def _remove_namespace(self, name: str) -> None:
         reconciler = self._reconcilers.pop(name, None)
         if reconciler is not None:
-            for one in reconciler.cache.all():
-                self._finalizer_cleanup.on_update(one)
             self._stopping.append(reconciler)
             self._queue.add(name)
             log.info("Cluster namespace removed", namespace=name, cluster=reconciler.cluster)
@@ -168,35 +170,23 @@ class ClusterNamespaces:
         match change:
             case Listed(objects, unreadable):
                 uids = {one.metadata.uid for one in objects} | {one.uid for one in unreadable}
-                for name, reconciler in self._reconcilers.items():
-                    reconciler.cache.on_list(resource.kind, uids)
-                    self._queue.add(name)
-                if resource.kind == broker_objects.Reservation.kind:
-                    self._finalizer_cleanup.on_list(uids)
-                self._listed.add(resource.kind)
                 for one in objects:
-                    self._on_update(one)
+                    self._caches[one.metadata.namespace].handle(one)
+                for cache in self._caches.values():
+                    cache.on_list(resource.kind, uids)
+                self._listed.add(resource.kind)
+                self._enqueue_all()
             case Deleted(found):
-                self._on_delete(found)
+                self._caches[found.metadata.namespace].on_delete(found)
+                self._queue.add(found.metadata.namespace)
             case UndecodableObject():
                 self._log_undecodable(resource, change)
-            case _:
-                self._on_update(change)
+            case found:
+                if self._caches[found.metadata.namespace].handle(found):
+                    self._queue.add(found.metadata.namespace)
 
-    def _on_update(self, found: Object) -> None:
-        name = found.metadata.namespace
-        reconciler = self._reconcilers.get(name)
-        handle = reconciler.cache.handle if reconciler else self._finalizer_cleanup.on_update
-        if handle(found):
-            self._queue.add(name)
-
-    def _on_delete(self, deleted: Object) -> None:
-        name = deleted.metadata.namespace
-        reconciler = self._reconcilers.get(name)
-        if reconciler is None:
-            self._finalizer_cleanup.on_delete(deleted)
-        else:
-            reconciler.cache.on_delete(deleted)
+    def _enqueue_all(self) -> None:
+        for name in {*self._reconcilers, *self._caches}:
             self._queue.add(name)
 
     def _log_undecodable(self, resource: Resource[Any], found: UndecodableObject) -> None:
@@ -213,8 +203,7 @@ class ClusterNamespaces:
 
     def _on_change(self, changes: Sequence[Change] | None) -> None:
         if changes is None:  # the ledger was reloaded: reconcilers compare everything by themselves
-            for name in (*self._reconcilers, *self._finalizer_cleanup.namespaces):
-                self._queue.add(name)
+            self._enqueue_all()
         known = self._reconcilers.values()
         for change in changes or ():
             if isinstance(change, Record):
@@ -242,82 +231,23 @@ class ClusterNamespaces:
     async def _reconcile(self, name: str) -> None:
         while self._stopping:
             await self._stopping.pop().stop()
+        if any(kind.kind not in self._listed for kind in NAMESPACE_KINDS):
+            return  # the first lists have not arrived
         reconciler = self._reconcilers.get(name)
         if reconciler is not None:
-            if await self._is_synced(reconciler):
-                await reconciler.reconcile()
+            await reconciler.reconcile()
         elif self._dependencies.broker.leadership.is_leader:
-            await self._finalizer_cleanup.remove_finalizers(name)
+            await self._remove_finalizers(name)
 
-    async def _is_synced(self, reconciler: NamespaceReconciler) -> bool:
-        """Whether all objects are in the cache. Those from before the label was set are listed here."""
-        if any(kind.kind not in self._listed for kind in NAMESPACE_KINDS):
-            return False  # the first list has not arrived, and has all of them
-        for kind in NAMESPACE_KINDS:
-            if reconciler.cache.awaits_list(kind.kind):
-                resource: Resource[Any] = resources.resource_for(kind)
-                listing = await self._dependencies.client.list(resource, reconciler.namespace)
-                for one in listing.undecodable:
-                    self._log_undecodable(resource, one)
-                reconciler.cache.add_list(kind.kind, listing.objects)
-        return True
-
-
-class LeftoverFinalizer(NamedTuple):
-    """What is needed of an object to remove its finalizer."""
-
-    uid: str
-    version: str
-    finalizers: tuple[str, ...]
-
-
-class FinalizerCleanup:
-    """Leftover finalizers, by namespace and name."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._leftovers: dict[tuple[str, str], LeftoverFinalizer] = {}
-
-    @property
-    def namespaces(self) -> set[str]:
-        return {namespace for namespace, _ in self._leftovers}
-
-    def on_update(self, found: Object) -> bool:
-        """Whether the object has a leftover finalizer."""
-        if not has_leftover_finalizer(found):
-            self.on_delete(found)
-            return False
-        known = found.metadata
-        leftover = LeftoverFinalizer(known.uid, known.resource_version, known.finalizers)
-        self._leftovers[known.namespace, known.name] = leftover
-        return True
-
-    def on_delete(self, deleted: Object) -> None:
-        if isinstance(deleted, Reservation):
-            self._leftovers.pop((deleted.metadata.namespace, deleted.metadata.name), None)
-
-    def on_list(self, uids: set[str]) -> None:
-        """After a list: objects that are not in it are deleted."""
-        self._leftovers = {key: one for key, one in self._leftovers.items() if one.uid in uids}
-
-    def forget(self, namespace: str) -> None:
-        """It is a cluster namespace now."""
-        for key in [key for key in self._leftovers if key[0] == namespace]:
-            del self._leftovers[key]
-
-    async def remove_finalizers(self, namespace: str) -> None:
-        """Remove all of a namespace. After a conflict the watch reports the object again."""
-        for key in [key for key in self._leftovers if key[0] == namespace]:
-            leftover = self._leftovers.get(key)
-            if leftover is None:
-                continue
-            left = [one for one in leftover.finalizers if one != RESERVATION_FINALIZER]
-            change = {"metadata": {"finalizers": left, "resourceVersion": leftover.version}}
+    async def _remove_finalizers(self, namespace: str) -> None:
+        """Of a namespace that lost its label. After a conflict the watch reports the object again."""
+        for found in filter(has_leftover_finalizer, self._caches[namespace].all()):
+            known = found.metadata
+            left = [one for one in known.finalizers if one != RESERVATION_FINALIZER]
+            change = {"metadata": {"finalizers": left, "resourceVersion": known.resource_version}}
             resource = controllers_labels.RESERVATION_RESOURCE
             with contextlib.suppress(NotFound, Conflict):
-                await self._client.patch(resource, key[1], namespace, change)
-            if self._leftovers.get(key) is leftover:
-                del self._leftovers[key]
+                await self._dependencies.client.patch(resource, known.name, namespace, change)
 
 
 def has_leftover_finalizer(found: Object) -> bool:
@@ -325,7 +255,7 @@ def has_leftover_finalizer(found: Object) -> bool:
     if not isinstance(found, Reservation) or not controllers_labels.has_finalizer(found.metadata):
         return False
     was_managed = (
-        found.status.response is not None
+        found.status.instruction is not None
         or cluster_namespaces.IDEMPOTENCY_ANNOTATION in found.metadata.annotations
     )
     return was_managed and found.status.record is None

@@ -6,32 +6,27 @@ broker writes goes into the cache as the API server returned it, so that it neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from kubelend.broker import authorization, streams
 from kubelend.broker.streams import Instruction, InstructionAction, Side
-from kubelend.controllers import labels
+from kubelend.controllers import labels, reservation_plan
 from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.core.models import ClusterId, RequestKey, ReservationId
 from kubelend.core.models import Reservation as Record
+from kubelend.kube import resources as kube_resources
 from kubelend.stores.kubernetes import objects
 from kubelend.stores.kubernetes import projection as kubernetes_projection
 from kubelend.stores.kubernetes.objects import StoredObject
 from kubelend.wire import bodies, broker_objects, cluster_namespaces, quantities
 from kubelend.wire import objects as wire_objects
 from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterSession, Reservation
-from kubelend.wire.objects import (
-    AgentRequest,
-    BrokerResponse,
-    Metadata,
-    Object,
-    ProviderInstruction,
-)
+from kubelend.wire.objects import Condition, Metadata, Object, ProviderInstruction
 
 LIVE_PHASES: Final = ("Pending", "Reserved", "Active")
 OPEN_ACTIONS: Final = frozenset(
@@ -39,7 +34,8 @@ OPEN_ACTIONS: Final = frozenset(
 )
 
 InstructionObject = Reservation | ProviderInstruction
-RequestObject = InstructionObject | ClusterAdvertisement | ClusterSession
+AgentObject = InstructionObject | ClusterAdvertisement | ClusterSession
+Fields = dict[str, Any]
 
 
 class WriteInstruction(NamedTuple):
@@ -90,40 +86,37 @@ def is_generated(obj: InstructionObject) -> bool:
 
 def is_up_to_date(obj: InstructionObject, part: Instruction) -> bool:
     """Ignores grants: each signature differs, for the same content."""
-    response, wanted = instruction_of(obj), authorization.instruction_body(part, "")
-    return response is not None and replace(response, grant="") == wanted
+    shown, wanted = instruction_of(obj), authorization.instruction_body(part, "")
+    return shown is not None and replace(shown, grant="") == wanted
 
 
 def instruction_of(obj: InstructionObject) -> bodies.Instruction | None:
-    """The instruction in an object; None if there is none, or it cannot be decoded."""
-    try:
-        return cluster_namespaces.instruction_from_response(response_of(obj))
-    except KubelendError:
-        return None
+    return obj.status.instruction if isinstance(obj, Reservation) else obj.spec.instruction
 
 
-# -- requests
+# -- what agents and users write
 
 
-def pending_request(obj: RequestObject) -> AgentRequest | None:
-    """The pending request of an object; None if it was answered."""
-    request = obj.status.request if isinstance(obj, ProviderInstruction) else obj.spec.request
-    response = response_of(obj) or cluster_namespaces.NO_RESPONSE
-    if request is not None:
-        return None if request.id == response.request_id else request
-    match obj:
-        case Reservation():
-            if labels.is_managed(obj.metadata):  # it only shows a reservation
-                return None
-            return AgentRequest("", "reserve") if obj.status.response is None else None
-        case ClusterAdvertisement():
-            is_new = obj.status.observed_generation != obj.metadata.generation
-            return AgentRequest("", "publish") if is_new else None
-    return None
+def is_pending(obj: AgentObject) -> bool:
+    """Whether the agent has written something that is not processed yet, or could not be so far."""
+    if isinstance(obj, ProviderInstruction):
+        reported, accepted = obj.status.report_time, obj.spec.accepted
+        is_new = reported is not None and reported != obj.spec.observed_report_time
+        return is_new or _is_to_be_retried(accepted)
+    if labels.is_managed(obj.metadata) and obj.status.observed_generation == 0:
+        return False  # the broker creates it, and writes the status in a moment
+    is_new = obj.status.observed_generation != obj.metadata.generation
+    return is_new or _is_to_be_retried(accepted_of(obj))
 
 
-def response_of(obj: RequestObject) -> BrokerResponse | None:
-    return obj.spec.response if isinstance(obj, ProviderInstruction) else obj.status.response
+def accepted_of(obj: AgentObject) -> Condition | None:
+    if isinstance(obj, ProviderInstruction):
+        return obj.spec.accepted
+    return cluster_namespaces.find_accepted(obj.status.conditions)
+
+
+def _is_to_be_retried(accepted: Condition | None) -> bool:
+    return accepted is not None and accepted.status == "Unknown"
 
 
 def idempotency_key(obj: Reservation) -> RequestKey:
@@ -133,46 +126,60 @@ def idempotency_key(obj: Reservation) -> RequestKey:
 
 def is_object_of(obj: Reservation, record: Record) -> bool:
     """Whether it shows this reservation; if it shows none, whether it is the request for it."""
-    response = instruction_of(obj)
-    if response is not None:
-        return response.reservation.id == record.id
+    shown = instruction_of(obj)
+    if shown is not None:
+        return shown.reservation.id == record.id
     if labels.is_managed(obj.metadata):
         return obj.metadata.name == cluster_namespaces.reservation_object_name(record.id)
     return idempotency_key(obj) == record.request.key and may_have_decided(obj)
 
 
 def may_have_decided(obj: Reservation) -> bool:
-    """Whether the request may have been executed, although there is no response.
+    """Whether the request may have been executed, although the object does not show it.
 
-    A broker may stop between commit and response, and a store that fails may have written after all. Any
+    A broker may stop between commit and status, and a store that fails may have written after all. Any
     other error means that nothing was decided: then the key is that of another reservation.
     """
-    if pending_request(obj) is not None:
+    if obj.status.observed_generation != obj.metadata.generation:
         return True
-    refusal = cluster_namespaces.error_from_response(response_of(obj))
-    return refusal is None or isinstance(refusal, Unavailable)
+    error = cluster_namespaces.error_from_condition(accepted_of(obj))
+    return error is None or isinstance(error, Unavailable)
 
 
-def verb_from_conditions(obj: Reservation) -> str:
-    """The verb that the object's conditions ask for; empty if none."""
-    response = instruction_of(obj)
-    if response is None:
-        return ""
-    phase = response.reservation.status.phase
-    true = {condition.type for condition in obj.status.conditions if condition.status == "True"}
-    if "RequesterReleased" in true and phase in LIVE_PHASES:
-        return "release"
-    return "activate" if "RequesterActive" in true and phase == "Reserved" else ""
+def wants_change(obj: Reservation) -> bool:
+    """Whether the requester wants a change of a live reservation that the generation does not show."""
+    shown = instruction_of(obj)
+    if shown is None or shown.reservation.status.phase not in LIVE_PHASES:
+        return False
+    found, status = shown.reservation, shown.reservation.status
+    is_released = any(
+        one.type == "RequesterReleased" and one.status == "True" for one in obj.status.conditions
+    )
+    has_moved = bool(found.previous_cluster_ids)
+    return is_released or (
+        status.phase == "Reserved"
+        and reservation_plan.uses_provider(
+            obj, found.target_cluster_id, status.reserved_at, has_moved=has_moved
+        )
+    )
+
+
+def hold_report(obj: ProviderInstruction) -> bodies.HoldReport | None:
+    """What the provider reports about its hold; None if nothing."""
+    held = next((one for one in obj.status.conditions if one.type == "Held"), None)
+    if held is None:
+        return None
+    return bodies.HoldReport(held.status == "True", held.reason, held.message)
 
 
 def needs_finalizer(obj: Reservation, cluster: ClusterId) -> bool:
     """Whether it could be deleted without a release: the namespace had no cluster label for a while."""
     if labels.has_finalizer(obj.metadata) or labels.is_being_deleted(obj.metadata):
         return False
-    response = instruction_of(obj)
-    if response is None or response.reservation.requester_id != cluster:
+    shown = instruction_of(obj)
+    if shown is None or shown.reservation.requester_id != cluster:
         return False
-    return response.reservation.status.phase in LIVE_PHASES
+    return shown.reservation.status.phase in LIVE_PHASES
 
 
 # -- objects and patches
@@ -195,33 +202,33 @@ def reservation_object(record: Record, namespace: str, *, in_full: bool = True) 
     )
 
 
-def reservation_status_patch(
-    obj: Reservation | StoredObject, record: Record, response: BrokerResponse, now: datetime
-) -> dict[str, object]:
+def status_patch(obj: AgentObject | StoredObject, wanted: Fields, now: datetime) -> Fields:
+    """The merge patch of a status; empty if nothing differs. A field without a value is not set."""
+    shown: Fields = {} if isinstance(obj, StoredObject) else msgspec.to_builtins(obj.status)
+    change = kube_resources.merge_patch({name: shown.get(name) for name in wanted}, wanted)
+    changed = {name: value for name, value in change.items() if value or shown.get(name)}
+    return changed and {**changed, "lastUpdateTime": now}
+
+
+def observed(obj: AgentObject | StoredObject, error: KubelendError | None, now: datetime) -> Fields:
+    """Fields of a status that say that the spec is processed, and whether it is accepted."""
+    condition = cluster_namespaces.accepted_condition(error, obj.metadata.generation)
+    known = () if isinstance(obj, StoredObject | ProviderInstruction) else obj.status.conditions
+    conditions = wire_objects.merge_conditions(known, (condition,), now)
     return {
-        **kubernetes_projection.reservation_status(record),
         "observedGeneration": obj.metadata.generation,
-        "lastUpdateTime": now,
-        "response": cluster_namespaces.response_fields(response),
+        "conditions": msgspec.to_builtins(conditions),
     }
 
 
-def error_status_patch(
-    obj: Reservation, error: KubelendError, response: BrokerResponse, now: datetime
-) -> dict[str, object]:
-    """The status of a request that failed or is to be repeated."""
-    return {
-        "phase": None if error.retryable else "Failed",
-        "message": str(error),
-        "reason": error.code,
-        "observedGeneration": obj.metadata.generation,
-        "lastUpdateTime": now,
-        "response": cluster_namespaces.response_fields(response),
-    }
+def error_fields(error: KubelendError) -> Fields:
+    """Further fields of the status of a request without a reservation."""
+    phase = None if error.retryable else "Failed"
+    return {"phase": phase, "message": str(error), "reason": error.code}
 
 
 def provider_instruction_object(
-    part: Instruction, response: BrokerResponse, namespace: str
+    part: Instruction, grant: str, namespace: str
 ) -> ProviderInstruction:
     record = part.reservation
     return ProviderInstruction(
@@ -230,19 +237,25 @@ def provider_instruction_object(
             namespace,
             labels={objects.MANAGED_BY: objects.MANAGED_BY_BROKER},
         ),
-        provider_instruction_spec(part, response),
+        provider_instruction_spec(part, grant),
     )
 
 
-def provider_instruction_patch(part: Instruction, response: BrokerResponse) -> dict[str, object]:
-    """The merge patch of a spec, removing all fields that are not set."""
-    spec: dict[str, object] = msgspec.to_builtins(provider_instruction_spec(part, response))
-    spec.setdefault("expiresAt", None)
-    return spec | {"response": cluster_namespaces.response_fields(response)}
+def provider_instruction_patch(obj: ProviderInstruction, part: Instruction, grant: str) -> Fields:
+    """The merge patch of the spec; fields about the provider's own status stay."""
+    shown: Fields = msgspec.to_builtins(obj.spec)
+    wanted: Fields = msgspec.to_builtins(provider_instruction_spec(part, grant))
+    kept = {name: shown[name] for name in _REPORT_FIELDS if name in shown}
+    return kube_resources.merge_patch(shown, kept | wanted)
+
+
+_REPORT_FIELDS: Final = (
+    *("observedReportTime", "accepted", "handshakeTime", "peer", "peerHandshakes"),
+)
 
 
 def provider_instruction_spec(
-    part: Instruction, response: BrokerResponse
+    part: Instruction, grant: str
 ) -> wire_objects.ProviderInstructionSpec:
     record = part.reservation
     return wire_objects.ProviderInstructionSpec(
@@ -251,7 +264,7 @@ def provider_instruction_spec(
         message=part.message,
         expires_at=record.expires_at,
         requester_cluster_id=record.requester,
-        response=response,
+        instruction=authorization.instruction_body(part, grant),
     )
 
 
@@ -276,10 +289,6 @@ class NamespaceCache:
         """Names of the objects that request a reservation, by idempotency key."""
         self._pending_objects: dict[tuple[str, str], None] = {}
         self._pending_reservations: dict[ReservationId, None] = {}
-        self._unlisted = {kind.kind for kind in NAMESPACE_KINDS}
-        """Kinds of which there may be more objects than the watch has reported."""
-        self._deleted_uids: set[str] = set()
-        """UIDs of objects deleted while lists were pending: a list may still have them."""
 
     @property
     def session(self) -> ClusterSession | None:
@@ -300,20 +309,7 @@ class NamespaceCache:
         self._pending_objects[at] = None
         return True
 
-    def awaits_list(self, kind: str) -> bool:
-        return kind in self._unlisted
-
-    def add_list(self, kind: str, found: Iterable[Object]) -> None:
-        """Handle a list made beside the watch, which may be ahead of it."""
-        if kind in self._unlisted:
-            for one in found:
-                if one.metadata.uid not in self._deleted_uids:
-                    self.handle(one)
-            self._mark_listed(kind)
-
     def on_delete(self, deleted: Object) -> None:
-        if self._unlisted:
-            self._deleted_uids.add(deleted.metadata.uid)
         at = deleted.kind, deleted.metadata.name
         known = self._objects.get(at)
         if known is not None and known.metadata.uid == deleted.metadata.uid:
@@ -330,7 +326,6 @@ class NamespaceCache:
         for found in [one for (one_kind, _), one in self._objects.items() if one_kind == kind]:
             if found.metadata.uid not in uids:
                 self.on_delete(found)
-        self._mark_listed(kind)
 
     def enqueue_reservation(self, reservation: ReservationId) -> None:
         """The reservation has changed in the ledger."""
@@ -397,11 +392,6 @@ class NamespaceCache:
         found = self._objects.get((Reservation.kind, name))
         return found if isinstance(found, Reservation) else None
 
-    def _mark_listed(self, kind: str) -> None:
-        self._unlisted.discard(kind)
-        if not self._unlisted:
-            self._deleted_uids.clear()
-
     def _index(self, found: Object) -> None:
         if isinstance(found, Reservation):
             self._names_by_key[idempotency_key(found)] = found.metadata.name
@@ -412,8 +402,8 @@ class NamespaceCache:
 def _reservation_of(found: Object) -> ReservationId | None:
     if not isinstance(found, Reservation | ProviderInstruction):
         return None
-    response = instruction_of(found)
-    return None if response is None else ReservationId(response.reservation.id)
+    shown = instruction_of(found)
+    return None if shown is None else ReservationId(shown.reservation.id)
 
 
 def _is_newer(found: Object, known: Object) -> bool:

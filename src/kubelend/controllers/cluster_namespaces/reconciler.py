@@ -1,4 +1,4 @@
-"""Reconciles one cluster namespace: answers requests, and mirrors the ledger's state into its objects.
+"""Reconciles one cluster namespace: does what the agent writes, and mirrors the ledger into its objects.
 
 `ClusterNamespaces` calls `reconcile` after each change, one call at a time per namespace. The caller
 is the cluster of the namespace, whatever the objects claim. What `NamespaceWriter` writes is put into the
@@ -8,36 +8,49 @@ cache as the API server returned it.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 import structlog
-from msgspec.structs import replace
 
 from kubelend.broker import authorization
-from kubelend.broker.streams import Side
+from kubelend.broker.streams import Instruction, Side
 from kubelend.controllers import labels
 from kubelend.controllers.cluster_namespaces import handlers, plan
-from kubelend.controllers.cluster_namespaces.handlers import Dependencies, RequestHandlers
+from kubelend.controllers.cluster_namespaces.handlers import ClusterHandlers, Dependencies
 from kubelend.controllers.cluster_namespaces.plan import (
+    Fields,
     InstructionObject,
     NamespaceCache,
     PlannedWrite,
-    WriteInstruction,
 )
 from kubelend.controllers.reconciler import NextDue
-from kubelend.core.errors import InvalidInput, KubelendError, NotFound, NotLeader, NotReady
+from kubelend.core.errors import (
+    Conflict,
+    InvalidInput,
+    KubelendError,
+    NotFound,
+    NotLeader,
+    NotReady,
+)
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.models import Reservation as Record
 from kubelend.kube import resources
 from kubelend.kube.resources import Resource
-from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes import objects, projection
 from kubelend.stores.kubernetes.objects import StoredObject
 from kubelend.wire import cluster_namespaces
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
-from kubelend.wire.objects import AgentRequest, BrokerResponse, Kind, Object, ProviderInstruction
+from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
+    ClusterAdvertisement,
+    ClusterSession,
+    ClusterSessionSpec,
+    Reservation,
+)
+from kubelend.wire.objects import Kind, Metadata, Object, ProviderInstruction
 
 log = structlog.get_logger("kubelend.cluster_namespaces")
 
@@ -45,7 +58,7 @@ log = structlog.get_logger("kubelend.cluster_namespaces")
 MAX_CONCURRENT_WRITES = 16
 """Concurrent writes in one namespace."""
 
-MAX_HANDSHAKES_PER_NOTICE = 256
+StatusKind = TypeVar("StatusKind", Reservation, ClusterAdvertisement, ClusterSession)
 
 INSTRUCTION_RESOURCE = resources.resource_for(ProviderInstruction)
 
@@ -58,22 +71,28 @@ class NamespaceReconciler:
         dependencies: Dependencies,
         namespace: str,
         cluster: ClusterId,
+        cache: NamespaceCache,
         enqueue: Callable[[], None],
     ) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        self.cache = NamespaceCache()
+        self.cache = cache
         self.is_being_deleted = False
         """Whether the namespace has a deletionTimestamp, so that no object can be created in it."""
         self._dependencies = dependencies
-        self._handlers = RequestHandlers(dependencies, cluster, namespace)
+        self._handlers = ClusterHandlers(dependencies, cluster, namespace)
         self._enqueue = enqueue
-        self._stream: handlers.AgentStream | None = None
+        self._watch: handlers.AgentWatch | None = None
+        """The watch of the agent that is served."""
+        self._ended_watch = ""
+        """ID of the last one that has ended."""
         self._handshakes: dict[ReservationId, None] = {}
         """Reservations with a new handshake, of which the agent is not notified yet."""
         self._ledger: Ledger | None = None
         """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
-        self._writer = NamespaceWriter(dependencies, namespace, cluster, self.cache)
+        self._writer = NamespaceWriter(dependencies, namespace, cluster, self.cache, self._handlers)
+        self._retry: KubelendError | None = None
+        """Why an object has to be processed again. The rest of the namespace is complete."""
         self._rejections_due = NextDue()
         """When the next rejected request may be deleted."""
         self._logged_errors: dict[str, str] = {}
@@ -98,28 +117,26 @@ class NamespaceReconciler:
 
     async def stop(self) -> None:
         """The namespace is no cluster namespace any more, or the broker stops."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await stream.stop()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.stop()
 
     # -- reconcile
 
     async def _reconcile(self) -> None:
-        session = self.cache.session
-        request = None if session is None else plan.pending_request(session)
-        self._touch_session(request)
         self._enqueue_rejected()
         error = await self._detect_reload()
+        session = self.cache.session  # before the rest: what it asks for is all that is pending now
         while any(pending := self.cache.pop_pending()):
             error = await self._handle(pending, error)
-        if request is not None:
+        await self._write_notices()
+        if session is not None:
             await self._skip_undecodable(
-                cluster_namespaces.SESSION_NAME, self._respond_to_session, request, error
+                cluster_namespaces.SESSION_NAME, self._sync_session, session, error
             )
-        else:
-            await self._sync_session_status()
-        if error is not None:
-            raise error
+        retry, self._retry = self._retry, None
+        if (failure := error or retry) is not None:
+            raise failure
 
     async def _handle(
         self, pending: plan.PendingWork, earlier: KubelendError | None
@@ -153,31 +170,23 @@ class NamespaceReconciler:
         first = [one for one in found if isinstance(one, kinds)]
         await _gather(self._skip_undecodable(one.key, self._process, one) for one in first)
         for one in found:
-            if isinstance(one, ClusterAdvertisement) and plan.pending_request(one):
-                await self._skip_undecodable(one.key, self._respond_to_advertisement, one)
+            if isinstance(one, ClusterAdvertisement) and plan.is_pending(one):
+                await self._skip_undecodable(one.key, self._process_advertisement, one)
 
     async def _process(self, obj: InstructionObject) -> None:
         if isinstance(obj, Reservation) and labels.is_being_deleted(obj.metadata):
             await self._finalize(obj)
-            return
-        request = plan.pending_request(obj)
-        self._touch_session(request)
-        verb = plan.verb_from_conditions(obj) if isinstance(obj, Reservation) else ""
-        if request is None and verb:
-            last = plan.response_of(obj) or cluster_namespaces.NO_RESPONSE
-            request = AgentRequest(last.request_id, verb)
-        if request is None:
-            if isinstance(obj, Reservation):
-                await self._maintain(obj)
+        elif isinstance(obj, Reservation) and (plan.is_pending(obj) or plan.wants_change(obj)):
+            await self._process_reservation(obj)
         elif isinstance(obj, Reservation):
-            await self._respond_to_reservation(obj, request)
-        else:
-            await self._respond_to_instruction(obj, request)
+            await self._maintain(obj)
+        elif plan.is_pending(obj):
+            await self._process_report(obj)
 
     async def _maintain(self, obj: Reservation) -> None:
-        """A reservation without a pending request."""
+        """A reservation whose spec is processed."""
         broker = self._dependencies.broker
-        due = labels.rejected_in_cluster_namespace_until(obj, broker.retention)
+        due = labels.rejected_until(obj, broker.retention)
         if plan.needs_finalizer(obj, self.cluster):
             await self._writer.add_finalizer(obj)
         elif self._rejections_due.has_passed(due, broker.clock()):
@@ -188,126 +197,162 @@ class NamespaceReconciler:
         if self.is_due:
             self._rejections_due.clear()
             self.cache.enqueue_matching(
-                lambda one: isinstance(one, Reservation) and one.status.response is not None
+                lambda one: isinstance(one, Reservation) and one.status.instruction is None
             )
 
-    # -- requests
+    # -- what the agent has written
 
-    def _touch_session(self, request: AgentRequest | None) -> None:
-        if request is not None and self._stream is not None:
-            self._stream.touch(request.agent)
+    def _touch(self) -> None:
+        """The agent is there."""
+        if self._watch is not None:
+            self._watch.touch()
 
-    async def _respond_to_reservation(self, obj: Reservation, request: AgentRequest) -> None:
-        if request.verb == "reserve" and not labels.has_finalizer(obj.metadata):
+    async def _process_reservation(self, obj: Reservation) -> None:
+        self._touch()
+        if plan.instruction_of(obj) is None and not labels.has_finalizer(obj.metadata):
             held = await self._writer.add_finalizer(obj)
             if held is None:
                 return
             obj = held
+        fields: Fields = {}
         try:
-            record = await self._handlers.handle_reservation(obj, request)
+            record = await self._handlers.apply_reservation(obj)
+            if obj.spec.renewal is not None:
+                fields["renewTime"] = msgspec.to_builtins(obj.spec.renewal.time)
+            fields |= self._handlers.pass_handshake(
+                record, obj.spec.handshake, obj.status.handshake_time
+            )
         except NotLeader:
             raise
         except KubelendError as error:
-            if error.retryable and not request.id:  # no client would repeat the request
-                raise
-            response = self._error_response(obj, request, error)
-            if response.body:
-                await self._writer.patch_status(
-                    obj, {"response": cluster_namespaces.response_fields(response)}
-                )
-            else:
-                now = self._dependencies.broker.clock()
-                status = plan.error_status_patch(obj, error, response, now)
-                await self._writer.patch_status(obj, status)
+            await self._refuse_reservation(obj, error)
         else:
-            await self._writer.write_requester_side(obj, record, request.id)
+            now = self._dependencies.broker.clock()
+            await self._writer.write_requester_side(
+                obj, record, fields | plan.observed(obj, None, now)
+            )
 
-    async def _respond_to_instruction(
-        self, obj: ProviderInstruction, request: AgentRequest
-    ) -> None:
+    async def _refuse_reservation(self, obj: Reservation, error: KubelendError) -> None:
+        """The last instruction stays valid."""
+        self._retry_later(error)
+        now = self._dependencies.broker.clock()
+        fields = plan.observed(obj, error, now)
+        if plan.instruction_of(obj) is None:
+            fields |= plan.error_fields(error)
+        elif not error.retryable and obj.spec.renewal is not None:
+            fields["renewTime"] = msgspec.to_builtins(obj.spec.renewal.time)
+        await self._writer.patch_status(obj, fields)
+
+    def _retry_later(self, error: KubelendError) -> None:
+        if error.retryable:
+            self._retry = error
+
+    async def _process_report(self, obj: ProviderInstruction) -> None:
+        self._touch()
+        fields: Fields = {"observedReportTime": msgspec.to_builtins(obj.status.report_time)}
+        part: Instruction | None = None
+        failure: KubelendError | None = None
         try:
-            record = await self._handlers.handle_instruction(obj, request)
-        except NotLeader:
-            raise
-        except KubelendError as error:
-            fields = cluster_namespaces.response_fields(self._error_response(obj, request, error))
-            await self._writer.patch(INSTRUCTION_RESOURCE, obj, {"spec": {"response": fields}})
-        else:
+            record = await self._handlers.apply_report(obj)
+            fields |= self._handlers.pass_handshake(
+                record, obj.status.handshake, obj.spec.handshake_time
+            )
             part = handlers.instruction_for_side(self.cluster, record, Side.PROVIDER)
-            if part is not None:
-                await self._writer.write_provider_side(plan.WriteInstruction(part, obj), request.id)
-
-    async def _respond_to_advertisement(self, obj: ClusterAdvertisement) -> None:
-        """The resulting instructions are written before the response, so that its reader finds them."""
-        request = plan.pending_request(obj) or AgentRequest("", "publish")
-        self._touch_session(request)
-        try:
-            body, status = await self._handlers.handle_advertisement(obj, request)
-            response = BrokerResponse(request.id, cluster_namespaces.body_text(body))
         except NotLeader:
             raise
         except KubelendError as error:
-            response = BrokerResponse(request.id, "", cluster_namespaces.error_text(error))
-            status = {"message": str(error), "active": False}
+            failure = error
+            self._retry_later(error)
+        condition = cluster_namespaces.accepted_condition(failure)
+        fields["accepted"] = cluster_namespaces.replacement(condition)
+        await self._writer.write_provider_side(obj, part, fields)
+
+    async def _process_advertisement(self, obj: ClusterAdvertisement) -> None:
+        """The resulting instructions are written before the status, so that its reader finds them."""
+        self._touch()
+        failure: KubelendError | None = None
+        try:
+            fields = await self._handlers.advertise(obj)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            failure, fields = error, {"message": str(error), "active": False}
+            self._retry_later(error)
         else:
             await self._mirror_pending()
-        status["observedGeneration"] = obj.metadata.generation
+        fields |= plan.observed(obj, failure, self._dependencies.broker.clock())
+        await self._writer.patch_status(obj, fields)
+
+    # -- the session
+
+    async def _sync_session(
+        self, session: ClusterSession, namespace_error: KubelendError | None
+    ) -> None:
+        """Show that the namespace is complete, or why it is not, and whether the watch is served."""
+        fields: Fields = {}
+        if plan.is_pending(session):
+            fields = await self._process_session(session, namespace_error)
+        elif session.status.watch and session.status.watch == session.spec.watch:
+            await self._resume_watch(session.spec)
+        watch = "" if self._watch is None else self._watch.id
         await self._writer.patch_status(
-            obj, status | {"response": cluster_namespaces.response_fields(response)}
+            session, fields | {"clusterID": self.cluster, "watch": watch}
         )
 
-    async def _respond_to_session(
-        self, request: AgentRequest, namespace_error: KubelendError | None
-    ) -> None:
-        status: dict[str, object] = {"clusterID": self.cluster}
-        response = BrokerResponse(request.id)
+    async def _process_session(
+        self, session: ClusterSession, namespace_error: KubelendError | None
+    ) -> Fields:
+        failure: KubelendError | None = None
+        keys = self._dependencies.grant_keys
+        fields: Fields = {"grantKeys": [] if keys is None else msgspec.to_builtins(keys.keys)}
+        self._touch()
         try:
-            if request.verb == "ping":
-                self._check_ready()
-            elif namespace_error is not None:
-                raise handlers.as_retryable(namespace_error)
-            status |= await self._execute_session_request(request)
-            response = replace(response, body=await self._handlers.handle_session(request))
+            self._check_ready()
+            if namespace_error is not None:
+                raise namespace_error
+            fields |= await self._show(session.spec)
         except NotLeader:
             raise
         except KubelendError as error:
-            response = replace(response, error=cluster_namespaces.error_text(error))
-        status |= self._handshake_notice() | {
-            "session": "" if self._stream is None else self._stream.name,
-            "lastUpdateTime": self._dependencies.broker.clock(),
-            "response": cluster_namespaces.response_fields(response),
-        }
-        session = self.cache.session
-        if session is not None:
-            await self._writer.patch_status(session, status)
+            failure = error
+        return fields | plan.observed(session, failure, self._dependencies.broker.clock())
 
-    async def _execute_session_request(self, request: AgentRequest) -> dict[str, object]:
-        """Requests for the whole namespace."""
-        if request.verb == "leave":
-            if self._stream is not None and self._stream.agent == request.agent:
-                await self.stop()
-            return {}
-        self._handlers.authorize(request, claims=request.verb == "listen")
-        if request.verb == "listen":
-            await self._open_stream(request.agent)
+    async def _show(self, spec: ClusterSessionSpec) -> Fields:
+        self._handlers.check_not_revoked()
+        await self._serve_watch(spec)
         ends = await self._dependencies.broker.read(
             lambda ledger: (ledger.revision, ledger.compacted_revision)
         )
         await self._mirror_pending()
-        return {"revision": ends[0], "compactedRevision": ends[1]}
+        name, shown = spec.reservation_name, None
+        if name:
+            shown = msgspec.to_builtins(await self._handlers.find(name))
+        return {"revision": ends[0], "compactedRevision": ends[1], "reservation": shown}
 
-    async def _open_stream(self, agent: str) -> None:
-        stream = handlers.AgentStream(
-            self._dependencies, self.cluster, agent, self._on_stream_end, self._on_handshakes
-        )
-        await stream.start(f"in namespace {self.namespace}")
-        previous, self._stream = self._stream, stream
+    async def _serve_watch(self, spec: ClusterSessionSpec) -> None:
+        """Begin to serve the watch of the spec, and end the previous one. One that has ended stays so."""
+        if spec.watch and spec.watch in (self._watch and self._watch.id, self._ended_watch):
+            return
+        previous, self._watch = self._watch, None
         if previous is not None:
             await previous.stop()
+        if spec.watch:
+            watch = handlers.AgentWatch(
+                self._dependencies, self.cluster, spec, self._on_watch_end, self._on_handshakes
+            )
+            await watch.start(f"in namespace {self.namespace}")
+            self._watch = watch
 
-    def _on_stream_end(self, stream: handlers.AgentStream) -> None:
-        if self._stream is stream:
-            self._stream = None
+    async def _resume_watch(self, spec: ClusterSessionSpec) -> None:
+        """Another broker has served it. If this one cannot, the agent has to begin again."""
+        if self._watch is None:
+            with suppress(KubelendError):
+                await self._serve_watch(spec)
+
+    def _on_watch_end(self, watch: handlers.AgentWatch) -> None:
+        self._ended_watch = watch.id
+        if self._watch is watch:
+            self._watch = None
             self._enqueue()
 
     def _on_handshakes(self, reservations: list[ReservationId]) -> None:
@@ -318,32 +363,18 @@ class NamespaceReconciler:
         if (reason := self._dependencies.broker.unready) is not None:
             raise NotReady(f"the broker is not ready: {reason}", hint="try again later")
 
-    async def _sync_session_status(self) -> None:
-        session = self.cache.session
-        name = "" if self._stream is None else self._stream.name
-        if session is None:
-            return
-        notice = self._handshake_notice()
-        if (session.status.session, session.status.cluster_id) != (name, self.cluster) or notice:
-            now = self._dependencies.broker.clock()
-            status = {"session": name, "clusterID": self.cluster, "lastUpdateTime": now}
-            await self._writer.patch_status(session, status | notice)
-
-    def _handshake_notice(self) -> dict[str, object]:
-        """For a patch of the status. The rest is for the next notice."""
-        taken = [*self._handshakes][:MAX_HANDSHAKES_PER_NOTICE]
-        for each in taken:
-            del self._handshakes[each]
-        if self._handshakes:
-            self._enqueue()
-        return {"handshakes": {"id": uuid.uuid4().hex, "reservations": taken}} if taken else {}
-
-    def _error_response(
-        self, obj: InstructionObject, request: AgentRequest, error: KubelendError
-    ) -> BrokerResponse:
-        """The body of the last response stays valid."""
-        before = plan.response_of(obj) or cluster_namespaces.NO_RESPONSE
-        return BrokerResponse(request.id, before.body, cluster_namespaces.error_text(error))
+    async def _write_notices(self) -> None:
+        """Notify the agent of handshakes, in the objects of their reservations."""
+        for reservation in list(self._handshakes):
+            self._handshakes.pop(reservation, None)
+            own = self.cache.requester_object(reservation, None)
+            lent = self.cache.provider_object(reservation)
+            if own is not None:
+                fields = {"peerHandshakes": own.status.peer_handshakes + 1}
+                await self._writer.patch_status(own, fields)
+            elif lent is not None:
+                fields = {"peerHandshakes": lent.spec.peer_handshakes + 1}
+                await self._writer.patch(INSTRUCTION_RESOURCE, lent, {"spec": fields})
 
     # -- the ledger's state
 
@@ -375,13 +406,16 @@ class NamespaceReconciler:
         return [step for step in steps if not (self.is_being_deleted and step.obj is None)]
 
     async def _execute(self, step: PlannedWrite) -> None:
-        if isinstance(step, plan.DeleteObject):
-            await self._dependencies.broker.check_fencing()
-            await self._writer.delete(step.obj)
-        elif step.instruction.side is Side.PROVIDER:
-            await self._writer.write_provider_side(step)
-        else:
-            await self._writer.write_requester_side(step.obj, step.instruction.reservation)
+        match step:
+            case plan.DeleteObject(obj):
+                await self._dependencies.broker.check_fencing()
+                await self._writer.delete(obj)
+            case plan.WriteInstruction(part, Reservation() as obj):
+                await self._writer.write_requester_side(obj, part.reservation, {})
+            case plan.WriteInstruction(part, ProviderInstruction() as obj):
+                await self._writer.write_provider_side(obj, part, {})
+            case plan.WriteInstruction(part, _):
+                await self._writer.create(part)
 
     async def _finalize(self, obj: Reservation) -> None:
         """The object is being deleted: release its reservation, then remove the finalizer."""
@@ -418,28 +452,61 @@ class NamespaceWriter:
     """Writes into one cluster namespace."""
 
     def __init__(
-        self, dependencies: Dependencies, namespace: str, cluster: ClusterId, cache: NamespaceCache
+        self,
+        dependencies: Dependencies,
+        namespace: str,
+        cluster: ClusterId,
+        cache: NamespaceCache,
+        handlers: ClusterHandlers,
     ) -> None:
         self._dependencies = dependencies
         self._namespace = namespace
         self._cluster = cluster
         self._cache = cache
+        self._handlers = handlers
         self._writes = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
 
-    async def write_requester_side(
-        self, obj: InstructionObject | None, record: Record, request_id: str | None = None
-    ) -> None:
-        part = handlers.instruction_for_side(self._cluster, record, Side.REQUESTER)
-        if part is None or isinstance(obj, ProviderInstruction):
+    async def create(self, part: Instruction) -> None:
+        """The object that shows a side of a reservation, which has none yet."""
+        if part.side is Side.REQUESTER:
+            made = await self._create_reservation(part.reservation)
+            now = self._dependencies.broker.clock()
+            fields = plan.observed(made, None, now)
+            await self.write_requester_side(made, part.reservation, fields)
             return
-        target = await self._create_reservation(record) if obj is None else obj
-        response = await self._response(WriteInstruction(part, obj), request_id)
-        status = plan.reservation_status_patch(
-            target, record, response, self._dependencies.broker.clock()
+        wanted = plan.provider_instruction_object(
+            part, await self._handlers.grant(part.reservation), self._namespace
         )
-        await self._patch(
-            labels.RESERVATION_RESOURCE, target.metadata.name, {"status": status}, "status"
-        )
+        async with self._writes:
+            created = await self._dependencies.client.create(INSTRUCTION_RESOURCE, wanted)
+        self._cache.handle(created)
+
+    async def write_requester_side(
+        self, obj: Reservation | StoredObject, record: Record, fields: Fields
+    ) -> None:
+        """Show the reservation, and further fields of the status."""
+        part = handlers.instruction_for_side(self._cluster, record, Side.REQUESTER)
+        if part is None:
+            return
+        shown = authorization.instruction_body(part, await self._handlers.grant(record))
+        wanted = projection.reservation_status(record) | {
+            "instruction": msgspec.to_builtins(shown),
+            **fields,
+        }
+        change: Fields = {
+            "status": plan.status_patch(obj, wanted, self._dependencies.broker.clock())
+        }
+        await self._patch(labels.RESERVATION_RESOURCE, obj.metadata.name, change, "status")
+
+    async def write_provider_side(
+        self, obj: ProviderInstruction, part: Instruction | None, fields: Fields
+    ) -> None:
+        """Show the reservation, if it is known, and further fields of the spec."""
+        spec: Fields = {}
+        if part is not None:
+            grant = await self._handlers.grant(part.reservation)
+            spec = plan.provider_instruction_patch(obj, part, grant)
+        await self.patch(INSTRUCTION_RESOURCE, obj, {"spec": spec | fields})
 
     async def _create_reservation(self, record: Record) -> StoredObject:
         """With all fields, or the minimal ones if the server's CRD rejects them."""
@@ -450,31 +517,6 @@ class NamespaceWriter:
             except InvalidInput:
                 least = plan.reservation_object(record, self._namespace, in_full=False)
                 return await create(kind, least)
-
-    async def write_provider_side(
-        self, step: WriteInstruction, request_id: str | None = None
-    ) -> None:
-        response = await self._response(step, request_id)
-        if step.obj is None:
-            made = plan.provider_instruction_object(step.instruction, response, self._namespace)
-            async with self._writes:
-                created = await self._dependencies.client.create(INSTRUCTION_RESOURCE, made)
-            self._cache.handle(created)
-        elif isinstance(step.obj, ProviderInstruction):
-            spec = plan.provider_instruction_patch(step.instruction, response)
-            await self.patch(INSTRUCTION_RESOURCE, step.obj, {"spec": spec})
-
-    async def _response(self, step: WriteInstruction, request_id: str | None) -> BrokerResponse:
-        """The response for an object; without a new request the request ID of the last one stays."""
-        record, granting = step.instruction.reservation, self._dependencies.sign_grant
-        grant = None if granting is None else await granting(record, self._cluster)
-        body = cluster_namespaces.body_text(
-            authorization.instruction_body(step.instruction, grant or "")
-        )
-        before = cluster_namespaces.NO_RESPONSE if step.obj is None else plan.response_of(step.obj)
-        if request_id is not None:
-            return BrokerResponse(request_id, body)
-        return replace(before or cluster_namespaces.NO_RESPONSE, body=body)
 
     async def add_finalizer(self, obj: Reservation) -> Reservation | None:
         """None if the object no longer exists: then nothing is requested."""
@@ -491,16 +533,29 @@ class NamespaceWriter:
                 self._dependencies.client, resources.resource_for(type(obj)), obj
             )
 
-    async def patch_status(self, obj: Kind, status: dict[str, object]) -> None:
-        await self.patch(resources.resource_for(type(obj)), obj, {"status": status}, "status")
+    async def patch_status(self, obj: StatusKind, wanted: Fields) -> None:
+        """Write these fields of the status, if they differ."""
+        status = plan.status_patch(obj, wanted, self._dependencies.broker.clock())
+        if status:
+            await self._patch_status(resources.resource_for(type(obj)), obj.metadata, status)
+
+    async def _patch_status(
+        self, resource: Resource[Kind], known: Metadata, status: Fields
+    ) -> None:
+        """Conditions are a list, of which users set some: it is only replaced as it was read."""
+        change: Fields = {"status": status}
+        if "conditions" in status:
+            change["metadata"] = {"resourceVersion": known.resource_version}
+        with suppress(Conflict):  # the watch reports the newer version
+            await self._patch(resource, known.name, change, "status")
 
     async def patch(
-        self, resource: Resource[Kind], obj: Kind, change: dict[str, object], subresource: str = ""
+        self, resource: Resource[Kind], obj: Kind, change: Fields, subresource: str = ""
     ) -> Kind | None:
         return await self._patch(resource, obj.metadata.name, change, subresource)
 
     async def _patch(
-        self, resource: Resource[Kind], name: str, change: dict[str, object], subresource: str
+        self, resource: Resource[Kind], name: str, change: Fields, subresource: str
     ) -> Kind | None:
         async with self._writes:
             try:

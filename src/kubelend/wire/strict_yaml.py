@@ -1,7 +1,6 @@
-"""Strict YAML: text to plain values, objects to text and back, with errors that name the field.
+"""Strict YAML: text to plain values and records, with errors that name the line or the field.
 
-Used for the files of local objects and for simulations. Mistakes in a text raise `InvalidInput`; no
-text may harm the process.
+For what people write: manifests, simulations, the client configuration. No text may harm the process.
 """
 
 from __future__ import annotations
@@ -13,17 +12,13 @@ import msgspec
 import yaml
 
 from kubelend.core.errors import InvalidInput
-from kubelend.sources import object_semantics
 from kubelend.wire import validation
-from kubelend.wire.objects import GROUP, VERSION, Kind, Object
 
 MAX_BYTES: Final = 2**20
 """In bytes; the limit of Kubernetes, and far more than any file needs."""
 
 MAX_DEPTH: Final = 64
 """Nesting levels: the parser is recursive, and some 10,000 would crash the process."""
-
-API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 Record = TypeVar("Record")
 
@@ -53,41 +48,30 @@ def convert_record(found: Any, kind: type[Record]) -> Record:
 def convert_strict(found: Any, kind: type[Record]) -> Record:
     """As `convert_record`, but unknown fields are errors: for what people write."""
     made = convert_record(found, kind)
-    for path in _unknown_fields(found, made, ""):
+    for path in unknown_fields(found, made, ""):
         raise InvalidInput(f"{path.removeprefix('.')}: unknown field")
     return made
 
 
-def parse_object(text: bytes, kind: type[Kind]) -> Kind:
-    """The object in a file."""
-    return convert_record(_load_object(text, kind), kind)
-
-
-def parse_manifest(text: bytes, kind: type[Kind]) -> Kind:
-    """The object in a file that a person has written: unknown fields of the spec are errors."""
-    raw = _load_object(text, kind)
-    found = convert_record(raw, kind)
-    for path in _unknown_fields(raw.get("spec"), object_semantics.spec_of(found), "spec"):
-        raise InvalidInput(f"{path}: unknown field of {kind.kind}")
-    return found
-
-
-def dump_object(found: Object) -> bytes:
-    """The object as the content of its file."""
-    parts: dict[str, Any] = msgspec.to_builtins(found)
-    whole = {"apiVersion": API_VERSION, "kind": found.kind, **parts}
-    return yaml.dump(whole, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
-
-
 # The C classes are ten times faster; not every build of PyYAML has them.
 _BaseLoader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Loader(_BaseLoader):  # type: ignore[misc]  # chosen at run time
     """Keeps timestamps as strings: msgspec parses them, quoted or not, and a label may look like
-    one.
+    one. A key that is given twice is an error.
     """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        known: set[Any] = set()
+        for key, _ in node.value:
+            if key.value in known:
+                text = f"{key.value} is given twice"
+                raise yaml.constructor.ConstructorError(problem=text, problem_mark=key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                known.add(key.value)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -118,24 +102,14 @@ def _error_position(error: yaml.MarkedYAMLError) -> str:
     return f"{place}{error.problem}"
 
 
-def _load_object(text: bytes, kind: type[Object]) -> dict[Any, Any]:
-    raw = load_yaml(text)
-    if not isinstance(raw, dict):
-        raise InvalidInput("not an object", hint="write apiVersion, kind, metadata and spec")
-    for field, wanted in (("apiVersion", API_VERSION), ("kind", kind.kind)):
-        if raw.get(field) != wanted:
-            raise InvalidInput(f"{field}: must be {wanted}")
-    return raw
-
-
-def _unknown_fields(raw: Any, read: Any, path: str) -> Iterator[str]:
+def unknown_fields(raw: Any, read: Any, path: str) -> Iterator[str]:
     if isinstance(raw, dict) and isinstance(read, msgspec.Struct):
         names = {field.encode_name: field.name for field in msgspec.structs.fields(read)}
         for name, value in raw.items():
             if name not in names:
                 yield f"{path}.{name}"
             else:
-                yield from _unknown_fields(value, getattr(read, names[name]), f"{path}.{name}")
+                yield from unknown_fields(value, getattr(read, names[name]), f"{path}.{name}")
     elif isinstance(raw, list) and isinstance(read, list | tuple):
         for index, (value, part) in enumerate(zip(raw, read, strict=False)):
-            yield from _unknown_fields(value, part, f"{path}[{index}]")
+            yield from unknown_fields(value, part, f"{path}[{index}]")

@@ -1,0 +1,111 @@
+"""`kubelend backup` and `kubelend restore`: the store of a broker and its keys, in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from kubelend.cli import options, output
+from kubelend.cli.audit import DEFAULT_STORE
+from kubelend.cli.options import flag
+from kubelend.core.errors import InvalidSettings
+from kubelend.kits import tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kubelend.stores.backup import Manifest
+
+Store = Annotated[
+    str, flag("Store of the broker: a file path or sqlite:///PATH.", envvar="KUBELEND_STORE")
+]
+GrantKey = Annotated[
+    str,
+    flag(
+        "File with the keys that sign grants. Defaults to the one next to the store.",
+        "PATH",
+        envvar="KUBELEND_GRANT_KEY",
+    ),
+]
+AuthorityPath = Annotated[
+    Path | None,
+    flag("Directory of the broker's CA (--ca-path), if it is part of the backup.", "PATH"),
+]
+
+_GRANT_KEY_MEMBER: Final = "grants.key"
+_AUTHORITY_FILES: Final = ("ca.crt", "ca.key", "cross.crt", "dropped.crt")
+
+
+def create_backup(
+    file: Annotated[Path, options.argument("FILE")],
+    store: Store = DEFAULT_STORE,
+    grant_key: GrantKey = "",
+    ca_path: AuthorityPath = None,
+) -> None:
+    """Back up the store of a broker and its keys into FILE, also while the broker runs.
+
+    The copy is consistent and audited. FILE contains private keys, and only its owner can read it.
+    """
+    from kubelend.stores import backup
+
+    path = _store_path(store)
+    places = _key_places(path, grant_key, ca_path)
+    keys = {name: place for name, place in places.items() if place.exists()}
+    if ca_path is not None and "ca.key" not in keys:
+        raise InvalidSettings(f"--ca-path: {ca_path} has no ca.key", hint="check the path")
+    print(_summary(file, backup.create(path, file, keys, output.now())))
+
+
+def restore_backup(
+    file: Annotated[Path, options.argument("FILE")],
+    store: Store = DEFAULT_STORE,
+    grant_key: GrantKey = "",
+    ca_path: AuthorityPath = None,
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Restore the store of a stopped broker, and its keys, from a backup.
+
+    Files in the way are kept under another name. Changes since the backup are lost: providers give back
+    what the broker no longer knows.
+    """
+    from kubelend.stores import backup
+
+    path = _store_path(store)
+    if dry_run:
+        print(_summary(file, backup.verify(file)))
+        return
+    if path.exists() and not yes:
+        output.confirm(lambda: f"{path} will be replaced.", "Restore?")
+    moved = backup.restore(file, path, _key_places(path, grant_key, ca_path), output.now())
+    print(f"{path}: restored")
+    for each in moved:
+        output.note(tables.sanitize_line(f"kept {each}"))
+
+
+def _summary(file: Path, found: Manifest) -> str:
+    made = tables.format_time(found.created_at, output.now())
+    return (
+        f"{file}: backup of {made}, revision {found.revision},"
+        f" live reservations: {found.reservations}, files: {', '.join(found.digests)}"
+    )
+
+
+def _store_path(store: str) -> Path:
+    from kubelend.stores import factory
+
+    path = factory.file_path(store)
+    if path is None:
+        raise InvalidSettings(
+            f"--store: {store} is not a file",
+            hint="back up the objects of a Kubernetes store with etcd, see docs/operations.md",
+        )
+    return path
+
+
+def _key_places(store: Path, grant_key: str, ca_path: Path | None) -> Mapping[str, Path]:
+    beside = store.with_name(f"{store.name}-{_GRANT_KEY_MEMBER}")
+    places = {_GRANT_KEY_MEMBER: Path(grant_key) if grant_key else beside}
+    if ca_path is not None:
+        places |= {name: ca_path / name for name in _AUTHORITY_FILES}
+    return places
