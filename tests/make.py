@@ -463,8 +463,3 @@ def _plain(values: Any) -> Any:
     if values is None:
         return None
     return [_plain(value) for value in values] if isinstance(values, tuple) else values.tolist()
-
-
-Desk = CommandRunner
-desk = runner
-"""The former names, which other tests still use."""

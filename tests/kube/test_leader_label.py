@@ -1,14 +1,20 @@
 """The label of the pod that leads, on a real API server."""
 
 import asyncio
+import json
+import re
 import socket
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+import charts
 import make
 from kubelend.broker.ports import SingleReplica
 from kubelend.controllers.leader_label import PODS, LeaderLabel, OwnPod
+from kubelend.core.errors import Forbidden
+from kubelend.envtest import credentials
 from kubelend.kube import config
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
@@ -19,15 +25,23 @@ class Vote(SingleReplica):
     is_leader = False
 
 
-@pytest.fixture
-async def pod(kube_client, namespace):
+def make_pod(name, account="default"):
     container = {"name": "broker", "image": "kubelend"}
-    body = {
+    return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "broker-0", "labels": {"app": "kubelend"}},
-        "spec": {"containers": [container], "automountServiceAccountToken": False},
+        "metadata": {"name": name, "labels": {"app": "kubelend"}},
+        "spec": {
+            "containers": [container],
+            "automountServiceAccountToken": False,
+            "serviceAccountName": account,
+        },
     }
+
+
+@pytest.fixture
+async def pod(kube_client, namespace):
+    body = make_pod("broker-0")
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
     await kube_client.raw("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
     await kube_client.raw("POST", f"/api/v1/namespaces/{namespace}/pods", body)
@@ -110,3 +124,52 @@ async def test_removal_times_out(pod):
             with capture_logs() as logs:
                 await LeaderLabel(client, pod, Vote()).remove()
     assert [one["error"] for one in logs] == ["the API server did not respond in time"]
+
+
+ACCOUNT, OURS = "kubelend-broker", ("kubelend-broker-0", "kubelend-broker-1")
+
+
+@pytest.fixture
+async def as_the_pod(kube, kube_client, namespace):
+    """A kubeconfig with the token that the kubelet gives to this pod, and the rights that we ship."""
+    policies = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    kinds = ("ServiceAccount", "Role", "RoleBinding", *policies)
+    found = charts.of_kind(charts.rendered("broker", "overlays/replicated"), *kinds)
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": found})
+    path = kube.directory / f"{namespace}.json"
+    path.write_text(re.sub(r'"namespace": "[^"]*"', f'"namespace": "{namespace}"', text))
+    kube.kubectl("apply", "--server-side", f"--filename={path}")
+    for name in OURS:
+        body = make_pod(name, ACCOUNT)
+        await kube_client.raw("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    bound = ("--bound-object-kind=Pod", f"--bound-object-name={OURS[0]}")
+    token = kube.kubectl("create", "token", ACCOUNT, f"--namespace={namespace}", *bound)
+    path = kube.directory / f"{namespace}.kubeconfig"
+    yield credentials.write_token_kubeconfig(kube.admin_kubeconfig, path, ACCOUNT, token.strip())
+    kube.kubectl("delete", *(f"{kind}/{ACCOUNT}-leader-label" for kind in policies))
+
+
+async def test_broker_may_change_the_label_of_its_own_pod_and_nothing_else(
+    kube_client, namespace, as_the_pod
+):
+    own = OwnPod(OURS[0], namespace)
+    leading = {"metadata": {"labels": {"kubelend.io/role": "leader"}}}
+    changes: list[Any] = [
+        {"metadata": {"labels": labels}} for labels in ({"app": "x"}, {"app": None}, {"a": ""})
+    ]
+    changes.append({"spec": {"activeDeadlineSeconds": 1}})
+    async with Client.open(config.config_from_kubeconfig(as_the_pod)) as client:
+
+        async def is_refused(name, change, why):
+            try:
+                await client.patch(PODS, name, namespace, change)
+            except Forbidden as error:
+                return why in str(error)
+            return False
+
+        # A policy counts shortly after it was made.
+        await until(lambda: is_refused(OURS[1], leading, "may only change its own pod"))
+        for change in changes:
+            assert await is_refused(OURS[0], change, "may only change the label kubelend.io/role")
+        await LeaderLabel(client, own, Vote()).apply()
+    assert await labels(kube_client, own) == {"app": "kubelend", "kubelend.io/role": "follower"}

@@ -292,7 +292,7 @@ TARGETS = (
         at_most=15,
     ),
     Target("advertise", "rss_mb", "MB of memory, same run", at_most=200),
-    Target("overload", "p99_ms", "ms latency of another cluster, p99, during {worst}", at_most=50),
+    Target("overload", "p99_ms", "ms of others, p99, during {worst}", at_most=50),
     Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
     Target("agent", "rss_mb", "MB of memory of an agent, {pods:,} pods", at_most=50),
     Target("agent", "cpu_percent", "% of a core, {events_per_s:.0f} pod events per second"),

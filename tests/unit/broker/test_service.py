@@ -131,17 +131,6 @@ async def test_decision_includes_changes_that_are_not_durable_yet(broker, store)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoCapacity", "Reservation"]
 
 
-async def test_read_is_answered_once_what_it_shows_is_durable(broker, store):
-    store.hold()
-    change = asyncio.create_task(broker.reserve(make.request("cpu=3,memory=1Gi")))
-    await settled()
-    read = asyncio.create_task(broker.cluster(A))
-    await settled()
-    assert (change.done(), read.done()) == (False, False)
-    store.let_go()
-    assert (await read).reserved == (await change).request.resources
-
-
 @pytest.mark.parametrize("problem", [ValueError("a bug"), WrongPhase("too late")], ids=repr)
 async def test_command_that_fails_after_an_event_changes_nothing(broker, store, problem):
     def halfway(ledger, now):
@@ -423,29 +412,6 @@ def test_pages_have_no_gap_and_no_repetition(runner, cluster):
         seen += ids(page)
         after = page[-1].ticket
     assert seen == made[:3] + made[4:], "but what the filter leaves out"
-
-
-def test_stream_starts_with_all_unfinished_reservations(runner):
-    kept, used, over = (runner.reserve("cpu=1,memory=1Gi", pinned="a") for _ in range(3))
-    waiting = runner.reserve("cpu=99,memory=1Gi", wait=make.HOUR)
-    runner.activate(used)
-    runner.release(over)
-    opened = opening(runner, "r", None)
-    assert not opened.resumed
-    assert ids(opened.changes) == [kept, waiting, used]
-    assert ids(opening(runner, "a", None).changes) == [kept, used]
-
-
-def test_resumed_stream_has_all_changes_in_order_of_revision(runner):
-    first, _ = (runner.reserve("cpu=1,memory=1Gi", pinned="a") for _ in range(2))
-    seen = runner.ledger.revision
-    third = runner.reserve("cpu=1,memory=1Gi", pinned="a")
-    runner.release(first)
-    opened = opening(runner, "a", seen)
-    assert opened.resumed
-    assert ids(opened.changes) == [third, first]
-    nothing = opening(runner, "a", runner.ledger.revision)
-    assert (nothing.resumed, nothing.changes) == (True, [])
 
 
 def test_stream_is_not_resumed_from_a_future_or_compacted_revision(runner):

@@ -179,11 +179,6 @@ def test_instructions_of_requester_and_provider(phase, requester, provider):
     assert instructions("a", reservation(phase)) == [provider]
 
 
-def test_requester_of_a_queued_reservation_waits():
-    waiting = reservation(Phase.PENDING, target=None)
-    assert instructions("r", waiting) == [(Side.REQUESTER, InstructionAction.WAIT, "Why")]
-
-
 @pytest.mark.parametrize("phase", [Phase.RESERVED, Phase.ACTIVE, Phase.FAILED])
 def test_former_provider_withdraws(phase):
     assert instructions("b", reservation(phase, left=("b", "c"))) == [WITHDRAW]
@@ -191,12 +186,6 @@ def test_former_provider_withdraws(phase):
 
 def test_other_clusters_get_no_instruction():
     assert instructions("stranger", reservation()) == []
-
-
-def test_changes_concern_requester_provider_and_former_providers():
-    assert streams.clusters_of(reservation()) == {"r", "a"}
-    assert streams.clusters_of(reservation(left=("b", "c"))) == {"r", "a", "b", "c"}
-    assert streams.clusters_of(reservation(Phase.PENDING, target=None)) == {"r"}
 
 
 # -- agent sessions

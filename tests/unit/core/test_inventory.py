@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kubelend.core import pod_requests
 from kubelend.core.inventory import Hold, Inventory
-from kubelend.core.pod_requests import Node, OffloadedFrom, Pod
+from kubelend.core.pod_requests import BY_RESERVATION, Node, OffloadedFrom, Pod, PodScheduling
 from kubelend.core.resources import NOTHING, Resources
 
 FPGA = "example.com/fpga"
@@ -139,6 +139,55 @@ def test_totals_are_a_record_that_stays():
     found.put_pod(pod("b", 2))
     assert msgspec.json.encode(totals) == text
 
+
+# -- placeholders: the hold is counted, and they are not
+
+
+def placeholder(cores, on="n1"):
+    return pod("p", cores, on, placeholder_for="res1", scheduling=PodScheduling("lending", "p"))
+
+
+@pytest.fixture
+def holding():
+    """3 of 8 cores are held, on the one node that takes pods."""
+    made = inventory(node(cores=8), node("n2", 4, is_tainted=True))
+    made.put_hold("res1", Hold("rome", cpu(3)))
+    return made
+
+
+def test_what_is_offered_does_not_depend_on_placeholders(holding):
+    before = holding.totals()
+    holding.put_pod(placeholder(3))
+    after = holding.totals()
+    assert (after.allocated, after.free) == (before.allocated, before.free) == (NOTHING, cpu(5))
+    assert after.largest == cpu(5)
+    holding.put_pod(placeholder(3, on=""))
+    assert holding.totals().pending == NOTHING, "a pending one is no demand"
+
+
+@pytest.mark.parametrize("used, left", [(2, 5), (5, 3)])
+def test_the_larger_of_reserved_and_used_counts_with_placeholders_too(holding, used, left):
+    holding.put_pod(placeholder(1))
+    holding.put_pod(pod("w", used, of="rome/res1"))
+    assert holding.free() == cpu(left)
+
+
+def test_pods_that_liqo_has_authenticated_count_once_whatever_its_id_of_the_requester_is(holding):
+    holding.put_pod(pod("w", 2, of=f"{BY_RESERVATION}/res1"))
+    assert holding.free() == cpu(5)
+    holding.put_pod(pod("x", 2, of="liqo-id/res1"))
+    assert holding.free() == cpu(3), "of a cluster that may be another one"
+
+
+def test_room_is_what_the_scheduler_has_left(holding):
+    holding.put_pod(placeholder(3))
+    holding.put_pod(pod("local", 1))
+    assert (holding.free_by_node(), list(holding.scheduled)) == ({"n1": cpu(4)}, ["p"])
+    holding.delete_pod("p")
+    assert (holding.free_by_node(), list(holding.scheduled)) == ({"n1": cpu(7)}, [])
+
+
+# -- any order of changes
 
 NAMES = ("cpu", "memory", "gpu", "storage", FPGA)
 NODES = ("n1", "n2", "n3")

@@ -207,6 +207,57 @@ def test_measuring_needs_no_numpy():
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
+# -- placeholders
+
+
+def project_placeholder(labels, priority_class="kubelend-hold", **more):
+    found = {
+        "metadata": {"uid": "u", "name": "p", "namespace": "lending", "labels": labels},
+        "spec": {"priorityClassName": priority_class, "containers": []},
+        "status": {},
+    }
+    for place, fields in more.items():
+        found[place] |= fields
+    return pod_requests.project_pod(msgspec.json.decode(json.dumps(found), type=KubernetesPod))
+
+
+LABELS = {"kubelend.io/reservation": "rsv-1"}
+
+
+def test_a_placeholder_is_known_by_its_label_and_its_class():
+    assert project_placeholder(LABELS).placeholder_for == "rsv-1"
+    assert project_placeholder(LABELS, "kubelend-hold-100").placeholder_for == "rsv-1"
+    assert project_placeholder(LABELS, "").placeholder_for == ""
+    assert project_placeholder(LABELS, "").scheduling is None
+    assert project_placeholder({}).placeholder_for == ""
+
+
+def test_what_the_scheduler_knows_of_a_placeholder_is_read():
+    field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    required = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    found = project_placeholder(
+        LABELS,
+        metadata={"deletionTimestamp": "2026-01-01T12:00:00Z"},
+        spec={
+            "schedulingGates": [{"name": "kubelend.io/held"}],
+            "affinity": {
+                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}
+            },
+        },
+        status={"nominatedNodeName": "n1", "conditions": [unschedulable]},
+    )
+    assert found.scheduling == PodScheduling("lending", "p", True, True, True, "n1", "n1")
+
+
+def test_a_placeholder_with_another_gate_is_not_ours_to_schedule():
+    gates = [{"name": "kubelend.io/held"}, {"name": "other"}]
+    assert not project_placeholder(LABELS, spec={"schedulingGates": gates}).scheduling.is_gated
+
+
+# -- what a pod asks for
+
+
 def pod(text="", status=None):
     """A Pod through JSON, with containers a, b... and initContainers 0, 1...
 

@@ -493,10 +493,8 @@ class NamespaceWriter:
             "instruction": msgspec.to_builtins(shown),
             **fields,
         }
-        change: Fields = {
-            "status": plan.status_patch(obj, wanted, self._dependencies.broker.clock())
-        }
-        await self._patch(labels.RESERVATION_RESOURCE, obj.metadata.name, change, "status")
+        status = plan.status_patch(obj, wanted, self._dependencies.broker.clock())
+        await self._patch_status(labels.RESERVATION_RESOURCE, obj.metadata, status)
 
     async def write_provider_side(
         self, obj: ProviderInstruction, part: Instruction | None, fields: Fields
