@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -177,6 +178,25 @@ class Lab:
         code, out, err = self.run(*arguments, *access)
         assert code == 0, err
         return out
+
+    def rejoin(self, cluster: str) -> None:
+        """As a cluster whose certificate was revoked has to: by a token and an approval."""
+        made = json.loads(self.admin("create", "token", f"--name={cluster}", "--output=json"))
+        out = self.directory / "certs" / f"{cluster}.new"
+        flags = (f"--token={made['token']}", f"--ca-hash={made['caHash']}", f"--out={out}")
+        enrolment = ("join", f"https://localhost:{made['enrolPort']}", f"--cluster-id={cluster}")
+        joining = processes.kubelend(*enrolment, *flags, temporary=self.directory.parent)
+        wait_until(lambda: self._is_waiting(cluster), LONGEST, poll=0.5)
+        self.admin("approve", cluster)
+        code, _, err = processes.finished(joining, LONGEST)
+        assert code == 0, err
+        for path in out.iterdir():
+            shutil.copy(path, self.directory / "certs" / cluster / path.name)
+
+    def _is_waiting(self, cluster: str) -> bool:
+        """Whether somebody has asked to join as this cluster, and waits for an approval."""
+        members = json.loads(self.admin("get", "members", "--output=json"))["items"]
+        return any(one["name"] == cluster and one.get("pendingKey") for one in members)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         started = processes.kubelend(*arguments, temporary=self.directory.parent)

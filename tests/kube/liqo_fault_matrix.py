@@ -128,7 +128,7 @@ def test_revoked_requester_loses_its_pods_without_its_help(site):
         site.admin("revoke", REQUESTER, "--release", "--yes", "--reason=laptop stolen")
         site.wait_lent_pods(team)
         wait_until(lambda: not borrowed.quotas(), LONGEST, explain=borrowed.explain)
-    site.admin("approve", REQUESTER)
+    site.rejoin(REQUESTER)
     borrowed.wait_phase("Released")
     borrowed.release()
     borrowed.wait_released()
