@@ -176,6 +176,17 @@ class Site(Lab):
             yield name
         finally:
             api.change("DELETE", path_of("namespaces", name=name))
+            # Liqo deletes its copy in the provider only while there is a peering.
+            copy = f"{name}-{cluster}"
+            wait_until(
+                lambda: not {name, copy} & {one["metadata"]["name"] for one in self._namespaces()},
+                LONGEST,
+                poll=0.1,
+            )
+
+    def _namespaces(self) -> Iterator[Document]:
+        for api in self.apis.values():
+            yield from api.list("namespaces")
 
     def lent_pods(self, namespace: str) -> dict[str, str]:
         """The phases of the pods of a requester's namespace in the provider's cluster, by name."""

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from kubelend.core import durations
 from kubelend.transports import tls
 from waiting import PATIENCE
 
@@ -58,7 +59,7 @@ class PublishedBroker:
                 "phase": "Reserved",
                 "message": f"Resources locked in cluster {target}",
                 "reservedAt": now.isoformat(),
-                "expiresAt": (now + timedelta(hours=1)).isoformat(),
+                "expiresAt": (now + durations.parse_duration(body["duration"])).isoformat(),
             },
             "createdAt": now.isoformat(),
         }

@@ -70,7 +70,8 @@ async def answer_of(reader: asyncio.StreamReader) -> bytes:
 async def others_are_served(broker: Callers) -> None:
     """On a connection of their own: a kept one may just have been idle for too long."""
     other = broker.cluster("other")
-    assert (await other.get("version")).status == 200
+    answer = await other.get("version")
+    assert answer.status == 200, answer
     await other.hang_up()
 
 

@@ -130,7 +130,8 @@ def test_published_broker_is_polled_and_its_reservations_expire(certificates, tm
             for name in ("lender", "borrower")
         )
         lender.sees(Advertisement, "cluster-advertisement", has("Active"))
-        borrower.put("training", cpu="4")
+        borrower.put("short", duration="1s")
+        borrower.put("training", cpu="4", duration="1h")
         found = borrower.sees(ResourceRequest, "training", has("Reserved"))
         reservation = found.status.reservation_name
         instruction = f"{reservation}-provider"
@@ -143,6 +144,8 @@ def test_published_broker_is_polled_and_its_reservations_expire(certificates, tm
         assert lender.find_in(ProviderInstruction, instruction).status.phase == "Held"
         broker.reservations[reservation]["status"]["phase"] = "Released"
         lender.sees(ProviderInstruction, instruction, has("Withdrawn"))
+        expired = borrower.sees(ResourceRequest, "short", has("Expired"))
+        assert expired.status.reservation_name
         for agent in (lender, borrower):
             assert agent.get("/readyz") == (200, "ok")
 

@@ -20,7 +20,7 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
-from waiting import FACTOR, until_resolved
+from waiting import FACTOR, until, until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
 
@@ -92,7 +92,7 @@ async def test_second_agent_reports_why_it_waits_and_does_nothing(scene, monkeyp
     async with second(one) as two:
         await two.create_request("mine")
         await refused(two, times=3)
-        assert two.calls["instructions"] > 2
+        await until(lambda: two.calls["instructions"] > 2)
         assert await two.objects.list(ReservationInstruction) == []
         assert await two.objects.list(ProviderInstruction) == []
         assert set(two.calls) <= {"publish", "instructions", "find"}

@@ -130,6 +130,15 @@ async def test_backup_that_exists_is_not_overwritten(made, store, capsys):
     assert made.read_bytes() == content
 
 
+async def test_missing_place_of_a_key_is_noticed_before_anything_is_changed(made, store, tmp_path):
+    newer = store.read_bytes()
+    nowhere = f"--grant-key={tmp_path / 'nowhere' / 'key'}"
+    assert await run("backup", tmp_path / "other", "--store", store, nowhere) == ExitCode.USAGE
+    assert not (tmp_path / "other").exists()
+    assert await run("restore", made, "--store", store, "--yes", nowhere) == ExitCode.USAGE
+    assert store.read_bytes() == newer
+
+
 async def test_damaged_store_is_not_backed_up(made, store, tmp_path, capsys):
     content = bytearray(store.read_bytes())
     at = content.index(b'"cluster":"a"')

@@ -1,4 +1,4 @@
-"""Ten thousand connections that say nothing: the broker holds them, and others are served as before."""
+"""Ten thousand connections that say nothing: the broker holds few of them, and serves others as before."""
 
 import asyncio
 import contextlib
@@ -14,6 +14,8 @@ import waiting
 from waiting import PATIENCE
 
 MANY = 10_000
+HANDSHAKES = 512
+"""The default of `--max-handshakes`."""
 FILES = MANY + 2000
 """For this process; the broker's has as many, and its own limit."""
 
@@ -52,7 +54,7 @@ def memory(broker):
     return 4096 * int(Path(f"/proc/{broker.process.pid}/statm").read_text().split()[1])
 
 
-async def test_ten_thousand_silent_connections_are_held_and_stop_nobody(certificates, tmp_path):
+async def test_ten_thousand_silent_connections_cost_little_and_stop_nobody(certificates, tmp_path):
     async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
         before = memory(broker)
         with contextlib.ExitStack() as stack:
@@ -61,12 +63,12 @@ async def test_ten_thousand_silent_connections_are_held_and_stop_nobody(certific
                 for n in range(1, 101)
             )
             connections = [one for found in many for one in stack.enter_context(found)]
-            await waiting.until(at_least(broker, MANY), PATIENCE)
+            closed = lambda: sum(map(raw_connections.is_closed, connections))  # noqa: E731
+            await waiting.until(lambda: closed() >= MANY - HANDSHAKES, PATIENCE)
             await serves(broker)
             assert (await broker.probe("/healthz"))[0] == 200
-            assert await connections_of(broker) >= MANY
-            assert not any(map(raw_connections.is_closed, connections[::100]))
-            assert memory(broker) - before < 50 * 2**20
+            assert HANDSHAKES / 2 < await connections_of(broker) <= HANDSHAKES + 10
+            assert memory(broker) - before < 80 * 2**20
         await waiting.until(none_left(broker), PATIENCE)
         await serves(broker)
 
@@ -106,13 +108,6 @@ def processor_time(broker):
     """Seconds that the process has computed."""
     fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def at_least(broker, count):
-    async def reached():
-        return await connections_of(broker) >= count
-
-    return reached
 
 
 def none_left(broker):

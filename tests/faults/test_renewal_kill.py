@@ -21,14 +21,14 @@ import asyncio, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from issuers import Issuer
-from kubelend.apps import renewal
+from kubelend.apps import join
 from kubelend.pki.authority import Authority
 
 async def main(authority, directory):
     now = datetime.now(UTC)
     issuer = Issuer(Authority.load(authority), now)
     while True:
-        assert await renewal.renew(directory, issuer.issue, issuer.verify, now, force=True)
+        assert await join.renew(directory, issuer.issue, issuer.verify, now, force=True)
         print("renewed", flush=True)
 
 asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))

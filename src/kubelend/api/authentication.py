@@ -161,6 +161,10 @@ def _parse_cert_time(text: str) -> datetime:
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)
 
 
+# The first call loads a module, for which a broker that has run out of files cannot open another one.
+_parse_cert_time("Jan  1 00:00:00 2026 GMT")
+
+
 CONNECTION_ACTION = "connection"
 """Action in the audit log for a rejected connection."""
 

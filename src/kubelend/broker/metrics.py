@@ -232,7 +232,8 @@ BUILD_INFO: Final = MetricFamily(
     "kubelend_build_info", "Version of the broker; the value is always 1", ("version",)
 )
 STORE_UP: Final = MetricFamily(
-    "kubelend_store_up", "Whether the store accepts writes (1) or the broker is not ready (0)"
+    "kubelend_store_up",
+    "Whether this broker is the leader and its store accepts writes (1) or not (0)",
 )
 LEADER: Final = MetricFamily("kubelend_leader", "Whether this broker is the leader (1) or not (0)")
 CERTIFICATE_EXPIRY: Final = MetricFamily(

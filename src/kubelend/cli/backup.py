@@ -51,6 +51,8 @@ def create_backup(
     path = _store_path(store)
     places = _key_places(path, grant_key, ca_path)
     keys = {name: place for name, place in places.items() if place.exists()}
+    if grant_key and _GRANT_KEY_MEMBER not in keys:
+        raise InvalidSettings(f"--grant-key: {grant_key} does not exist", hint="check the path")
     if ca_path is not None and "ca.key" not in keys:
         raise InvalidSettings(f"--ca-path: {ca_path} has no ca.key", hint="check the path")
     print(_summary(file, backup.create(path, file, keys, output.now())))

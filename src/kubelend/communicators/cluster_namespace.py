@@ -126,6 +126,8 @@ class NamespaceClient:
         try:
             async with aclosing(events):
                 async for event in events:
+                    if event.type == "DELETED":
+                        break
                     if event.found is not None:
                         return event.found
         except Gone:

@@ -61,13 +61,14 @@ class HttpCommunicator:
         self._idle_timeout = idle_timeout
         self._last_event_id = ""
         self._is_closed = False
-        self._published = PublishedBroker(client.instructions)
+        self._published = PublishedBroker(client)
 
     async def open(self) -> Self:
         await self._client.__aenter__()
         return self
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
+        self._published.on_publish(advertisement)
         return self._published.on_published(await self._open_client().publish(advertisement))
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
@@ -78,8 +79,9 @@ class HttpCommunicator:
     async def activate(self, reservation: str) -> bodies.Reservation:
         try:
             return await self._open_client().activate(reservation)
-        except MissingRoute:
-            return self._published.mark(reservation, phase=Phase.ACTIVE.value)
+        except MissingRoute as error:
+            published = await self._published_broker(error)
+            return published.mark(reservation, phase=Phase.ACTIVE.value)
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         return await self._open_client().renew(reservation, duration)
@@ -87,20 +89,20 @@ class HttpCommunicator:
     async def release(self, reservation: str) -> bodies.Reservation:
         try:
             return await self._open_client().release(reservation)
-        except MissingRoute:
-            return self._published.release(reservation)
+        except MissingRoute as error:
+            return (await self._published_broker(error)).release(reservation)
 
     async def find(self, reservation: str) -> bodies.Reservation:
         try:
             return await self._open_client().get_reservation(reservation)
-        except MissingRoute:
-            return await self._published.find(reservation)
+        except MissingRoute as error:
+            return await (await self._published_broker(error)).find(reservation)
 
     async def instructions(self) -> list[bodies.Reservation]:
         try:
             return await self._open_client().all_reservations(phase=UNFINISHED_PHASES_QUERY)
-        except MissingRoute:
-            return await self._published.reservations()
+        except MissingRoute as error:
+            return await (await self._published_broker(error)).reservations()
 
     async def exchange_handshake(
         self, reservation: str, handshake: bodies.Handshake
@@ -125,8 +127,9 @@ class HttpCommunicator:
                 async for instruction in events:
                     self._last_event_id = str(instruction.revision)
                     yield instruction
-        except MissingRoute:
-            async with aclosing(self._published.poll(on_reset)) as polled:
+        except MissingRoute as error:
+            published = await self._published_broker(error)
+            async with aclosing(published.poll(on_reset)) as polled:
                 async for instruction in polled:
                     yield instruction
 
@@ -135,11 +138,15 @@ class HttpCommunicator:
     ) -> bodies.Reservation:
         try:
             return await self._open_client().acknowledge(reservation, held)
-        except MissingRoute:
-            return self._published.mark(reservation, acknowledged_at=datetime.now(UTC), held=held)
+        except MissingRoute as error:
+            published = await self._published_broker(error)
+            return published.mark(reservation, acknowledged_at=datetime.now(UTC), held=held)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
-        return await self._open_client().refuse(reservation, reason)
+        try:
+            return await self._open_client().refuse(reservation, reason)
+        except MissingRoute as error:
+            return (await self._published_broker(error)).refuse(reservation, reason)
 
     async def ping(self) -> None:
         try:
@@ -151,6 +158,12 @@ class HttpCommunicator:
         if not self._is_closed:
             self._is_closed = True
             await self._client.__aexit__(None, None, None)
+
+    async def _published_broker(self, missing: MissingRoute) -> PublishedBroker:
+        """Raises the error if the broker is ours: then a proxy has answered in its place."""
+        if await self._published.is_there():
+            return self._published
+        raise missing
 
     def _open_client(self) -> BrokerClient:
         if self._is_closed:

@@ -304,7 +304,8 @@ class KubernetesCommunicator:
             with contextlib.suppress(Conflict), cluster_namespace.as_unreachable(Conflict):
                 if known is None:
                     return await client.create(ADVERTISEMENTS, wanted)
-                return await client.update(ADVERTISEMENTS, replace(known, spec=wanted.spec))
+                with contextlib.suppress(NotFound):  # deleted meanwhile
+                    return await client.update(ADVERTISEMENTS, replace(known, spec=wanted.spec))
             known = None
 
     async def _reserved_holds(self) -> list[bodies.Reservation]:

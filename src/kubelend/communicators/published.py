@@ -8,7 +8,7 @@ reservations expire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Container
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -17,13 +17,12 @@ from msgspec.structs import replace
 
 from kubelend.core import errors
 from kubelend.core.lifecycle import Phase, Reason
+from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
 
 log = structlog.get_logger("kubelend.agent")
 
 POLL_INTERVAL: Final = timedelta(seconds=5)
-
-ListInstructions = Callable[[], Awaitable[list[bodies.Reservation]]]
 
 
 class PublishedBroker:
@@ -31,40 +30,49 @@ class PublishedBroker:
 
     def __init__(
         self,
-        list_instructions: ListInstructions,
+        client: BrokerClient,
         *,
         poll_interval: timedelta = POLL_INTERVAL,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._list_instructions = list_instructions
+        self._client = client
         self._poll_interval = poll_interval
         self._clock = clock
         self._cluster = ""
         self._requested: dict[str, bodies.Reservation] = {}
         self._lent: dict[str, bodies.Reservation] = {}
+        self._lent_before: dict[str, bodies.Reservation] = {}
+        """All that the agent was told to hold, until `poll` has reported its end."""
+
+    async def is_there(self) -> bool:
+        """Whether the broker is a published one, and not a proxy that answers in place of ours."""
+        try:
+            await self._client.version()
+        except errors.MissingRoute:
+            return await self._client.healthz() == "ok"
+        return False
+
+    def on_publish(self, advertisement: bodies.Advertisement) -> None:
+        self._cluster = advertisement.cluster_id
 
     def on_published(self, result: bodies.PublishResult) -> bodies.PublishResult:
         """Add the steps of this side to the instructions in the response to an advertisement."""
-        self._cluster = result.advertisement.cluster_id
         listed = result.provider_instructions
+        # Only the published broker has no revisions.
         if not listed or listed[0].revision:
             return result
         return replace(result, provider_instructions=self._put_lent(listed))
 
     def on_requested(self, reservation: bodies.Reservation) -> None:
         """Remember a reservation of this cluster: that broker cannot be asked for it again."""
-        # Only the published broker has no revisions.
         if not reservation.revision:
             self._requested[reservation.id] = reservation
 
     async def reservations(self) -> list[bodies.Reservation]:
-        """All unfinished reservations of this cluster, as requester and as provider."""
-        lent = self._put_lent(await self._list_instructions())
+        """The reservations of this cluster, as provider and as requester; those that expired are Released."""
+        lent = self._put_lent(await self._client.instructions())
         now = self._clock()
-        self._requested = {
-            name: found for name, found in self._requested.items() if not _is_expired(found, now)
-        }
-        return [*lent, *self._requested.values()]
+        return [*lent, *(_as_of(now, found) for found in self._requested.values())]
 
     async def find(self, reservation: str) -> bodies.Reservation:
         known = {found.id: found for found in await self.reservations()}
@@ -93,48 +101,58 @@ class PublishedBroker:
         self._requested.pop(reservation, None)
         return released
 
+    def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
+        """Do not hold it; the broker goes on to count it until it expires."""
+        log.warning("Reservation cannot be refused at the broker", reservation=reservation)
+        return self.mark(reservation, phase=Phase.FAILED.value, message=reason)
+
     async def poll(self, on_reset: Callable[[], None]) -> AsyncGenerator[bodies.Instruction, None]:
-        """Yield changes, as the stream of instructions would."""
+        """Yield changes, as the stream of instructions would; ends when another broker has come."""
         log.info("Broker without instruction stream", poll_interval=str(self._poll_interval))
         on_reset()
-        while True:
-            # Responses to advertisements list them too, at any time.
-            known = self._lent | self._requested
+        reported: dict[str, bodies.Reservation] = {}
+        while await self.is_there():
             current = {found.id: found for found in await self.reservations()}
-            for changed in self._changes(known, current):
-                yield bodies.Instruction(
-                    revision=0, role="", action="", message="", reservation=changed
-                )
+            changed = [found for name, found in current.items() if found != reported.get(name)]
+            for found in [*changed, *self._ended(current)]:
+                yield bodies.Instruction(0, role="", action="", message="", reservation=found)
+            reported = current
             await asyncio.sleep(self._poll_interval.total_seconds())
 
     def _put_lent(self, listed: list[bodies.Reservation]) -> list[bodies.Reservation]:
         """Store the complete list of what this cluster lends."""
         self._lent = {found.id: self._with_steps(found) for found in listed}
+        self._lent_before |= self._lent
         return list(self._lent.values())
 
     def _with_steps(self, listed: bodies.Reservation) -> bodies.Reservation:
         known = self._lent.get(listed.id)
-        if known is None:
-            return listed
+        if known is None or known.status.phase == Phase.FAILED:
+            return known or listed
         status = replace(
             listed.status, acknowledged_at=known.status.acknowledged_at, held=known.status.held
         )
         return replace(listed, status=status)
 
-    def _changes(
-        self, known: dict[str, bodies.Reservation], current: dict[str, bodies.Reservation]
-    ) -> Iterator[bodies.Reservation]:
-        yield from (found for name, found in current.items() if found != known.get(name))
+    def _ended(self, current: Container[str]) -> list[bodies.Reservation]:
+        """Those that were listed before and are not any more."""
         now = self._clock()
-        for name, found in known.items():
-            if name not in current:
-                reason = Reason.EXPIRED.value if _is_expired(found, now) else ""
-                message = "The broker no longer lists it"
-                status = replace(
-                    found.status, phase=Phase.RELEASED.value, reason=reason, message=message
-                )
-                yield replace(found, status=status)
+        names = [name for name in self._lent_before if name not in current]
+        return [_finished(self._lent_before.pop(name), now) for name in names]
 
 
-def _is_expired(found: bodies.Reservation, now: datetime) -> bool:
-    return found.status.expires_at is not None and found.status.expires_at <= now
+def _as_of(now: datetime, found: bodies.Reservation) -> bodies.Reservation:
+    expires_at = found.status.expires_at
+    return _finished(found, now) if expires_at is not None and expires_at <= now else found
+
+
+def _finished(found: bodies.Reservation, now: datetime) -> bodies.Reservation:
+    expires_at = found.status.expires_at
+    is_expired = expires_at is not None and expires_at <= now
+    status = replace(
+        found.status,
+        phase=Phase.RELEASED.value,
+        reason=Reason.EXPIRED.value if is_expired else "",
+        message="It has expired" if is_expired else "The broker no longer lists it",
+    )
+    return replace(found, status=status)

@@ -17,7 +17,7 @@ from kubelend.controllers.reconciler import DRIFT_GRACE, NextDue, Reconciler
 from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core import models
 from kubelend.core.audit_log import AuditEntry
-from kubelend.core.errors import InvalidInput, KubelendError, Unavailable
+from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
@@ -163,11 +163,13 @@ class ReservationReconciler(Reconciler[Reservation]):
             raise
 
     async def _renew(self, found: Reservation, renewal: Renewal) -> None:
-        """Once: an invalid renewal is not tried again."""
+        """Once: a renewal that the broker rejects is not tried again."""
         try:
             longer = conversion.renewal_duration(renewal.duration, self._terms)
             await self._broker.renew(ReservationId(found.metadata.name), longer)
-        except InvalidInput as error:
+        except KubelendError as error:
+            if error.retryable:
+                raise
             self._recorder.emit(EventRecord("Warning", "NotRenewed", str(error), found))
         await self._update_status(found, {"renewTime": renewal.time})
 

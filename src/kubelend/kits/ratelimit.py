@@ -56,7 +56,8 @@ class RateLimiter:
         """Takes tokens for what was done already; the debt is at most a burst."""
         if self._rate and cost > 0:
             now = self._clock()
-            self._buckets[key] = (max(self._tokens(key, now) - cost, -self._burst), now)
+            tokens = self._tokens(key, now)
+            self._buckets[key] = (min(tokens, max(tokens - cost, -self._burst)), now)
 
     def refund(self, key: str) -> None:
         """Returns a token."""

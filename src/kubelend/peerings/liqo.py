@@ -102,8 +102,9 @@ class LiqoPeering:
         """Liqo's ID of each provider that this cluster had an identity for when it was last connected."""
         self._wanted: dict[str, str] = {}
         """The provider of each reservation that is connected, also before it has a slice."""
-        self._kept_until: dict[str, float] = {}
-        """When the unused peering of a disconnected reservation is removed, in the event loop's time."""
+        self._kept_until: dict[tuple[str, str], float] = {}
+        """When the unused peering of a disconnected reservation is removed, in the event loop's time; by
+        reservation and provider."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By provider: an Identity that a reservation has found is not removed for the end of another."""
         self._offload_lock = asyncio.Lock()
@@ -143,7 +144,7 @@ class LiqoPeering:
         It removes its Tenant with the last reservation, of which it learns earlier than of the next one.
         """
         self._wanted[peer.reservation] = peer.cluster
-        self._kept_until.pop(peer.reservation, None)
+        self._kept_until.pop((peer.reservation, peer.cluster), None)
         async with self._locks[peer.cluster]:
             found = await self._find_identity(peer.cluster)
             if found is None or found.is_being_deleted:
@@ -320,16 +321,19 @@ class LiqoPeering:
         """Unless another reservation uses it, or may do so soon, if this process has connected it."""
         if not has_slices and peer.cluster in self._remotes:
             until = asyncio.get_running_loop().time() + KEEP_UNUSED
-            self._kept_until.setdefault(peer.reservation, until)
+            self._kept_until.setdefault((peer.reservation, peer.cluster), until)
         if self._is_kept(peer):
             return _KEPT
         async with self._locks[peer.cluster]:
             is_used = has_slices or peer.cluster in self._wanted.values()
             peering = await self._observe_peering(peer, remote, is_used=is_used)
-            return await self._execute(liqo_removal.plan_peering_removal(peering))
+            left = await self._execute(liqo_removal.plan_peering_removal(peering))
+        if left.is_ready:
+            self._kept_until.pop((peer.reservation, peer.cluster), None)
+        return left
 
     def _is_kept(self, peer: Peer) -> bool:
-        until = self._kept_until.get(peer.reservation, 0.0)
+        until = self._kept_until.get((peer.reservation, peer.cluster), 0.0)
         is_used = peer.cluster in self._wanted.values()
         return not is_used and asyncio.get_running_loop().time() < until
 

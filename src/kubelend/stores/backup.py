@@ -50,7 +50,7 @@ def create(store: Path, output: Path, keys: Mapping[str, Path], now: datetime) -
         copy = directory / STORE_MEMBER
         _copy_database(store, copy)
         revision, live = _audited(copy)
-        members = {STORE_MEMBER: copy, **keys}
+        members = {STORE_MEMBER: copy, **_copy_keys(keys, directory)}
         digests = {name: _digest(path) for name, path in members.items()}
         manifest = Manifest(now, revision, live, digests)
         archive = directory / "backup.tar"
@@ -72,11 +72,14 @@ def restore(backup: Path, store: Path, keys: Mapping[str, Path], now: datetime) 
         sqlite_file.locked(store) as lock,
     ):
         places = {name: path for name, path in keys.items() if name in manifest.digests}
+        for path in places.values():
+            if not path.parent.is_dir():
+                raise InvalidSettings(f"{path.parent} does not exist", hint="create the directory")
         in_the_way = [store, *_logs_of(store), *places.values()]
         moved = [_moved_aside(path, now) for path in in_the_way if path.exists()]
-        (directory / STORE_MEMBER).rename(store)
         for name, path in places.items():
             files.write_atomic(path, (directory / name).read_bytes(), mode=files.PRIVATE_MODE)
+        (directory / STORE_MEMBER).rename(store)
         sqlite_file.write_revision(lock, manifest.revision)
     files.sync_directory(store.parent)
     return moved
@@ -95,6 +98,14 @@ def _verified(backup: Path, parent: Path) -> Iterator[tuple[Path, Manifest]]:
         manifest = _extract(backup, directory)
         _audited(directory / STORE_MEMBER)
         yield directory, manifest
+
+
+def _copy_keys(keys: Mapping[str, Path], directory: Path) -> dict[str, Path]:
+    """Read once: they may be rotated meanwhile."""
+    copies = {name: directory / name for name in keys}
+    for name, path in keys.items():
+        files.write_atomic(copies[name], files.read_file(path), mode=files.PRIVATE_MODE)
+    return copies
 
 
 def _copy_database(store: Path, copy: Path) -> None:

@@ -277,7 +277,7 @@ def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
 Loaded = TypeVar("Loaded")
 ReportError = Callable[[InvalidSettings], None]
 
-_LOAD_ATTEMPTS = 5
+_LOAD_ATTEMPTS = 50
 
 
 class FileReloader(Generic[Loaded]):

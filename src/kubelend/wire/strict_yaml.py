@@ -65,11 +65,12 @@ class _Loader(_BaseLoader):  # type: ignore[misc]  # chosen at run time
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         known: set[Any] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused below, as a key that cannot be hashed
             if key.value in known:
                 text = f"{key.value} is given twice"
                 raise yaml.constructor.ConstructorError(problem=text, problem_mark=key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                known.add(key.value)
+            known.add(key.value)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 

@@ -86,6 +86,7 @@ def test_contexts_are_read_with_paths_relative_to_the_file(file):
     "text, problem",
     [
         ("contexts: [", "not valid YAML: line "),
+        ("? [contexts]\n: a\n", "not valid YAML: line 1, column 3: found unhashable key"),
         (
             "contexts:\n- name: a\n  name: b\n",
             "not valid YAML: line 3, column 3: name is given twice",

@@ -17,7 +17,13 @@ from kubelend.communicators import factory
 from kubelend.communicators.cluster_namespace import RevisionTracker
 from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.communicators.http import HttpCommunicator
-from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidSettings, NotReady
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    Forbidden,
+    InvalidSettings,
+    MissingRoute,
+    NotReady,
+)
 from kubelend.wire import bodies, route
 from scripted_broker import body, events, hang_up, problem, raw, say_nothing
 from waiting import PATIENCE, until
@@ -263,3 +269,16 @@ def test_each_revision_of_a_reservation_and_role_is_delivered_once():
     tracker.reset()
     assert tracker.complete_to < 0
     assert tracker.advance(instruction_of(1))
+
+
+@pytest.mark.parametrize("call", ["find", "release", "activate", "acknowledge"])
+async def test_page_of_a_proxy_is_not_taken_for_a_broker_without_the_route(
+    broker, communicator, call
+):
+    """It would be taken for the end of the reservation."""
+    broker.responses.append(raw(b"<html>no backend</html>", 404))
+    with pytest.raises(MissingRoute):
+        await getattr(communicator, call)("rsv-a-1")
+    broker.responses[:] = [raw(b"<html>", 404), body(bodies.Version("1"))]
+    with pytest.raises(MissingRoute):
+        await getattr(communicator, call)("rsv-a-1")

@@ -58,6 +58,8 @@ def test_calls_cost_what_they_cost(time):
     assert limiter.take("a") == pytest.approx(8.1)
     limiter.charge("b", 1000)
     assert limiter.take("b") == pytest.approx(2.1)
+    limiter.charge("a", 1)
+    assert limiter.take("a") == pytest.approx(8.1), "a larger debt is not forgiven"
 
 
 def test_error_has_the_time_after_which_a_call_is_admitted(time):
