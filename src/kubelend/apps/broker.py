@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from kubelend.controllers.manager import ControllerManager
 
 READ_BATCH_SECONDS = 0.2
+READ_BATCH_RATE = 20
+"""Advertisements per second from which on they are batched: 600 clusters that advertise every 30 seconds."""
 """Seconds for which advertisements are batched. No agent waits for the response to its advertisement."""
 
 log = structlog.get_logger("kubelend.broker")
@@ -304,7 +306,8 @@ def _read_batching() -> ReadBatching:
     """Batches the reads of advertisements, whose responses no agent waits for."""
     (publish,) = (route for route in ROUTES if route.name == "publish")
     return ReadBatching(
-        f"{publish.method} {publish.path} ".encode(), CoalescingTimer(READ_BATCH_SECONDS)
+        f"{publish.method} {publish.path} ".encode(),
+        CoalescingTimer(READ_BATCH_SECONDS, READ_BATCH_RATE),
     )
 
 

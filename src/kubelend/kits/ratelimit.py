@@ -126,22 +126,34 @@ class LogThrottle:
 class CoalescingTimer:
     """Runs a rare action immediately; batches frequent ones until the next tick."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, rate: int = 0) -> None:
+        """`rate`: with fewer actions in a second, none is batched."""
         self._seconds = seconds
+        self._rate = rate
         self._last = float("-inf")
+        self._second, self._count, self._count_before = 0, 0, 0
         self._pending: list[Callable[[], None]] = []
 
     def schedule(self, action: Callable[[], None]) -> None:
         """Run the action now, or together with others within `seconds`."""
         loop = asyncio.get_running_loop()
-        is_often = loop.time() - self._last < self._seconds
-        self._last = loop.time()
+        now = loop.time()
+        is_often = now - self._last < self._seconds and self._is_above_rate(now)
+        self._last = now
         if not is_often:
             action()
             return
         if not self._pending:
             loop.call_later(self._seconds, self._fire)
         self._pending.append(action)
+
+    def _is_above_rate(self, now: float) -> bool:
+        """Counts the action; whether there are enough in this second or the one before."""
+        if (passed := int(now) - self._second) > 0:
+            self._count_before = self._count if passed == 1 else 0
+            self._second, self._count = int(now), 0
+        self._count += 1
+        return max(self._count, self._count_before) > self._rate
 
     def _fire(self) -> None:
         waiting, self._pending = self._pending, []

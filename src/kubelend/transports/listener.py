@@ -115,10 +115,6 @@ class ConnectionTable:
         """Addresses of authenticated clients; the latest comes last."""
         self._by_caller: SlotGroups = {}
 
-    @property
-    def open_count(self) -> int:
-        return self._open
-
     def add(self, slot: ConnectionSlot) -> bool:
         """Adds a new connection; False if it must be closed, because all others are in use."""
         if not self._close_one_to_admit(slot):

@@ -67,8 +67,7 @@ class ReadBatching(NamedTuple):
     prefix: bytes
     """The first bytes of such a request."""
     timer: CoalescingTimer
-    min_connections: int = 100
-    """With fewer open connections each request is read at once, as is the first one of every connection."""
+    """Not used for the first request of a connection, which is read at once."""
 
 
 class ServerLimits(NamedTuple):
@@ -291,12 +290,7 @@ class _HttpConnection(RequestHandler):
             self._process(data)
 
     def _is_batched(self, data: bytes, batching: ReadBatching) -> bool:
-        return (
-            self._has_answered
-            and data.startswith(batching.prefix)
-            and self._server.table.open_count >= batching.min_connections
-            and self.is_idle
-        )
+        return self._has_answered and data.startswith(batching.prefix) and self.is_idle
 
     def process_buffered(self) -> None:
         """Processes buffered bytes, if the client is still connected."""

@@ -10,6 +10,7 @@ from clocks import Seconds
 from kubelend.core.errors import RateLimited
 from kubelend.kits import ratelimit
 from kubelend.kits.ratelimit import CoalescingTimer, LogThrottle, RateLimiter
+from virtual_time import in_virtual_time
 from waiting import PATIENCE
 
 
@@ -189,6 +190,21 @@ async def test_actions_run_again_after_a_tick_and_one_that_fails_affects_no_othe
         timer.schedule(partial([].pop, 0))
         timer.schedule(over.set)
         await asyncio.wait_for(over.wait(), PATIENCE)
+
+
+@in_virtual_time
+async def test_actions_are_batched_from_a_rate_on():
+    done: list[int] = []
+    timer = CoalescingTimer(0.2, rate=20)
+    for number in range(30):
+        timer.schedule(partial(done.append, number))
+        await asyncio.sleep(0.1)
+    assert done == list(range(30)), "ten per second"
+    for number in range(30, 60):
+        timer.schedule(partial(done.append, number))
+    assert len(done) < 60
+    await asyncio.sleep(0.3)
+    assert done == list(range(60))
 
 
 async def test_timer_of_zero_seconds_runs_all_actions_now():

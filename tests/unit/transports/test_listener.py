@@ -286,11 +286,11 @@ async def connected(port: int):
 
 
 @asynccontextmanager
-async def listening(seconds: float, min_connections: int = 0):
+async def listening(seconds: float, rate: int = 0):
     async def echo(request: BaseRequest) -> Response:
         return Response(body=b"<" + await request.read() + b">")
 
-    batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds), min_connections)
+    batching = ReadBatching(b"POST /said ", CoalescingTimer(seconds, rate))
     limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=batching)
     async with server.serve_http(echo, "127.0.0.1", 0, limits) as port:
         yield port
@@ -328,8 +328,8 @@ async def test_one_that_comes_soon_after_waits_and_others_do_not():
         assert await is_silent(second)
 
 
-async def test_nobody_waits_while_there_are_few_connections():
-    async with listening(HOUR, min_connections=2) as port, connected(port) as (reader, writer):
+async def test_nobody_waits_while_there_are_few_of_them():
+    async with listening(HOUR, rate=10) as port, connected(port) as (reader, writer):
         for text in (b"one", b"two", b"three"):
             writer.write(say(text))
             assert await body_of(reader) == b"<" + text + b">"
