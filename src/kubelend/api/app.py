@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 from aiohttp import web
 
-from kubelend.api import clusters, members, request, reservations
+from kubelend.api import clusters, members, reservations
 from kubelend.api import request as api_request
 from kubelend.api.request import (
     JSON_HEADERS,
@@ -82,7 +82,7 @@ _ALLOWED_ROLES: dict[Access, frozenset[Role]] = {
 log = structlog.get_logger("kubelend.api")
 
 
-def make_api(handlers: Mapping[str, Handler], context: AppContext) -> request.HttpHandler:
+def make_api(handlers: Mapping[str, Handler], context: AppContext) -> api_request.HttpHandler:
     """Combines the handlers, by route name, into the one that the server calls."""
     admit, charge = context.rate_limiter.admit, context.rate_limiter.charge
     check = context.authenticator.check
@@ -115,7 +115,7 @@ def make_api(handlers: Mapping[str, Handler], context: AppContext) -> request.Ht
             charge(scope.caller.rate_key, len(body) // RESPONSE_BYTES_PER_TOKEN)
 
     recorder = _rejection_recorder(context.audit_log)
-    return request.handle(enter, recorder, context.metrics, charge_response)
+    return api_request.handle(enter, recorder, context.metrics, charge_response)
 
 
 def _check_role(caller: Caller, route: Route) -> None:
@@ -127,7 +127,7 @@ def _check_role(caller: Caller, route: Route) -> None:
         )
 
 
-def _rejection_recorder(audit_log: AuditLog) -> request.OnRejected:
+def _rejection_recorder(audit_log: AuditLog) -> api_request.OnRejected:
     repeats, retries = LogThrottle(), LogThrottle(_RETRIED_LOG_INTERVAL)
 
     def record_rejection(scope: RequestScope, error: KubelendError) -> None:

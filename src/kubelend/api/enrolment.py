@@ -16,7 +16,6 @@ from typing import NamedTuple
 import structlog
 from aiohttp import web
 
-from kubelend.api import request
 from kubelend.api import request as api_request
 from kubelend.api.request import JsonResponse, RequestScope
 from kubelend.broker.audit_log import AuditLog
@@ -82,7 +81,7 @@ class EnrolmentContext(NamedTuple):
 
 def make_enrolment_api(
     membership: Membership, metrics: BrokerMetrics, audit_log: AuditLog, read_timeout: float
-) -> request.HttpHandler:
+) -> api_request.HttpHandler:
     """Combines both routes into the handler that the server calls."""
     context = EnrolmentContext(
         membership,
@@ -106,7 +105,7 @@ def make_enrolment_api(
             raise found
         return _HANDLERS[found](request, context)
 
-    return request.handle(enter, partial(_record_rejection, context), metrics)
+    return api_request.handle(enter, partial(_record_rejection, context), metrics)
 
 
 async def _get_authorities(_: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:

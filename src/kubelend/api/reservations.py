@@ -13,7 +13,6 @@ from itertools import islice
 import msgspec
 from aiohttp import web
 
-from kubelend.api import request
 from kubelend.api import request as api_request
 from kubelend.api.request import JsonResponse, RequestContext, paginate
 from kubelend.broker import authorization, streams
@@ -237,7 +236,7 @@ async def stream_instructions(call: RequestContext) -> web.StreamResponse:
             f"{cluster} has {MAX_STREAMS_PER_CLUSTER} streams open", retry_after=KEEP_ALIVE_SECONDS
         )
     async with call.broker.stream(cluster, after, call.caller.proxy) as opening:
-        with request.hold_agent_session(call, opening.subscription):
+        with api_request.hold_agent_session(call, opening.subscription):
             response = web.StreamResponse(headers=_HEADERS)
             with suppress(ConnectionResetError):  # the client disconnected
                 await response.prepare(call.request)

@@ -28,7 +28,7 @@ from kubelend.wire import objects as wire_objects
 from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterSession, Reservation
 from kubelend.wire.objects import Condition, Metadata, Object, ProviderInstruction
 
-LIVE_PHASES: Final = ("Pending", "Reserved", "Active")
+UNFINISHED_PHASES: Final = ("Pending", "Reserved", "Active")
 OPEN_ACTIONS: Final = frozenset(
     {InstructionAction.USE, InstructionAction.WAIT, InstructionAction.HOLD}
 )
@@ -149,7 +149,7 @@ def may_have_decided(obj: Reservation) -> bool:
 def wants_change(obj: Reservation) -> bool:
     """Whether the requester wants a change of a live reservation that the generation does not show."""
     shown = instruction_of(obj)
-    if shown is None or shown.reservation.status.phase not in LIVE_PHASES:
+    if shown is None or shown.reservation.status.phase not in UNFINISHED_PHASES:
         return False
     found, status = shown.reservation, shown.reservation.status
     is_released = any(
@@ -179,7 +179,7 @@ def needs_finalizer(obj: Reservation, cluster: ClusterId) -> bool:
     shown = instruction_of(obj)
     if shown is None or shown.reservation.requester_id != cluster:
         return False
-    return shown.reservation.status.phase in LIVE_PHASES
+    return shown.reservation.status.phase in UNFINISHED_PHASES
 
 
 # -- objects and patches
