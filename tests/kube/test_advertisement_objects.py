@@ -121,6 +121,9 @@ async def test_edited_status_is_repaired(broker):
     )
     again = await shows(broker, "lender-adv", lambda one: one.status.score == "100.00")
     assert (again.status.phase, again.status.active) == ("Active", True)
+    broker.clock.pass_time(make.STALE_AFTER)
+    found = await events_of(broker, "lender-adv", 1)
+    assert [reason for reason, _ in found] == ["Stale"], "none of the edits"
 
 
 async def test_object_of_a_cluster_that_uses_rest_shows_its_advertisement(broker):

@@ -8,6 +8,7 @@ import pytest
 
 import make
 from kube_stores import connecting
+from kubelend.broker.agent_sessions import AgentSessions
 from kubelend.communicators import factory
 from kubelend.communicators.cluster_namespace import (
     LEASE_DURATION,
@@ -16,6 +17,9 @@ from kubelend.communicators.cluster_namespace import (
     NamespaceClient,
 )
 from kubelend.communicators.factory import CommunicatorOptions
+from kubelend.controllers.cluster_namespaces.handlers import Dependencies
+from kubelend.controllers.cluster_namespaces.plan import NamespaceCache
+from kubelend.controllers.cluster_namespaces.reconciler import NamespaceReconciler
 from kubelend.core import audit
 from kubelend.core.errors import (
     BrokerUnreachable,
@@ -25,12 +29,14 @@ from kubelend.core.errors import (
     Unavailable,
     UnexpectedResponse,
 )
+from kubelend.core.models import ClusterId
 from kubelend.kube import resources
 from kubelend.kube.leader_election import LEASES
 from kubelend.stores.kubernetes import objects
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata, ProviderInstruction
+from tenants import TERMS
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
@@ -305,6 +311,23 @@ async def test_every_write_may_fail_once_before_or_after_it_is_sent(tenants, bro
         assert list(ledger(broker).reservations) == [found.id]
         assert audit.invariant_violations(ledger(broker)) == []
         assert writes > 8
+
+
+async def test_object_that_the_watch_has_not_shown_yet_is_no_conflict(tenants, broker, kube_client):
+    """Made by an attempt whose response was lost: agents would get the conflict as the broker's error."""
+    amounts = {"cpu": 1, "memory": "1Gi"}
+    advertisement = {"clusterID": "bonn", "resources": {"capacity": amounts}}
+    await broker.cluster("bonn").post("advertisements", advertisement)
+    made = await broker.cluster("rome").post("reservations", {"requestedResources": amounts})
+    sessions = AgentSessions(broker.service.clock, make.MINUTE)
+    dependencies = Dependencies(kube_client, broker.service, TERMS, sessions)
+    for cluster in map(ClusterId, ("rome", "bonn")):
+        namespace = tenants.create(cluster)
+        for _ in range(2):
+            known = NamespaceCache()
+            one = NamespaceReconciler(dependencies, namespace, cluster, known, lambda: None)
+            await one.reconcile()
+            assert known.shows(made.json["id"])
 
 
 # -- quiet

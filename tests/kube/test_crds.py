@@ -161,6 +161,18 @@ CHANGES = {
     "the requester": (RESERVATION, "requesterID", "b", "requesterID cannot be changed"),
     "what is reserved": (RESERVATION, CPU, "3", "requestedResources cannot be changed"),
     "whose it is": (ADVERTISEMENT, "clusterID", "b", "clusterID cannot be changed"),
+    **{
+        name: (RESERVATION, name, value, f"{name} cannot be changed: delete the object and create")
+        for name, value in (
+            ("duration", "7h"),
+            ("priority", 3),
+            ("wait", "5m"),
+            ("policy", "cost"),
+            ("weights", {"price": 1}),
+            ("constraints", {"region": "eu"}),
+            ("failover", False),
+        )
+    },
 }
 
 
@@ -192,6 +204,24 @@ async def test_broker_may_move_a_reservation_to_another_target(apply, kube_clien
     for target in ("b", "c", None):
         moved = await patched(kube_client, namespace, targetClusterID=target)
         assert moved.spec.target_cluster_id == (target or "")
+
+
+async def test_same_value_written_otherwise_is_no_change(apply, kube_client, namespace, rules):
+    """As clients in Go write it."""
+    apply(RESERVATION, "duration", "1h")
+    same = await patched(kube_client, namespace, duration="1h0m0s", wait="", failover=True)
+    assert same.spec.duration == "1h0m0s"
+    with pytest.raises(InvalidInput, match="duration cannot be changed"):
+        await patched(kube_client, namespace, duration="")
+
+
+@pytest.mark.parametrize("field", ["duration", "wait", "constraints", "targetClusterID"])
+def test_null_is_the_same_as_no_value(kube, namespace, field):
+    document = yaml.safe_load((EXAMPLES / RESERVATION).read_text("utf-8"))
+    document["spec"][field] = None
+    path = resources.resource_for(broker_objects.Reservation).path(namespace)
+    made = json.loads(kube.call("POST", path, json.dumps(document).encode()))
+    assert field not in made["spec"]
 
 
 async def test_unknown_phase_is_refused(apply, kube_client, namespace):

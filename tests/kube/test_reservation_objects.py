@@ -137,6 +137,9 @@ async def test_edited_object_is_repaired(broker):
     right = await broker.shows(Reservation, "mine", lambda found: says(found) == says(held))
     assert right.status.record.data == held.status.record.data
     await broker.available("lender", "3")
+    await broker.edit(Reservation, "mine", {"spec": {"released": True}})
+    found = await events_of(broker, "mine", 2)
+    assert [reason for reason, _ in found] == ["Reserved", "Released"], "none of the edits"
 
 
 def says(found):

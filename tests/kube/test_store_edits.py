@@ -3,18 +3,20 @@
 import json
 from contextlib import closing
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 import make
+from kube_broker import quiet
 from kube_stores import stored_state
 from kubelend.cli import main
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.models import ClusterId
+from kubelend.core.models import ClusterId, ReservationId
 from kubelend.kube import config, resources
 from kubelend.stores.kubernetes import objects
 from kubelend.stores.kubernetes.objects import (
@@ -55,7 +57,7 @@ def test_objects_show_the_records(place, store):
 
 
 def test_edits_are_overwritten_by_the_next_write_of_the_record(place, store):
-    spec = {"targetClusterID": "elsewhere", "priority": 7, "duration": None}
+    spec = {"targetClusterID": "elsewhere"}  # the CRD refuses edits of what was requested
     place.edit(WHOLE, "rsv-1", {"metadata": {"finalizers": None}, "spec": spec})
     place.edit(WHOLE, "rsv-1", {"status": {"phase": "Failed", "message": "hm"}}, "status")
     place.edit(OFFERS, "a-adv", {"spec": {"labels": {"tier": "lead", "x": "y"}}})
@@ -63,8 +65,7 @@ def test_edits_are_overwritten_by_the_next_write_of_the_record(place, store):
     store.commit([ACTIVE, before], 2)
     reservation, offer = place.find(WHOLE, "rsv-1"), place.find(OFFERS, "a-adv")
     assert reservation.metadata.finalizers == (RESERVATION_FINALIZER,)
-    assert (reservation.spec.target_cluster_id, reservation.spec.priority) == ("a", 0)
-    assert reservation.spec.duration != ""
+    assert reservation.spec.target_cluster_id == "a"
     assert (reservation.status.phase, reservation.status.message) == ("Active", ACTIVE.message)
     assert offer.spec.labels == {"tier": "gold"}
     assert offer.status.cordon_reason == "why"
@@ -173,8 +174,27 @@ def test_expired_archived_reservations_are_deleted(place, store):
     assert place.find(WHOLE, "rsv-2").metadata.labels["broker.fluidos.eu/archived"] == "true"
 
 
+def test_archive_is_swept_by_records_and_not_by_labels(place, store):
+    store.commit([replace(OVER, id="rsv-2"), Archived(ReservationId("rsv-2"))], 2)
+    hour = {objects.ARCHIVED_LABEL: "true", objects.FINISHED_LABEL: f"{make.T0:%Y-%m-%dT%H}"}
+    place.edit(WHOLE, "rsv-1", {"metadata": {"labels": hour}})
+    late = replace(OVER, id="rsv-3", finished_at=make.T0 + 31 * 24 * make.HOUR)
+    store.commit([late, Archived(late.id)], 3)
+    assert place.find(WHOLE, "rsv-2") is None
+    assert place.find(WHOLE, "rsv-1").status.phase == "Reserved"
+
+
+def test_corrupt_record_is_overwritten_while_a_broker_runs(place, store):
+    place.edit(WHOLE, "rsv-1", {"status": {"record": {"revision": 9, "data": "{}"}}}, "status")
+    store.commit([ACTIVE], 2)
+    assert place.find(WHOLE, "rsv-1").status.phase == "Active"
+    with closing(place.open()) as again:
+        assert again.load().reservations == [ACTIVE]
+
+
 DAMAGE = [
     pytest.param(WHOLE, "rsv-1", {"status": {"record": None}}, "status", id="no record"),
+    pytest.param(WHOLE, "rsv-1", {"status": {"record": {"revision": 9}}}, "status", id="revision"),
     pytest.param(OFFERS, "a-adv", {"status": {"record": {"data": "no"}}}, "status", id="a cluster"),
     pytest.param(LEDGER_RECORDS, "head", {"record": {"data": "{}"}}, "", id="the head"),
 ]
@@ -189,6 +209,20 @@ def test_corruption_is_reported_with_the_name_of_the_object(
         pytest.raises(StoreFailed, match=f"is damaged.*{name}.*backup"),
         closing(place.open()) as again,
     ):
+        again.load()
+
+
+def test_reservation_whose_status_was_wiped_blocks_the_start(place, store):
+    """As by a restore without statuses: what it holds is unknown. A deleted one is given back."""
+    store.commit([replace(HELD, id="rsv-2"), replace(HELD, id="rsv-3")], 2)
+    store.commit([make.cluster("b")], 3)
+    place.delete(WHOLE, "rsv-2", force=True)
+    with closing(place.open_readonly()) as reader:
+        assert {found.id for found in reader.load().reservations} == {"rsv-1", "rsv-3"}
+    status = msgspec.to_builtins(place.find(STORED_RESERVATIONS, "rsv-3"))["status"]
+    fields = dict.fromkeys([*status, "reservedAt", "lastUpdateTime", "targetClusterID"])
+    place.edit(WHOLE, "rsv-3", {"status": fields}, "status")
+    with closing(place.open()) as again, pytest.raises(StoreFailed, match=r"rsv-3: .*cleared"):
         again.load()
 
 
@@ -293,6 +327,39 @@ def test_unreachable_server_is_reported(place):
     nowhere = replace(place.access, server="https://127.0.0.1:1", origin=None)
     with pytest.raises(StoreFailed, match=r"of https://127\.0\.0\.1:1"):
         KubernetesStore.open(nowhere, place.namespace)
+
+
+# -- repair by the leader
+
+
+@pytest.mark.kube
+@pytest.mark.broker("objects")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "kind, name, change",
+    [
+        pytest.param(broker_objects.Reservation, "mine", {"checksum": "7"}, id="checksum"),
+        pytest.param(OFFERS.type, "lender-adv", {"revision": 10**6}, id="revision"),
+    ],
+)
+async def test_corrupt_record_is_repaired_once(broker, kind, name, change):
+    await broker.advertise("lender")
+    await broker.reserve("mine")
+    await broker.reserved("mine")
+    await quiet(broker)
+    before, writes = (await broker.find(kind, name)).status.record, await broker.writes()
+    await broker.edit(kind, name, {"status": {"record": change}}, "status")
+    edited = {**msgspec.structs.asdict(before), **change}
+    await broker.shows(
+        kind, name, lambda one: msgspec.structs.asdict(one.status.record).items() != edited.items()
+    )
+    await quiet(broker)
+    repaired = await broker.find(kind, name)
+    record: objects.RecordKind = "cluster" if kind is OFFERS.type else "reservation"
+    assert objects.has_valid_checksum(record, name, repaired.status.record)
+    assert repaired.status.record.data == before.data
+    # The edit, the commit, and the object at the second attempt, because it was edited.
+    assert await broker.writes() == writes + 4
 
 
 # -- audit

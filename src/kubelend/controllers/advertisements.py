@@ -54,12 +54,15 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         self._missing: dict[str, ClusterId] = {}
         """Clusters whose objects were missing in the last full check, by object name."""
         self._written_at: dict[str, float] = {}
+        self._written: dict[str, ClusterAdvertisement] = {}
+        """By UID: the objects with the last status that this broker has written since it leads."""
         self._staleness_due = NextDue()
         """When the next cluster may become stale."""
 
     def enqueue_all(self) -> None:
         self._staleness_due.set(_PAST)
         self._processed.clear()  # another leader may have processed more since
+        self._written.clear()
         super().enqueue_all()
 
     def on_change(self, changes: Sequence[Change]) -> None:
@@ -103,11 +106,6 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
 
     def _enqueue(self, name: str) -> None:
         self.queue.add_after(name, RECONCILE_DELAY)
-
-    def _events(
-        self, before: ClusterAdvertisement, after: ClusterAdvertisement
-    ) -> Iterable[EventRecord]:
-        return events.advertisement_events(before, after)
 
     # -- reconcile
 
@@ -184,6 +182,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             self._aliases.pop(cluster, None)
         self._written_at.pop(name, None)
         self._processed.pop(deleted.metadata.uid, None)
+        self._written.pop(deleted.metadata.uid, None)
         super()._forget(deleted)
 
     def _record_for(self, found: ClusterAdvertisement) -> Cluster | None:
@@ -236,5 +235,13 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         patched = await self._patch(found, {"spec": spec}) if spec else found
         if patched is not None:
             _, status = self._patches(patched, error)
-            if status:
-                await self._patch(patched, {"status": status}, "status")
+            written = status and await self._patch(patched, {"status": status}, "status")
+            if written:
+                self._emit_events(patched, written)
+
+    def _emit_events(self, before: ClusterAdvertisement, written: ClusterAdvertisement) -> None:
+        """Since the last write of this broker: others may have edited the status."""
+        known = self._written.get(written.metadata.uid, before)
+        self._written[written.metadata.uid] = written
+        for event in events.advertisement_events(known, written):
+            self._recorder.emit(event)

@@ -1,32 +1,49 @@
 """Kubernetes Events on objects that users applied, as shown by `kubectl describe`.
 
 Pure. Objects that the broker manages have none, because their users receive everything over the REST
-interface.
+interface. Events follow from what the broker has recorded or written: a status that somebody edits causes
+none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, Literal
 
 from kubelend.controllers import labels
+from kubelend.core import models
 from kubelend.core.lifecycle import Phase, Reason
+from kubelend.stores.batch import CorruptRecord
+from kubelend.stores.kubernetes import projection
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.events import EventRecord
 
 COMPONENT: Final = "kubelend-broker"
 
 
-def reservation_events(before: Reservation, after: Reservation) -> Iterator[EventRecord]:
-    was, now = before.status, after.status
-    if labels.is_managed(after.metadata):
-        return
-    if was.phase != now.phase and (event_reason := _EVENT_REASONS.get(now.phase)):
+def recorded(found: Reservation) -> models.Reservation | None:
+    """The stored record of a user's object; None if it has none that can be decoded."""
+    stored = found.status.record
+    if stored is None or labels.is_managed(found.metadata):
+        return None
+    with suppress(CorruptRecord):
+        record: models.Reservation = projection.decode_record_text(
+            "reservation", stored.data.encode()
+        )
+        return record
+    return None
+
+
+def reservation_events(
+    was: models.Reservation | None, now: models.Reservation, found: Reservation
+) -> Iterator[EventRecord]:
+    if (was is None or was.phase != now.phase) and (event_reason := _EVENT_REASONS.get(now.phase)):
         reason = "Expired" if now.reason == Reason.EXPIRED else event_reason
         kind: Literal["Normal", "Warning"] = "Warning" if reason == "Failed" else "Normal"
-        yield EventRecord(kind, reason, now.message, after)
-    elif now.phase == Phase.RESERVED and was.target_cluster_id != now.target_cluster_id:
-        yield EventRecord("Normal", "Moved", now.message, after)
+        yield EventRecord(kind, reason, now.message, found)
+    elif now.phase == Phase.RESERVED and was is not None and was.target != now.target:
+        yield EventRecord("Normal", "Moved", now.message, found)
 
 
 def advertisement_events(

@@ -20,7 +20,8 @@ from kubelend.kube.client import Client
 from kubelend.kube.informer import CachedKind
 from kubelend.kube.resources import Resource
 from kubelend.stores import batch
-from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes import objects, projection
+from kubelend.stores.kubernetes.objects import RecordKind
 from kubelend.wire import broker_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, StoredRecord
 from kubelend.wire.objects import Metadata
@@ -83,11 +84,12 @@ def has_finalizer(found: Metadata) -> bool:
 
 
 def has_record(stored: StoredRecord | None, record: models.Cluster | models.Reservation) -> bool:
-    """Whether the object's stored record equals `record`. The signature is checked by the store."""
+    """Whether the object's stored record equals `record`, with a valid checksum."""
     if stored is None:
         return False
+    kind: RecordKind = "cluster" if isinstance(record, models.Cluster) else "reservation"
     _, _, text = batch.encode_record(record)
-    return stored.data == text.decode()
+    return stored == projection.stored_record(kind, record.id, text, stored.revision)
 
 
 def check_not_revoked(members: MemberIndex, cluster: ClusterId) -> None:

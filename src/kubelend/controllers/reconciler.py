@@ -1,4 +1,4 @@
-"""Base of the reconcilers for the broker's own objects: queue, drift detection, record verification.
+"""Base of the reconcilers for the broker's own objects: queue and drift detection.
 
 `controllers.reservations` and `controllers.advertisements` implement `Reconciler` for their kind.
 Level-triggered: a reconcile compares the object with its record in the ledger, whatever event caused it, and
@@ -13,10 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple
 
 import structlog
-from msgspec.structs import replace
 
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import CURRENT_ACTOR
@@ -30,11 +29,6 @@ from kubelend.kube.codec import UndecodableObject
 from kubelend.kube.events import EventRecorder
 from kubelend.kube.informer import CachedKind, InformerCache
 from kubelend.kube.resources import Resource
-from kubelend.stores.kubernetes import head as kubernetes_head
-from kubelend.stores.kubernetes import objects
-from kubelend.stores.kubernetes.cache import TAMPERED
-from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS, RecordKind
-from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, StoredRecord
 from kubelend.wire.events import EventRecord, ObjectReference
 from kubelend.wire.objects import Metadata, Object
 
@@ -66,7 +60,6 @@ class Reconciler(ABC, Generic[CachedKind]):
         self._undecodable: dict[str, UndecodableObject] = {}
         """Undecodable objects by name, to emit one Event for each error."""
         self._drift = DriftTracker(self.queue)
-        self._verifier = RecordVerifier(client, namespace)
 
     def enqueue_all(self) -> None:
         """After the ledger was reloaded, or this broker became the leader."""
@@ -94,9 +87,10 @@ class Reconciler(ABC, Generic[CachedKind]):
     def _enqueue(self, name: str) -> None:
         """Enqueue the object."""
 
-    @abstractmethod
     def _events(self, before: CachedKind, after: CachedKind) -> Iterable[EventRecord]:
         """The Events to emit for an update."""
+        del before, after
+        return ()
 
     @abstractmethod
     def _expected_names(self, ledger: Ledger) -> Iterable[str]:
@@ -136,7 +130,7 @@ class Reconciler(ABC, Generic[CachedKind]):
         self._undecodable.pop(name, None)
         found = self.cache.find(name)
         if found is not None:
-            await self._sync(await self._verifier.verified(found))
+            await self._sync(found)
         elif self.cache.has_synced:
             await self._on_missing(name)
 
@@ -181,48 +175,7 @@ class Reconciler(ABC, Generic[CachedKind]):
     async def _read_current(self, name: str) -> CachedKind | None:
         """The object as it is on the server, after all decisions so far were written."""
         await self._broker.wait_durable()
-        found = await self._client.find(self.resource, name, self._namespace)
-        return found and await self._verifier.verified(found)
-
-
-VerifiedKind = TypeVar("VerifiedKind", bound=Object)
-
-
-class RecordVerifier:
-    """Verifies objects of one namespace. Reads the key when needed, and again before a mismatch counts."""
-
-    def __init__(self, client: Client, namespace: str) -> None:
-        self._client = client
-        self._namespace = namespace
-        self._key = ""
-
-    async def verified(self, found: VerifiedKind) -> VerifiedKind:
-        """The object; if its record was not written by the broker, with an empty record."""
-        if not isinstance(found, ClusterAdvertisement | Reservation):
-            return found
-        record = found.status.record
-        if record is None or await self._is_valid(
-            _RECORD_KINDS[type(found)], found.metadata.name, record
-        ):
-            return found
-        tampered = replace(record, revision=TAMPERED, data="")
-        return replace(found, status=replace(found.status, record=tampered))
-
-    async def _is_valid(self, kind: RecordKind, name: str, record: StoredRecord) -> bool:
-        if self._key and objects.verify(self._key, kind, name, record):
-            return True
-        head = await self._client.find(LEDGER_RECORDS, HEAD_NAME, self._namespace)
-        if head is None:
-            return True  # without the head nothing can be verified
-        with objects.translate_api_errors(self._client.config.server, self._namespace):
-            self._key = kubernetes_head.state_from_object(head).key
-        return objects.verify(self._key, kind, name, record)
-
-
-_RECORD_KINDS: Final[dict[type[Object], RecordKind]] = {
-    ClusterAdvertisement: "cluster",
-    Reservation: "reservation",
-}
+        return await self._client.find(self.resource, name, self._namespace)
 
 
 TICK_SECONDS: Final = 1.0

@@ -41,6 +41,8 @@ class ReservationReconciler(Reconciler[Reservation]):
     ) -> None:
         super().__init__(labels.RESERVATION_RESOURCE, broker, client, namespace, recorder)
         self._terms = terms
+        self._announced: dict[str, models.Reservation] = {}
+        """By object UID: the last record that Events were emitted for."""
         self._rejections_due = NextDue()
         """When the next rejected request may be deleted."""
 
@@ -57,8 +59,21 @@ class ReservationReconciler(Reconciler[Reservation]):
     def _enqueue(self, name: str) -> None:
         self.queue.add(name)
 
+    def enqueue_all(self) -> None:
+        self._announced.clear()  # another leader may have emitted more since
+        super().enqueue_all()
+
     def _events(self, before: Reservation, after: Reservation) -> Iterable[EventRecord]:
-        return events.reservation_events(before, after)
+        record = events.recorded(after)
+        if record is None:
+            return ()
+        known = self._announced.get(after.metadata.uid) or events.recorded(before)
+        self._announced[after.metadata.uid] = record
+        return events.reservation_events(known, record, after)
+
+    def _forget(self, deleted: Reservation) -> None:
+        self._announced.pop(deleted.metadata.uid, None)
+        super()._forget(deleted)
 
     # -- reconcile
 
@@ -185,6 +200,7 @@ class ReservationReconciler(Reconciler[Reservation]):
         }
         await self._broker.check_fencing()
         if await self._update_status(found, status):
+            self._recorder.emit(EventRecord("Warning", "Failed", str(error), found))
             actor, subject, reason = CURRENT_ACTOR.get(), f"reservation/{name}", error.message
             self._broker.append_audit(
                 AuditEntry(now, actor, "reserve", subject, code=error.code, message=reason)

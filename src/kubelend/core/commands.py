@@ -204,7 +204,9 @@ def refuse(
         raise WrongPhase(f"{found.id} is in use", hint="drain the cluster instead")
     answer = _decide_again(ledger, found, now)
     if isinstance(answer, NoFit):
-        message = f"Refused by {provider}: {reason or 'no reason given'}; then {answer.explanation}"
+        message = (
+            f"Refused by {provider}: {reason or 'no reason given'}; then {_shown(ledger, answer)}"
+        )
         yield Failed(now, reservation, Reason.REFUSED, message)
     else:
         yield move_event(ledger, found, answer.cluster, now)
@@ -238,7 +240,7 @@ def drain(
     for found in lent:
         answer = _decide_again(ledger, found, now)
         if isinstance(answer, NoFit):
-            message = f"Cluster {cluster} was drained: {reason}; then {answer.explanation}"
+            message = f"Cluster {cluster} was drained: {reason}; then {_shown(ledger, answer)}"
             yield Released(now, found.id, Reason.DRAINED, message)
         else:
             yield move_event(ledger, found, answer.cluster, now)
@@ -320,6 +322,11 @@ def _same_request(known: Reservation, request: Request) -> Reservation:
     return known
 
 
+def _shown(ledger: Ledger, answer: NoFit) -> str:
+    """The explanation as the requester may read it: in the message of a reservation."""
+    return str(ledger.explain_others.reduce(answer.explanation))
+
+
 def _release_message(found: Reservation, reason: Reason) -> str:
     if reason is Reason.DELETED:
         return "Released because its object was deleted"
@@ -334,7 +341,7 @@ def _enqueue(
     new_id: ReservationId,
     now: datetime,
 ) -> Command[ReservationId]:
-    message = f"Waiting: {answer.explanation}"
+    message = f"Waiting: {_shown(ledger, answer)}"
     waiter = Reservation(new_id, request, now, message=message, wait_until=now + request.wait)
     yield Requested(now, waiter)
     yield from waiting.nominate(ledger, ledger.reservation(new_id), now)
@@ -358,7 +365,7 @@ def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[Non
     yield from waiting.serve_queue(ledger, now)
     if ledger.reservation(waiter.id).phase is Phase.PENDING:
         answer = _decide_again(ledger, waiter, now)
-        reason = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
+        reason = f": {_shown(ledger, answer)}" if isinstance(answer, NoFit) else ""
         yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"No cluster fitted in time{reason}")
 
 

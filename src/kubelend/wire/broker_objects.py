@@ -7,8 +7,9 @@ request a change but never make one.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
+import msgspec
 from msgspec import Meta
 
 from kubelend.core.lifecycle import Phase
@@ -36,7 +37,7 @@ class StoredRecord(ObjectStruct, frozen=True):
     revision: int
     """The number of the store's commit that wrote it: the larger is the newer."""
     checksum: Annotated[str, Meta(extra_json_schema=json_types.max_length(64))]
-    """Checksum of the object's name, the revision and the data, keyed by the broker (HMAC)."""
+    """Checksum of the object's name, the revision and the data (CRC-32)."""
     data: Annotated[str, Meta(extra_json_schema=json_types.max_length(2**20))]
     """The record as JSON text. As text, because the API server rounds large numbers inside objects."""
 
@@ -216,6 +217,16 @@ class ReservationStatus(ObjectStruct, frozen=True):
     record: StoredRecord | None = None
 
 
+_RESERVATION_RULES: Final = json_types.combine_rules(
+    json_types.immutable_once_set("requesterID"),
+    json_types.immutable_fields(
+        one
+        for one in msgspec.structs.fields(bodies.ReservationRequest)
+        if one.name not in {"requested_resources", "target_cluster_id"}  # which have their own
+    ),
+)
+
+
 class Reservation(Object, frozen=True):
     """Reservation reserves resources of one cluster for another."""
 
@@ -224,9 +235,7 @@ class Reservation(Object, frozen=True):
     plural: ClassVar[str] = "reservations"
 
     metadata: Metadata
-    spec: Annotated[
-        ReservationSpec, Meta(extra_json_schema=json_types.immutable_once_set("requesterID"))
-    ]
+    spec: Annotated[ReservationSpec, Meta(extra_json_schema=_RESERVATION_RULES)]
     status: ReservationStatus = ReservationStatus()
 
 

@@ -372,7 +372,7 @@ _IMMUTABLE: Final = tuple(
 )
 _REQUEST_RULES: Final = json_types.combine_rules(
     json_types.POSITIVE_REQUESTED_FIELDS,
-    *(json_types.immutable_field(one.encode_name, is_required=one.required) for one in _IMMUTABLE),
+    json_types.immutable_fields(_IMMUTABLE),
 )
 
 

@@ -6,6 +6,7 @@ import broker_samples as samples
 import make
 from kubelend.controllers import events
 from kubelend.core.lifecycle import Reason
+from kubelend.wire.broker_objects import StoredRecord
 from kubelend.wire.events import EventRecord, event_body
 
 RESERVED = samples.reservation_object(samples.record(message="Resources locked in cluster lender"))
@@ -34,18 +35,30 @@ PHASES = {
     ],
 )
 def test_change_of_phase_is_an_event(before, after, expected):
-    found = events.reservation_events(PHASES[before], PHASES[after])
-    assert [(one.type, one.reason) for one in found] == expected
+    assert emitted(PHASES[before], PHASES[after]) == expected
+
+
+def emitted(before, after):
+    now = events.recorded(after)
+    found = () if now is None else events.reservation_events(events.recorded(before), now, after)
+    return [(one.type, one.reason) for one in found]
 
 
 def test_change_of_provider_is_an_event():
-    moved = samples.with_status(RESERVED, target_cluster_id="other")
-    assert [one.reason for one in events.reservation_events(RESERVED, moved)] == ["Moved"]
+    moved = samples.reservation_object(samples.record(target="other"))
+    assert emitted(RESERVED, moved) == [("Normal", "Moved")]
+
+
+def test_edited_status_causes_no_event():
+    edited = samples.with_status(RESERVED, phase="Failed", target_cluster_id="other")
+    assert emitted(RESERVED, edited) == emitted(edited, RESERVED) == []
+    assert emitted(RESERVED, samples.with_status(RESERVED, record=None)) == []
+    assert emitted(RESERVED, samples.with_status(RESERVED, record=StoredRecord(1, "", "{"))) == []
 
 
 def test_managed_objects_have_no_events():
     managed = samples.reservation_object(samples.record("Active"), is_managed=True)
-    assert list(events.reservation_events(RESERVED, managed)) == []
+    assert events.recorded(managed) is None
     stale = samples.with_status(samples.advertisement(labels=samples.MANAGED), phase="Stale")
     assert list(events.advertisement_events(samples.advertisement(), stale)) == []
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 import broker_samples as samples
@@ -22,7 +21,6 @@ from kubelend.controllers.reconciler import (
     MAX_REPAIRS,
     DriftTracker,
     NextDue,
-    RecordVerifier,
 )
 from kubelend.controllers.reservations import ReservationReconciler
 from kubelend.core.errors import NotReady, Revoked, StoreFailed
@@ -34,8 +32,6 @@ from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
 from kubelend.kube.events import EventRecorder
 from kubelend.kube.informer import Deleted, Listed
-from kubelend.stores.kubernetes import head as kubernetes_head
-from kubelend.stores.kubernetes.head import HeadState
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, StoredRecord
 from kubelend.wire.conversion import RequestLimits
 from root_tasks import working
@@ -193,14 +189,6 @@ async def test_undecodable_object_is_reported_once_for_each_error(reservations, 
     about = recorder.emitted[0].involved_object
     assert about.type.kind == "Reservation"
     assert (about.metadata.name, about.metadata.uid) == ("mine", "u-1")
-
-
-async def test_record_is_not_verified_with_a_corrupt_head(client, server):
-    whole = kubernetes_head.head_object(HeadState(epoch=1, key="k"), "hub", "7")
-    server.found = replace(whole, record=replace(whole.record, checksum="corrupt"))
-    found = samples.reservation_object(samples.record())
-    with pytest.raises(StoreFailed, match=r"namespace hub of https.* is damaged"):
-        await RecordVerifier(client, "hub").verified(found)
 
 
 # -- nothing is kept of deleted objects: a broker runs for months

@@ -28,6 +28,7 @@ from kubelend.controllers.cluster_namespaces.plan import (
 )
 from kubelend.controllers.reconciler import NextDue
 from kubelend.core.errors import (
+    AlreadyExists,
     Conflict,
     InvalidInput,
     KubelendError,
@@ -467,7 +468,30 @@ class NamespaceWriter:
         self._writes = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
 
     async def create(self, part: Instruction) -> None:
-        """The object that shows a side of a reservation, which has none yet."""
+        """The object that shows a side of a reservation, which has none yet.
+
+        An earlier attempt whose response was lost, or a previous leader, may have created one that the watch
+        has not shown yet: then that one is written, in the same reconcile.
+        """
+        try:
+            await self._create(part)
+        except AlreadyExists:
+            await self._read_existing(part)
+
+    async def _read_existing(self, part: Instruction) -> None:
+        client, shown = self._dependencies.client, part.reservation.id
+        found: Object | None
+        if part.side is Side.REQUESTER:
+            name = cluster_namespaces.reservation_object_name(shown)
+            found = await client.find(labels.RESERVATION_RESOURCE, name, self._namespace)
+        else:
+            name = cluster_namespaces.instruction_object_name(shown)
+            found = await client.find(INSTRUCTION_RESOURCE, name, self._namespace)
+        if found is not None:
+            self._cache.handle(found)
+        self._cache.enqueue_reservation(shown)
+
+    async def _create(self, part: Instruction) -> None:
         if part.side is Side.REQUESTER:
             made = await self._create_reservation(part.reservation)
             now = self._dependencies.broker.clock()

@@ -18,7 +18,7 @@ from kubelend.kube import codec
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes import objects, projection
-from kubelend.stores.kubernetes.head import HeadRecord, RecordWrite
+from kubelend.stores.kubernetes.head import RecordWrite
 from kubelend.stores.kubernetes.objects import (
     LEDGER_RECORDS,
     STORED_ADVERTISEMENTS,
@@ -36,7 +36,7 @@ ObjectKey = tuple[RecordKind, str]
 NO_RECORD: Final = StoredRecord(0, "", "")
 """The record of a placeholder."""
 
-TAMPERED: Final = -1
+CORRUPT: Final = -1
 """Older than any commit, whatever revision the object claims."""
 
 
@@ -49,7 +49,7 @@ class CachedObject(NamedTuple):
 
     version: str
     sequence: int
-    """Of the commit that wrote its record; 0 for none, and `TAMPERED` if the signature is invalid."""
+    """Of the commit that wrote its record; 0 for none, and `CORRUPT` if the checksum is wrong."""
     is_managed: bool
     """Whether the broker created it."""
     is_being_deleted: bool
@@ -73,16 +73,10 @@ class CachedObject(NamedTuple):
 class StoredObjectCache:
     """Reads and caches the objects of one namespace."""
 
-    def __init__(self, client: Client, namespace: str, head: HeadRecord) -> None:
+    def __init__(self, client: Client, namespace: str) -> None:
         self.client = client
         self.namespace = namespace
-        self._head = head
         self._cached: dict[ObjectKey, CachedObject] = {}
-
-    @property
-    def signature_key(self) -> str:
-        """From the head, which has to be read before any object."""
-        return self._head.state.key
 
     async def get(self, key: ObjectKey) -> CachedObject | None:
         """The cached object, or else the current one; None if it does not exist."""
@@ -105,7 +99,7 @@ class StoredObjectCache:
         metadata = found.metadata
         cached = CachedObject(
             metadata.resource_version,
-            self._sequence(kind, found),
+            _sequence(kind, found),
             metadata.labels.get(objects.MANAGED_BY) == objects.MANAGED_BY_BROKER,
             metadata.deletion_timestamp is not None,
             metadata.labels.get(objects.ARCHIVED_LABEL) == "true",
@@ -153,13 +147,6 @@ class StoredObjectCache:
             await self.client.raw("DELETE", path, only)
         self.forget(key)
 
-    def _sequence(self, kind: RecordKind, found: AnyStoredObject) -> int:
-        record = found.record
-        if record is None or record == NO_RECORD:
-            return 0
-        is_whole = objects.verify(self.signature_key, kind, found.metadata.name, record)
-        return record.revision if is_whole else TAMPERED
-
     def forget(self, key: ObjectKey) -> None:
         self._cached.pop(key, None)
 
@@ -167,6 +154,14 @@ class StoredObjectCache:
         """When a reservation finished, if that is cached."""
         cached = self._cached.get(("reservation", objects.record_object_name("reservation", id)))
         return cached and cached.finished_at
+
+
+def _sequence(kind: RecordKind, found: AnyStoredObject) -> int:
+    record = found.record
+    if record is None or record == NO_RECORD:
+        return 0
+    is_whole = objects.has_valid_checksum(kind, found.metadata.name, record)
+    return record.revision if is_whole else CORRUPT
 
 
 def object_key(write: RecordWrite) -> ObjectKey:

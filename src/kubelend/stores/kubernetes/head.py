@@ -136,10 +136,8 @@ class HeadState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Retention limit: reservations that finished before are not in the archive any more."""
     swept_until: datetime | None = None
     """Objects of reservations that finished before have been deleted."""
-    key: str = ""
-    """The key of the signatures."""
-    unfinished: str = ""
-    """Digest of the set of unfinished reservations; empty if unknown."""
+    unfinished: int = 0
+    """Number of unfinished reservations; 0 if unknown."""
     changes: CommitChanges = NO_CHANGES
     elsewhere: tuple[str, ...] = ()
     """Names of the objects with the changes, if they do not fit into the head."""
@@ -257,7 +255,6 @@ def _decode_contents(
 
 
 def _contents_checksum(name: str, text: bytes) -> str:
-    """Detects accidents only: the key of the signatures is in the head, which only the broker may write."""
     return f"{batch.record_checksum(name.encode(), text):08x}"
 
 
@@ -303,10 +300,7 @@ class HeadRecord:
                 writer = secrets.token_hex(8)
                 if found is None:
                     await self._check_no_records()
-                    key = objects.new_signature_key()
-                    unfinished = objects.LiveSetDigest(key).digest
-                    new = HeadState(epoch=1, writer=writer, key=key, unfinished=unfinished)
-                    made = head_object(new, self._namespace)
+                    made = head_object(HeadState(epoch=1, writer=writer), self._namespace)
                     await self._set_state(await self._client.create(LEDGER_RECORDS, made), at)
                 else:
                     await self._set_state(found, at)
@@ -353,8 +347,6 @@ class HeadRecord:
     async def _set_state(self, found: LedgerRecord, at: str) -> None:
         """With all its parts, at a version at which the head existed, and so did they."""
         state = state_from_object(found)
-        if not state.key:
-            raise CorruptRecord(f"LedgerRecord {found.key} has no signature key")
         if state.elsewhere:
             parts = await self._list_pending(at)
             for name in state.elsewhere:
@@ -405,7 +397,7 @@ class HeadRecord:
         await self._client.delete(LEDGER_RECORDS, name, self._namespace)
 
     async def _check_no_records(self) -> None:
-        """Records without the head are useless, because it has their key and order."""
+        """Records without the head are useless: the newest ones are in it."""
         for resource in (STORED_ADVERTISEMENTS, STORED_RESERVATIONS):
             listed = await self._client.list(resource, self._namespace)
             if any(found.record for found in listed.objects) or listed.undecodable:

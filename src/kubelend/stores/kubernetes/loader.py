@@ -6,9 +6,8 @@ again. Reservations name their provider, so with an advertisement nothing is los
 status, as after a restore without statuses, therefore counts as a deleted advertisement; a reservation
 without its record may hold resources, so it is an error.
 
-Archived reservations have a label, which others may write, too. The head has a digest of all unfinished
-reservations. If that of the loaded ones differs, the archive is read as well: a deleted object explains the
-difference, and a wrongly labelled one is restored.
+A reservation whose whole status was wiped looks like a placeholder that never got its record. The head has
+the number of unfinished reservations: if some are missing and there are such objects, it is an error, too.
 """
 
 from __future__ import annotations
@@ -40,11 +39,9 @@ from kubelend.stores.kubernetes.objects import (
     FINISHED_LABEL,
     STORED_RESERVATIONS,
     AnyStoredObject,
-    LiveSetDigest,
     RecordKind,
     StoredObject,
 )
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 
 RecordsByKey = dict[ObjectKey, Any]
 """Records by kind and object name."""
@@ -56,8 +53,8 @@ class LoadedObjects(NamedTuple):
     """Placeholders that never got a record, and advertisements whose record was removed."""
     without_record: set[ObjectKey]
     """Those advertisements among them that are known to have had a record."""
-    wrongly_archived: list[ObjectKey]
-    """Unfinished reservations with the archive label."""
+    held_without_record: list[ObjectKey]
+    """Reservations with the finalizer, of users too: placeholders, or their status was wiped."""
 
 
 async def load_objects(cache: StoredObjectCache, state: HeadState, at: str = "") -> LoadedObjects:
@@ -82,11 +79,8 @@ async def load_objects(cache: StoredObjectCache, state: HeadState, at: str = "")
         if one.contents in projection.RECORD_DECODERS:
             _load_object(found, cache, one.contents, one)
     apply_pending(found.records, state.changes.writes)
-    if live_set_of(found.records, state.key).digest != state.unfinished:
-        listed = await list_kind("reservation")
-        _load_wrongly_archived(found, cache, listed)
-        apply_pending(found.records, state.changes.writes)
-        _check_missing_records(found, listed, state)
+    if len(unfinished_reservations(found.records)) < state.unfinished:
+        _check_missing_records(found)
     return found
 
 
@@ -118,11 +112,13 @@ def apply_pending(records: RecordsByKey, writes: Iterable[RecordWrite]) -> None:
             records[key] = record
 
 
-def live_set_of(records: RecordsByKey, key: str) -> LiveSetDigest:
-    """Of the unfinished reservations."""
-    return LiveSetDigest(
-        key, (name for (_, name), record in records.items() if _is_unfinished(record))
-    )
+def unfinished_reservations(records: RecordsByKey) -> set[str]:
+    """The names of their objects."""
+    return {
+        name
+        for (_, name), record in records.items()
+        if isinstance(record, Reservation) and record.finished_at is None
+    }
 
 
 def working_set(records: RecordsByKey, revision: int) -> WorkingSet:
@@ -141,20 +137,10 @@ def abandoned_placeholders(
     return [(key, cached) for key, cached in found.placeholders if key not in pending]
 
 
-def to_unarchive(found: LoadedObjects, state: HeadState) -> list[ObjectKey]:
-    """Unfinished reservations that have the archive label, or may have it.
-
-    Those of the last commit are taken from the head, whatever their labels.
-    """
-    pending = map(kubernetes_cache.object_key, state.changes.writes)
-    unfinished = (key for key in pending if _is_unfinished(found.records.get(key)))
-    return [*found.wrongly_archived, *unfinished]
-
-
-def decode_stored_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:
+def decode_stored_record(kind: RecordKind, found: AnyStoredObject) -> Any:
     """Its record; `CorruptRecord` names the object."""
     try:
-        return projection.verified_record(kind, found, key)
+        return projection.verified_record(kind, found)
     except CorruptRecord as error:
         raise CorruptRecord(f"{object_title(kind, found.metadata.name)}: {error}") from error
 
@@ -174,43 +160,23 @@ def _load_object(
         cached = cache.put(kind, one)
         if cached.is_managed:
             found.placeholders.append((key, cached))
+        if cached.has_finalizer:
+            found.held_without_record.append(key)
         if isinstance(one, StoredObject) and kind == "cluster" and one.had_record:
             found.without_record.add(key)
         return
-    read = found.records[key] = decode_stored_record(kind, one, cache.signature_key)
+    read = found.records[key] = decode_stored_record(kind, one)
     cache.put(kind, one, getattr(read, "finished_at", None))
 
 
-def _load_wrongly_archived(
-    found: LoadedObjects, cache: StoredObjectCache, listed: Iterable[StoredObject]
-) -> None:
-    """Unfinished reservations among those with the archive label."""
-    for one in listed:
-        if not one.is_archived or one.record is None:
-            continue
-        if _is_unfinished(decode_stored_record("reservation", one, cache.signature_key)):
-            _load_object(found, cache, "reservation", one)
-            found.wrongly_archived.append(("reservation", one.metadata.name))
-
-
-def _check_missing_records(
-    found: LoadedObjects, listed: Iterable[StoredObject], state: HeadState
-) -> None:
+def _check_missing_records(found: LoadedObjects) -> None:
     """A deleted object counts as released. One with the finalizer but without a record is an error."""
-    if not state.unfinished or live_set_of(found.records, state.key).digest == state.unfinished:
-        return
-    for one in listed:
-        is_held = RESERVATION_FINALIZER in one.metadata.finalizers
-        key: ObjectKey = ("reservation", one.metadata.name)
-        if is_held and one.record is None and key not in found.records:
+    for key in found.held_without_record:
+        if key not in found.records:
             raise CorruptRecord(
                 f"{object_title(*key)}: its status was cleared;"
                 " to release what it held, delete it and its finalizer"
             )
-
-
-def _is_unfinished(record: Any) -> bool:
-    return isinstance(record, Reservation) and record.finished_at is None
 
 
 ONE_HOUR: Final = timedelta(hours=1)
@@ -230,7 +196,7 @@ async def sweep_archive(cache: StoredObjectCache, state: HeadState) -> datetime 
         return since
     labels = _archive_selector(since, until)
     listed = await cache.client.list(STORED_RESERVATIONS, cache.namespace, labels=labels)
-    old = [found for found in listed.objects if _is_expired(found, until, cache.signature_key)]
+    old = [found for found in listed.objects if _is_expired(found, until)]
 
     async def delete(found: StoredObject) -> None:
         key: ObjectKey = ("reservation", found.metadata.name)
@@ -242,9 +208,9 @@ async def sweep_archive(cache: StoredObjectCache, state: HeadState) -> datetime 
     return until
 
 
-def _is_expired(found: StoredObject, until: datetime, key: str) -> bool:
+def _is_expired(found: StoredObject, until: datetime) -> bool:
     try:
-        record: Reservation = projection.verified_record("reservation", found, key)
+        record: Reservation = projection.verified_record("reservation", found)
     except CorruptRecord:
         return False  # its finish time is unknown
     return record.finished_at is not None and record.finished_at < until

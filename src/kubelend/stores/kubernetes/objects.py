@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes store as it reads them: types, labels, names, signatures and errors.
+"""Objects of the Kubernetes store as it reads them: types, labels, names, checksums and errors.
 
 Leaner than the types of `wire.broker_objects`: the store uses the stored record and the metadata only, and an
 unusual spec must not keep a broker from starting.
@@ -6,9 +6,7 @@ unusual spec must not keep a broker from starting.
 
 from __future__ import annotations
 
-import hmac
-import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -16,6 +14,7 @@ from kubelend.core.errors import Forbidden, KubelendError, NotFound, StoreFailed
 from kubelend.core.models import RequestKey, Reservation
 from kubelend.kube import codec, resources
 from kubelend.kube.resources import Resource
+from kubelend.stores import batch
 from kubelend.stores.batch import CorruptRecord
 from kubelend.wire import broker_objects, objects
 from kubelend.wire.broker_objects import LedgerRecord, StoredRecord
@@ -119,50 +118,14 @@ _OBJECT_KEY_PREFIX: Final = "object→"
 """No key of a client can begin like this: they are ASCII (`wire.route.check_idempotency_key`)."""
 
 
-def new_signature_key() -> str:
-    return secrets.token_hex(32)
-
-
-def sign(key: str, kind: RecordKind, name: str, revision: int, text: str) -> str:
+def record_checksum(kind: RecordKind, name: str, revision: int, text: str) -> str:
     """Covers all of it, so that a record is valid only under its own name and commit."""
-    return _hmac(key, f"{kind} {name} {revision} {text}").hex()
+    return f"{batch.record_checksum(f'{kind} {name} {revision} '.encode(), text.encode()):08x}"
 
 
-def verify(key: str, kind: RecordKind, name: str, record: StoredRecord) -> bool:
-    """Whether a broker with this key has written the record of this object."""
-    expected = sign(key, kind, name, record.revision, record.data)
-    return hmac.compare_digest(expected.encode(), record.checksum.encode())
-
-
-class LiveSetDigest:
-    """Names of the objects of unfinished reservations, with a digest of the set."""
-
-    def __init__(self, key: str, names: Iterable[str] = ()) -> None:
-        self.digest = f"{0:032x}"
-        self._key = key
-        self._names: set[str] = set()
-        self.apply(dict.fromkeys(names, True))
-
-    def apply(self, changes: dict[str, bool]) -> None:
-        """True marks a reservation as unfinished, False as finished."""
-        self.digest = self.digest_after(changes)
-        self._names |= {name for name, is_on in changes.items() if is_on}
-        self._names -= {name for name, is_on in changes.items() if not is_on}
-
-    def digest_after(self, changes: dict[str, bool]) -> str:
-        digest = int(self.digest, 16)
-        for name, is_on in changes.items():
-            if is_on is not (name in self._names):
-                digest ^= int.from_bytes(_hmac(self._key, f"unfinished {name}"))
-        return f"{digest:032x}"
-
-
-_DIGEST_BYTES: Final = 16
-
-
-def _hmac(key: str, text: str) -> bytes:
-    """Object names contain no spaces, so that no two inputs give the same text."""
-    return hmac.digest(key.encode(), text.encode(errors="surrogatepass"), "sha256")[:_DIGEST_BYTES]
+def has_valid_checksum(kind: RecordKind, name: str, record: StoredRecord) -> bool:
+    """Whether the record of this object is as it was written. It detects accidents, not forgeries."""
+    return record.checksum == record_checksum(kind, name, record.revision, record.data)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Projects records to spec and status of Kubernetes objects, and decodes stored records. Pure.
 
-Spec and status are informative. The state is the stored record: its JSON text with the broker's signature.
+Spec and status are informative. The state is the stored record: its JSON text with a checksum.
 """
 
 from __future__ import annotations
@@ -142,12 +142,13 @@ def _hold_report(found: HoldReport | None) -> Status | None:
     return {"held": found.is_held, "reason": found.reason, "message": found.message}
 
 
-def stored_record(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> StoredRecord:
+def stored_record(kind: RecordKind, id: str, text: bytes, sequence: int) -> StoredRecord:
     name, document = objects.record_object_name(kind, id), text.decode()
-    return StoredRecord(sequence, objects.sign(key, kind, name, sequence, document), document)
+    checksum = objects.record_checksum(kind, name, sequence, document)
+    return StoredRecord(sequence, checksum, document)
 
 
-def verified_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:
+def verified_record(kind: RecordKind, found: AnyStoredObject) -> Any:
     """The stored record of an object. `CorruptRecord` if it is not what the broker wrote."""
     stored, name = found.record, found.metadata.name
     if stored is None:
@@ -155,8 +156,8 @@ def verified_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:
     record = decode_record_text(kind, stored.data.encode())
     if objects.record_object_name(kind, record.id) != name:
         raise CorruptRecord(f"it has the record of another object, {record.id[:80]!r}")
-    if not objects.verify(key, kind, name, stored):
-        raise CorruptRecord("its record was not written by the broker, or was modified since")
+    if not objects.has_valid_checksum(kind, name, stored):
+        raise CorruptRecord("its record does not match its checksum")
     return record
 
 

@@ -47,7 +47,7 @@ from kubelend.stores.kubernetes.head import (
     HeadState,
     RecordWrite,
 )
-from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS, LiveSetDigest, RecordKind
+from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS, RecordKind
 from kubelend.wire.broker_objects import LedgerRecord
 
 log = structlog.get_logger("kubelend.store")
@@ -61,21 +61,19 @@ class KubernetesLedger:
         self._client = client
         self._namespace = namespace
         self._archive_for = archive_for
-        self._cache = StoredObjectCache(client, namespace, self.head)
+        self._cache = StoredObjectCache(client, namespace)
         self._audit_segments = kubernetes_head.AuditSegments(client, namespace)
         self._is_applied = False
         """Whether the objects have all changes of the last commit."""
-        self._live_set: LiveSetDigest | None = None
-        """Digest of the unfinished reservations; None before it is known."""
+        self._unfinished: set[str] | None = None
+        """Names of the objects of unfinished reservations; None before they are known."""
 
     async def load(self) -> WorkingSet:
         """The working set; finishes the last commit."""
         state = self.head.state
         found = await loader.load_objects(self._cache, state)
-        self._live_set = loader.live_set_of(found.records, state.key)
+        self._unfinished = loader.unfinished_reservations(found.records)
         await self._finish_last_commit()
-        unarchive = partial(writer.unarchive, self._cache)
-        await tasks.gather_limited(unarchive, loader.to_unarchive(found, state))
         placeholders = loader.abandoned_placeholders(found, self.head.state)
         self._log_without_record(found.without_record.intersection(key for key, _ in placeholders))
         await tasks.gather_limited(self._delete_placeholder, placeholders)
@@ -126,14 +124,17 @@ class KubernetesLedger:
             raise
 
     async def _write_head(self, after: HeadState, batch: WriteBatch) -> None:
-        """Before the first load the digest is unknown: then the next load searches the archive, too."""
-        if self._live_set is None and not self.head.state.sequence:  # that of a new store is empty
-            self._live_set = LiveSetDigest(self.head.state.key)
-        live_set, changes = self._live_set, live_set_changes(batch)
-        digest = live_set.digest_after(changes) if live_set else ""
-        await self.head.write(replace(after, unfinished=digest))
-        if live_set is not None:
-            live_set.apply(changes)
+        """Before the first load the number of unfinished reservations is unknown."""
+        if self._unfinished is None and not self.head.state.sequence:  # a new store has none
+            self._unfinished = set()
+        known = set() if self._unfinished is None else self._unfinished
+        changes = _unfinished_changes(batch)
+        begun = {name for name, is_unfinished in changes.items() if is_unfinished} - known
+        ended = {name for name, is_unfinished in changes.items() if not is_unfinished} & known
+        number = 0 if self._unfinished is None else len(known) + len(begun) - len(ended)
+        await self.head.write(replace(after, unfinished=number))
+        known |= begun
+        known -= ended
 
     async def _finish_last_commit(self) -> None:
         """Apply the last commit to the objects, if no other broker has written since."""
@@ -166,8 +167,7 @@ class KubernetesLedger:
         found = await self._client.find(objects.STORED_RESERVATIONS, name, self._namespace)
         if found is None or found.record is None or found.is_archived is not is_archived:
             return None
-        key = self._cache.signature_key
-        record: Reservation = loader.decode_stored_record("reservation", found, key)
+        record: Reservation = loader.decode_stored_record("reservation", found)
         return record
 
     async def _archived_by(self, write: RecordWrite) -> Reservation | None:
@@ -338,7 +338,7 @@ def state_after(
     )
 
 
-def live_set_changes(batch: WriteBatch) -> dict[str, bool]:
+def _unfinished_changes(batch: WriteBatch) -> dict[str, bool]:
     """By object name, whether reservations are unfinished after the commit."""
     changes = {one.id: one.finished_at is None for one in batch.reservations.values()}
     changes |= dict.fromkeys(batch.archived, False)
@@ -446,7 +446,7 @@ class KubernetesReplica:
                     continue
             # Also after a change of leader, which does not report what was deleted before it loaded.
             head = HeadRecord(client, self._namespace)
-            cache = StoredObjectCache(client, self._namespace, head)
+            cache = StoredObjectCache(client, self._namespace)
             records, sequence = await loader.snapshot(head, cache)
             epoch = head.state.epoch
             yield records

@@ -51,7 +51,7 @@ async def apply_writes(
     check_fencing: FencingCheck,
 ) -> None:
     """Bring the objects into agreement with these changes."""
-    writes = [_object_write(change, sequence, cache.signature_key) for change in changes]
+    writes = [_object_write(change, sequence) for change in changes]
     work = ObjectApplier(cache, check_fencing)
     # Releases first: the objects must never show more reserved than there is.
     for takes in (False, True):
@@ -63,17 +63,6 @@ async def delete_object(cache: StoredObjectCache, key: ObjectKey, cached: Cached
     if cached.has_finalizer:
         cached = await _remove_finalizer(cache, key, cached)
     await cache.delete(key, cached)
-
-
-async def unarchive(cache: StoredObjectCache, key: ObjectKey) -> None:
-    """Remove the archive labels from an unfinished reservation, and add the finalizer again."""
-
-    async def attempt(cached: CachedObject | None) -> None:
-        if cached is not None and cached.is_archived:
-            metadata = {"labels": _NO_ARCHIVE_LABELS, **_finalizer_patch(cached)}
-            await cache.patch(key, cached, {"metadata": metadata})
-
-    await _retry_conflicts(cache, key, await cache.get(key), attempt)
 
 
 def hour_label(at: datetime) -> str:
@@ -128,7 +117,7 @@ class ObjectWrite(NamedTuple):
         return is_request and cached.uid != self.request_uid
 
 
-def _object_write(change: RecordWrite, sequence: int, signature_key: str) -> ObjectWrite:
+def _object_write(change: RecordWrite, sequence: int) -> ObjectWrite:
     key = kubernetes_cache.object_key(change)
     if not change.text:
         nothing = projection.EMPTY_PROJECTION
@@ -136,7 +125,7 @@ def _object_write(change: RecordWrite, sequence: int, signature_key: str) -> Obj
             change, key, sequence, nothing, NO_RECORD, takes_capacity=False, is_finished=True
         )
     record = projection.decode_record_text(change.kind, change.text)
-    stored = projection.stored_record(signature_key, change.kind, change.id, change.text, sequence)
+    stored = projection.stored_record(change.kind, change.id, change.text, sequence)
     projected = projection.project(record)
     if not isinstance(record, Reservation):
         return ObjectWrite(
