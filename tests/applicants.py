@@ -26,6 +26,7 @@ from certificates import Certificates
 from clocks import Clock
 from kubelend.core.lifecycle import Role
 from kubelend.pki import csr, keys
+from kubelend.pki import files as pki_files
 from kubelend.pki.keys import Algorithm
 from kubelend.wire import routes
 from waiting import PATIENCE
@@ -118,8 +119,8 @@ async def call(
     source: str = "127.0.0.1",
 ) -> Answer:
     """A call to the enrolment listener, from this address; it shows no certificate."""
-    trusted = broker.certificates.server() / "ca.crt"
-    context = ssl.create_default_context(cafile=str(trusted))
+    trusted = pki_files.to_pem(broker.certificates.authority.trusted).decode()
+    context = ssl.create_default_context(cadata=trusted)
     connector = aiohttp.TCPConnector(ssl=context, local_addr=(source, 0))
     url = f"https://localhost:{broker.process.ports['enrol']}{path}"
     timeout = aiohttp.ClientTimeout(total=PATIENCE)

@@ -10,13 +10,26 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
+from cryptography import x509
+
 from kubelend.core.lifecycle import Role
-from kubelend.pki import files, identity
+from kubelend.pki import files, identity, keys
 from kubelend.pki.authority import LEAF_LIFETIME, Authority
 from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm
 
 DAY = timedelta(days=1)
+
+
+def intermediate(root: Authority, name: str, now: datetime) -> Authority:
+    """An authority that `root` has signed; it presents its own certificate as the chain."""
+    key = keys.generate(Algorithm.P256)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    builder = x509.CertificateBuilder(
+        root.certificate.subject, subject, key.public_key(), 7, now - DAY, now + DAY
+    ).add_extension(x509.BasicConstraints(True, None), critical=True)
+    certificate = builder.sign(root.key, keys.digest_for(root.key))
+    return Authority(certificate, key, (certificate, root.certificate), (certificate,))
 
 
 class Certificates:

@@ -145,11 +145,18 @@ class Rig:
         return self.health.errors.get("peering", "")
 
     async def instruct(
-        self, name: str, target: str, phase: str = "Reserved", *, is_acknowledged: bool = True
+        self,
+        name: str,
+        target: str,
+        phase: str = "Reserved",
+        *,
+        is_acknowledged: bool = True,
+        finalizers: tuple[str, ...] = (),
     ) -> str:
         """The state of a reservation and its ReservationInstruction; returns the key."""
         self.notify(name, target, phase, is_acknowledged=is_acknowledged)
         wanted = instructions.reservation_instruction(self.known(name), "default")
+        wanted = replace(wanted, metadata=replace(wanted.metadata, finalizers=finalizers))
         found = await self.objects.find(ReservationInstruction, wanted.key)
         await self.objects.apply(wanted if found is None else replace(found, spec=wanted.spec))
         await settled()

@@ -6,6 +6,7 @@ import shutil
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from cryptography import x509
@@ -33,6 +34,7 @@ from kubelend.pki import x509 as pki_x509
 from kubelend.pki.identity import Profile
 from kubelend.pki.keys import Algorithm
 from kubelend.transports.client import BrokerClient
+from kubelend.wire import bodies
 from kubelend.wire.admin_bodies import JoinPending
 from waiting import PATIENCE
 
@@ -337,23 +339,46 @@ async def test_who_was_not_let_in_here_gets_no_longer_life_however_often_it_rene
     assert pki_x509.lifetime_of(credentials.certificate) == timedelta(days=365)
 
 
-async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have_moved(scene):
-    directory, other = scene.holder("a"), scene.holder("b")
+async def outdated(scene, name="alice"):
+    async with scene.client(scene.certificates.admin(name)) as admin:
+        return [member.name for member in await admin.members.all(outdated=True)]
+
+
+async def test_a_rotation_in_three_steps_refuses_nobody_and_says_who_is_behind(scene):
+    holders = [scene.holder("a"), scene.holder("b")]
+    ca = scene.root / "authority"
     first = scene.certificates.authority.certificate
-    successor = authority.rotate_authority(scene.root / "authority", now=now())
+    async with scene.client(holders[1]) as client:
+        await client.publish(
+            bodies.Advertisement("b", bodies.Metrics(bodies.Quantities("1", "1Gi")))
+        )
+    await scene.renew(holders[0])
+    assert await outdated(scene) == ["b"]  # the broker has issued it no certificate
+    new = authority.start_rotation(ca, now=now())
+    ours = scene.certificates
+    ours.authority = replace(ours.authority, trusted=(first, new))  # and so does the next admin
+    for step, (signer, trusted) in {
+        "rotate": (first, {first, new}),
+        "sign": (new, {first, new}),
+        "drop": (new, {new}),
+    }.items():
+        if step == "sign":
+            authority.finish_rotation(ca)
+        elif step == "drop":
+            authority.drop_authority(ca, tokens.ca_pin(first))
 
-    async def is_followed(each):
-        found = await scene.renew(each)
-        return pki_x509.is_issued_by(found.certificate, successor.certificate)
+        async def is_behind():
+            return await outdated(scene, "bob") == ["a", "b"]
 
-    await waiting.until(lambda: is_followed(directory))
-    moved = files.load_credentials(directory)
-    assert set(moved.authorities) == {first, successor.certificate}
-    assert await is_followed(other)
-    finished, _ = authority.finish_rotation(scene.root / "authority")
+        if step != "drop":  # bob's own certificate is of the old one
+            await waiting.until(is_behind)
+        for directory in holders:
+            await waiting.until(partial(has_moved, scene, directory, signer, trusted))
+        if step != "drop":
+            assert await outdated(scene, "bob") == []
 
-    async def is_alone():
-        return (await scene.renew(directory)).authorities == finished.trusted
 
-    await waiting.until(is_alone)
-    assert (await scene.renew(other)).authorities == (successor.certificate,)
+async def has_moved(scene, directory, signer, trusted):
+    found = await scene.renew(directory)
+    is_signed = pki_x509.is_issued_by(found.certificate, signer)
+    return is_signed and set(found.authorities) == trusted

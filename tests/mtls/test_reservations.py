@@ -122,18 +122,26 @@ async def test_explain_looks_at_every_cluster_and_changes_nothing(broker, r):
 
 
 @pytest.mark.parametrize(
-    "setting, rejections, hint",
+    "setting, rejections, hint, message",
     [
-        ({}, {"InsufficientCPU": 3}, "a cluster fits if you request 1 cpu less"),
-        ({"explain_others": "none"}, {}, ""),
+        (
+            {},
+            {"InsufficientCPU": 3},
+            "a cluster fits if you request 1 cpu less",
+            "Waiting: 0/3 clusters fit: 3 InsufficientCPU",
+        ),
+        ({"explain_others": "none"}, {}, "", "Waiting: 0/1 cluster fits"),
     ],
 )
-async def test_clusters_learn_no_names_of_others_unless_they_may(start, setting, rejections, hint):
-    """In no answer: neither when a request is refused, nor when it is tried out."""
+async def test_clusters_learn_no_names_of_others_unless_they_may(
+    start, setting, rejections, hint, message
+):
+    """In no answer: neither when a request is refused or waits, nor when it is tried out."""
     broker = await start(**setting)
     await advertise_all(broker)
     r, body = broker.cluster("r"), request_body("17")
     waiting = await r.queue("17", wait="1h")
+    assert waiting["status"]["message"] == message
     refused, dry = (
         await r.post("reservations", body),
         await r.post("reservations", body, dryRun="true"),

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import tls_peers
-from certificates import Certificates
+from certificates import Certificates, intermediate
 from kubelend.pki import files, identity
 from kubelend.pki.authority import Authority
 from kubelend.transports import tls
@@ -95,7 +95,7 @@ def test_a_client_refuses_a_cluster_that_plays_the_broker(certificates, cluster)
 
 def test_an_intermediate_authority_in_the_file_is_trusted_without_its_root(certificates, tmp_path):
     root = Authority.create("root", now=certificates.now)
-    middle = root.successor(now=certificates.now, name="middle")
+    middle = intermediate(root, "middle", certificates.now)
     for name, profile in (
         ("server", identity.server_profile()),
         ("client", identity.client_profile("agent-cluster-1")),

@@ -1,4 +1,5 @@
-"""Certificates of a short life, renewed again and again under load: not one request fails.
+"""Certificates of a short life, renewed again and again under load, and their authority rotated: not one
+request fails.
 
     make rotation ARGS='--minutes 10 --lifetime 60'
 
@@ -16,7 +17,7 @@ import contextlib
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from certificates import Certificates
 from kubelend.apps import join
 from kubelend.core.errors import KubelendError
 from kubelend.kits import backoff
-from kubelend.pki import identity
+from kubelend.pki import authority, files, identity, tokens, x509
 from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
@@ -57,6 +58,8 @@ class Report(msgspec.Struct):
     calls: int = 0
     events: int = 0
     renewals: Counter[str] = msgspec.field(default_factory=Counter)
+    steps: list[str] = []
+    """Of the authority's rotation."""
     failures: list[str] = []
 
 
@@ -85,6 +88,8 @@ async def prove(plan: Plan, root: Path) -> Report:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(plan.duration.total_seconds()), asyncio.TaskGroup() as group:
                 group.create_task(_count_renewals("broker", server, plan, report))
+                holders = [server, *(cluster.directory for cluster in clusters)]
+                group.create_task(_rotate_authority(root / "ca", holders, report))
                 for cluster in clusters:
                     group.create_task(cluster.live())
     return report
@@ -101,9 +106,9 @@ class _Cluster:
         self._report = report
         self._url = f"https://localhost:{port}"
         profile = identity.client_profile(name)
-        self._directory = certificates.write(name, profile, at=_now(), lifetime=plan.lifetime)
+        self.directory = certificates.write(name, profile, at=_now(), lifetime=plan.lifetime)
         self._client = BrokerClient(
-            self._url, self._directory, backoff=backoff.NO_RETRIES, check_every=plan.lifetime / 60
+            self._url, self.directory, backoff=backoff.NO_RETRIES, check_every=plan.lifetime / 60
         )
 
     async def offer(self) -> None:
@@ -114,9 +119,7 @@ class _Cluster:
     async def live(self) -> None:
         async with self._client, asyncio.TaskGroup() as group:
             group.create_task(self._renew())
-            group.create_task(
-                _count_renewals(self._name, self._directory, self._plan, self._report)
-            )
+            group.create_task(_count_renewals(self._name, self.directory, self._plan, self._report))
             group.create_task(self._listen())
             for _ in range(self._plan.workers):
                 group.create_task(self._work())
@@ -125,7 +128,7 @@ class _Cluster:
         while True:
             with contextlib.suppress(KubelendError):  # as the agent does, it tries again
                 await join.renew_with_client(
-                    self._client, self._url, self._directory, self._plan.lifetime / 10, _now()
+                    self._client, self._url, self.directory, self._plan.lifetime / 10, _now()
                 )
             await asyncio.sleep(self._plan.lifetime.total_seconds() / 60)
 
@@ -164,6 +167,30 @@ class _Cluster:
         self._report.failures.append(f"{_now():%H:%M:%S.%f} {self._name}: {problem}")
 
 
+async def _rotate_authority(ca: Path, holders: list[Path], report: Report) -> None:
+    """Each step when all have what the one before brings."""
+    old = authority.Authority.load(ca).certificate
+    new = authority.start_rotation(ca, now=_now())
+    report.steps.append("rotate")
+    await _until(lambda: all(new in files.load_credentials(each).authorities for each in holders))
+    authority.finish_rotation(ca)
+    report.steps.append("sign")
+    await _until(
+        lambda: all(
+            x509.is_issued_by(files.load_credentials(each).certificate, new) for each in holders
+        )
+    )
+    authority.drop_authority(ca, tokens.ca_pin(old))
+    report.steps.append("drop")
+
+
+async def _until(is_done: Callable[[], bool]) -> None:
+    while True:
+        await asyncio.sleep(0.2)
+        if is_done():
+            return
+
+
 async def _count_renewals(name: str, directory: Path, plan: Plan, report: Report) -> None:
     serial = tls.own_certificate(directory).serial_number
     while True:
@@ -193,11 +220,12 @@ def main() -> None:
     print(
         f"{options.minutes:g} minutes, certificates of {options.lifetime:g} seconds:"
         f" {report.calls} calls and {report.events} events of {plan.clusters} clusters,"
-        f" {report.renewals.total()} renewals, {len(report.failures)} failures"
+        f" {report.renewals.total()} renewals, {len(report.failures)} failures;"
+        f" steps of the authority's rotation: {', '.join(report.steps)}"
     )
     for failure in report.failures[:20]:
         print(failure)
-    sys.exit(bool(report.failures) or not report.renewals)
+    sys.exit(bool(report.failures) or not report.renewals or "drop" not in report.steps)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ connections and audits rejected handshakes.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from kubelend.broker.audit_log import AuditLog
 from kubelend.broker.metrics import HANDSHAKE_ROUTE, BrokerMetrics
 from kubelend.broker.writer import LedgerWriter
 from kubelend.core.audit_log import Actor
-from kubelend.core.errors import InvalidIdentity, Revoked, Unavailable
+from kubelend.core.errors import InvalidIdentity, Unavailable
 from kubelend.core.lifecycle import Role
 from kubelend.kits.ratelimit import LogThrottle
 from kubelend.pki import files as pki_files
@@ -35,7 +35,7 @@ from kubelend.transports.tls import ReloadingServerContext, ServerContext
 
 
 class Authenticator:
-    """Authenticates requests by certificate; knows revocations and current and former CAs."""
+    """Authenticates requests by certificate; knows revocations and the trusted CAs."""
 
     def __init__(
         self,
@@ -50,26 +50,22 @@ class Authenticator:
         self._trust = trust
         self._trust_proxies = trust_proxies
         self._own_names: frozenset[str] = frozenset()
-        self._former_authorities: set[x509.Certificate] = set()
-        self._authorities: set[x509.Certificate] = set()
-        self._issuer_checks: dict[bytes, bool] = {}
-        """Results of re-checking certificates of connections older than the removal of a CA."""
+        self._authorities: list[x509.Certificate] = []
         self._forwarded: ForwardedCertificateVerifier | None = None
         self._identities: WeakKeyDictionary[ssl.SSLObject, Caller] = WeakKeyDictionary()
         self.refresh()
 
     def refresh(self) -> None:
         """Reloads the certificates of the directory."""
-        known = {x509.load_der_x509_certificate(each) for each in self._trust.authorities}
-        self._former_authorities = (self._former_authorities | self._authorities) - known
-        self._authorities = known
-        self._issuer_checks = {}
+        self._authorities = [
+            x509.load_der_x509_certificate(each) for each in self._trust.authorities
+        ]
+        self._identities.clear()
         try:
             self._own_names = frozenset(pki_files.common_names(self._directory))
-            self._identities.clear()
         finally:  # a removed CA must lose its trust in any case
             if self._trust_proxies:
-                self._forwarded = ForwardedCertificateVerifier(known, self._own_names)
+                self._forwarded = ForwardedCertificateVerifier(self._authorities, self._own_names)
 
     def connection_identity(self, request: web.BaseRequest) -> Caller:
         """Returns the identity of the connection; raises `InvalidIdentity` or `Revoked`."""
@@ -77,14 +73,11 @@ class Authenticator:
         connection = None if transport is None else transport.get_extra_info("ssl_object")
         if connection is None:
             raise InvalidIdentity("no verified client certificate")
-        caller = self._identities.get(connection) or self._read_certificate(connection)
+        caller = self._identities.get(connection) or self._read_certificate(connection, request)
         if caller.until is not None and caller.until < self._writer.clock():
             raise InvalidIdentity(
                 f"the certificate of {caller.name} has expired", hint="renew the certificate"
             )
-        generation = cast("ServerContext", connection.context).generation
-        if generation != self._trust.generation:
-            self._recheck_issuer(caller, connection, request)
         return caller
 
     def caller(self, identity: Caller, request: web.BaseRequest) -> Caller:
@@ -106,33 +99,26 @@ class Authenticator:
         """Authenticates again: for long requests and streams."""
         self.check(self.caller(self.connection_identity(request), request))
 
-    def _read_certificate(self, connection: ssl.SSLObject) -> Caller:
-        """Parses the certificate, once per connection."""
+    def _read_certificate(self, connection: ssl.SSLObject, request: web.BaseRequest) -> Caller:
+        """Parses the certificate, once per connection and again when certificates were reloaded."""
         peercert = connection.getpeercert()
         if not peercert:
             raise InvalidIdentity("no verified client certificate")
+        if cast("ServerContext", connection.context).generation != self._trust.generation:
+            self._recheck_issuer(connection, request)
         caller = pki_identity.caller_from_peercert(peercert, broker_names=self._own_names)
         since, until = (_parse_cert_time(str(peercert[key])) for key in ("notBefore", "notAfter"))
         self._identities[connection] = caller = Caller(caller.name, caller.role, since, until)
         return caller
 
-    def _recheck_issuer(
-        self, caller: Caller, connection: ssl.SSLObject, request: web.BaseRequest
-    ) -> None:
-        """Rejects a certificate whose CA was removed since the handshake, and closes the connection."""
-        der = connection.getpeercert(binary_form=True) or b""
-        if der not in self._issuer_checks:
-            self._issuer_checks[der] = _is_signed_by_any(der, self._authorities)
-        if self._issuer_checks[der]:
-            return
-        request.protocol.close()  # after the response
-        if _is_signed_by_any(der, self._former_authorities):
-            raise Revoked(
-                f"the CA of {caller.role} {caller.name}'s certificate is no longer trusted",
-                hint="join again with a token from an administrator",
-            )
-        # The intermediate CA of the handshake is not stored, so only a new handshake can verify the chain.
-        raise Unavailable("the trusted CAs have changed", hint="reconnect")
+    def _recheck_issuer(self, connection: ssl.SSLObject, request: web.BaseRequest) -> None:
+        """Closes a connection that was verified before a CA was removed, unless a trusted one signed its
+        certificate. Only a new handshake can verify intermediates, which are not stored.
+        """
+        shown = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")
+        if not any(pki_x509.is_issued_by(shown, each) for each in self._authorities):
+            request.protocol.close()  # after the response
+            raise Unavailable("the trusted CAs have changed", hint="reconnect")
 
     def _forwarded_caller(self, proxy: Caller, request: web.BaseRequest) -> Caller:
         if self._forwarded is None:
@@ -149,11 +135,6 @@ class Authenticator:
                 hint=f"send one {pki_identity.CLIENT_CERT_HEADER} header with each request",
             )
         return self._forwarded.verify(forwarded[0], proxy, self._writer.clock())
-
-
-def _is_signed_by_any(der: bytes, authorities: Iterable[x509.Certificate]) -> bool:
-    certificate = x509.load_der_x509_certificate(der)
-    return any(pki_x509.is_issued_by(certificate, each) for each in authorities)
 
 
 @lru_cache(maxsize=4096)

@@ -26,7 +26,10 @@ from kubelend.wire.admin_conversion import from_member
 
 async def list_members(call: RequestContext) -> web.StreamResponse:
     limit, after = call.page_size(), MemberId(call.request.query.get("continue", ""))
-    found = await call.app.membership.members(after, limit + 1, _query_status(call))
+    outdated = call.query_bool("outdated")
+    found = await call.app.membership.members(
+        after, limit + 1, _query_status(call), outdated=outdated
+    )
     members, more = paginate(found, limit, lambda member: member.id)
     return JsonResponse(admin_bodies.MemberList([from_member(member) for member in members], more))
 

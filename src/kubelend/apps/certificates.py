@@ -11,7 +11,7 @@ import asyncio
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import structlog
 from cryptography import x509
@@ -37,20 +37,6 @@ from kubelend.pki.keys import PublicKey
 from kubelend.transports import tls
 from kubelend.transports.tls import FileReloader
 
-_PUBLIC_FILES = (files.CA_CERTIFICATES, files.TLS_CERTIFICATE, pki_files.DROPPED_CERTIFICATES)
-_AUTHORITY_FILES = (
-    *pki_files.OWN_LAYOUT,
-    *pki_files.CERT_MANAGER_LAYOUT,
-    pki_files.CROSS_CERTIFICATES,
-)
-
-
-class _PublicPart(NamedTuple):
-    """What can be read without the private key."""
-
-    trusted: tuple[x509.Certificate, ...]
-    dropped: tuple[x509.Certificate, ...]
-
 
 class ReloadingAuthority:
     """Signs with the current CA of a directory and reloads it when its files change."""
@@ -65,12 +51,17 @@ class ReloadingAuthority:
 
         self.lifetime = settings.certificate_lifetime
         self._server = settings.certificate_directory
-        self._no_longer_trusted: set[x509.Certificate] = set()
-        """CAs that this process no longer trusts, whether or not a file lists them as dropped."""
-        self._reloader = FileReloader(directory, load, _log_authority_error, _AUTHORITY_FILES)
-        self._public_reloader = FileReloader(
-            directory, _load_public, _log_authority_error, _PUBLIC_FILES
+        layouts = (*pki_files.OWN_LAYOUT, *pki_files.CERT_MANAGER_LAYOUT)
+        self._reloader = FileReloader(directory, load, _log_authority_error, layouts)
+        # Apart from the key: a CA is added or removed even while the key cannot be loaded.
+        self._bundle_reloader = FileReloader(
+            directory,
+            pki_files.load_trusted,
+            _log_authority_error,
+            (files.CA_CERTIFICATES, files.TLS_CERTIFICATE),
         )
+        self._known = set(self.trusted)
+        """CAs that were in the bundle since this process started."""
         self.find_trust_anchor()
 
     @property
@@ -82,25 +73,30 @@ class ReloadingAuthority:
         """CAs that certificate holders have to trust. While the key cannot be read, those in `ca.crt`."""
         if self._reloader.problem is None:
             return self.current.trusted
-        return self._public_reloader.current.trusted
-
-    @property
-    def dropped(self) -> set[x509.Certificate]:
-        """Former CAs that are no longer trusted, because their rotation is finished."""
-        return {*self._public_reloader.current.dropped, *self._no_longer_trusted}.difference(
-            self.trusted
-        )
+        return self._bundle_reloader.current
 
     def refresh(self) -> bool:
         """Reloads changed files; returns whether anything changed."""
-        before = (self.trusted, self.dropped)
-        has_new_key = self._reloader.refresh()
-        self._public_reloader.refresh()
-        self._no_longer_trusted |= set(before[0]).difference(self.trusted)
-        if not has_new_key and before == (self.trusted, self.dropped):
-            return False
-        self._update_published()
-        return True
+        changes = [self._reloader.refresh(), self._bundle_reloader.refresh()]
+        self._known |= set(self.trusted)
+        if any(changes):
+            self._update_published()
+        return any(changes)
+
+    def has_issued(self, certificate: x509.Certificate) -> bool:
+        """Whether a CA of the bundle has issued the certificate, or one that was in it."""
+        return any(pki_x509.is_issued_by(certificate, each) for each in self._known)
+
+    def client_authorities(self) -> list[x509.Certificate]:
+        """Returns the CAs that verify clients: the bundle, whose changes are a rotation's.
+
+        The server's own `ca.crt` counts too if another CA has issued its certificate.
+        """
+        shown = pki_files.load_certificates(self._server / files.TLS_CERTIFICATE)
+        if any(map(self.has_issued, shown)):
+            return list(self.trusted)
+        own = pki_files.load_certificates(self._server / files.CA_CERTIFICATES)
+        return list(dict.fromkeys((*self.trusted, *own)))
 
     def find_trust_anchor(self) -> None:
         """Determines which CA joining clusters need to verify the broker; it may differ from the issuing one.
@@ -163,19 +159,21 @@ class ReloadingAuthority:
             now,
             certificate.not_valid_after_utc,
             tokens.ca_pin(authority.certificate),
+            self._bundle_digest,
         )
         chain = pki_files.to_pem([certificate, *authority.chain]).decode()
         return Issued(chain, self.authorities, known, certificate.not_valid_before_utc)
+
+    def is_current(self, certificate: Certificate) -> bool:
+        signer = tokens.ca_pin(self.current.certificate)
+        return (certificate.authority, certificate.bundle) == (signer, self._bundle_digest)
 
     def _update_published(self) -> None:
         # Immediately after a CA change: holders of a certificate of the new CA have to trust it.
         self.pin = str(tokens.ca_pin(self._anchor))
         trusted = dict.fromkeys((*self.trusted, self._anchor))
         self.authorities = pki_files.to_pem(trusted).decode()
-
-
-def _load_public(directory: Path) -> _PublicPart:
-    return _PublicPart(pki_files.load_trusted(directory), pki_files.load_dropped(directory))
+        self._bundle_digest = tokens.bundle_digest(trusted)
 
 
 log = structlog.get_logger("kubelend.broker")
@@ -204,14 +202,12 @@ class ServerCertificateRenewer:
             self._warn_once("Server certificate renewal failed, will retry", str(error))
 
     def _is_due(self, old: Credentials, now: datetime) -> bool:
-        # Including CAs dropped by a finished rotation: their certificates are no longer trusted.
-        ours = (*self._authority.trusted, *self._authority.dropped)
-        if not any(pki_x509.is_issued_by(old.certificate, each) for each in ours):
+        if not self._authority.has_issued(old.certificate):
             return False
         return (
             now >= pki_x509.renewal_time(old.certificate)
             or not pki_x509.is_issued_by(old.certificate, self._authority.current.certificate)
-            or self._trusted(old) != old.authorities
+            or set(self._authority.trusted) != set(old.authorities)
         )
 
     def _renew(self, old: Credentials, now: datetime) -> None:
@@ -221,7 +217,7 @@ class ServerCertificateRenewer:
         certificate = authority.sign(
             _profile_of(old.certificate), key.public_key(), lifetime, now=now
         )
-        new = Credentials(certificate, key, self._trusted(old), authority.chain)
+        new = Credentials(certificate, key, self._authority.trusted, authority.chain)
         with self._files.try_lock() as is_ours:
             if not is_ours:
                 return
@@ -231,12 +227,6 @@ class ServerCertificateRenewer:
         log.info(
             "Server certificate renewed", path=str(self._directory), expires_at=end.isoformat()
         )
-
-    def _trusted(self, old: Credentials) -> tuple[x509.Certificate, ...]:
-        """Returns our CA and the others in `ca.crt`, without those that were dropped."""
-        ours = self._authority.trusted
-        excluded = {*ours, *self._authority.dropped}
-        return (*ours, *(each for each in old.authorities if each not in excluded))
 
     def _warn_once(self, message: str, reason: str) -> None:
         if reason != self._logged_reason:
@@ -262,7 +252,6 @@ class CertificateManager:
         self._interval = settings.certificate_check_interval.total_seconds()
         self._writer = writer
         self._metrics = metrics
-        self._reported_dropped: set[x509.Certificate] = set()
         self.authority = ReloadingAuthority(settings) if settings.ca_path else None
         self._has_new_authority = False
         authority = self.authority
@@ -312,24 +301,10 @@ class CertificateManager:
             self._writer.streams.wake_all()
 
     def _trusted_pem(self) -> str:
-        """Returns the CAs that verify clients, in PEM form. Dropped CAs are excluded even if in `ca.crt`."""
+        """Returns the CAs that verify clients, in PEM form; empty for those of `ca.crt`."""
         if self.authority is None:
             return ""
-        own = pki_files.load_certificates(self._directory / files.CA_CERTIFICATES)
-        dropped = self.authority.dropped
-        self._report_dropped(dropped.intersection(own))
-        believed = dict.fromkeys((*own, *self.authority.trusted))
-        return pki_files.to_pem(each for each in believed if each not in dropped).decode()
-
-    def _report_dropped(self, dropped: set[x509.Certificate]) -> None:
-        for each in dropped - self._reported_dropped:
-            log.warning(
-                "Ignoring CA in ca.crt that was dropped by a rotation",
-                path=str(self._directory / files.CA_CERTIFICATES),
-                ca=each.subject.rfc4514_string(),
-                pin=str(tokens.ca_pin(each)),
-            )
-        self._reported_dropped |= dropped
+        return pki_files.to_pem(self.authority.client_authorities()).decode()
 
     def _apply_reloaded(self) -> None:
         try:

@@ -7,6 +7,7 @@ be signed changes nothing, and a signed certificate is handed out only after its
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import NamedTuple
@@ -19,7 +20,14 @@ from kubelend.core.enrolment import Applicant, JoinPolicy, Removal, Revocation
 from kubelend.core.errors import Conflict, Forbidden, InvalidInput
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Role
-from kubelend.core.members import Member, MemberId, MembershipStatus, Token, TokenId
+from kubelend.core.members import (
+    BY_CERTIFICATE,
+    Member,
+    MemberId,
+    MembershipStatus,
+    Token,
+    TokenId,
+)
 
 
 class PresentedCertificate(NamedTuple):
@@ -151,16 +159,38 @@ class Membership:
         )
 
     async def members(
-        self, after: MemberId, limit: int, status: MembershipStatus | None = None
+        self,
+        after: MemberId,
+        limit: int,
+        status: MembershipStatus | None = None,
+        *,
+        outdated: bool = False,
     ) -> list[Member]:
-        """Returns a page, ordered by role and name; of one membership status, or all."""
+        """Returns a page, ordered by role and name; of one membership status, or all.
+
+        With `outdated`, only those that have not renewed since a step of a CA rotation.
+        """
 
         def page(ledger: Ledger) -> list[Member]:
-            later = (one for one in ledger.member_index.members.values() if one.id > after)
+            known = [*ledger.member_index.members.values()]
+            if outdated:
+                known = [
+                    one for one in (*known, *_unknown_members(ledger)) if self._is_outdated(one)
+                ]
+            later = (one for one in known if one.id > after)
             wanted = (one for one in later if status in {None, one.status})
             return list(islice(sorted(wanted, key=lambda one: one.id), limit))
 
         return await self._writer.read(page)
+
+    def _is_outdated(self, member: Member) -> bool:
+        if member.status is not MembershipStatus.APPROVED:
+            return False
+        if (
+            member.certificate is None
+        ):  # from elsewhere, or the member has not fetched its first one
+            return not member.was_admitted
+        return not self.authority.is_current(member.certificate)
 
     async def _wait_until_valid(self, issued: Issued) -> Issued:
         """Waits until the certificate is valid: after a revocation it starts with the next second."""
@@ -168,6 +198,20 @@ class Membership:
         if early > 0:
             await asyncio.sleep(min(early, 1.0))
         return issued
+
+
+def _unknown_members(ledger: Ledger) -> Iterator[Member]:
+    """Yields the clusters that advertise with a certificate which the broker has not issued."""
+    for cluster in ledger.clusters.values():
+        member = Member(
+            Role.CLUSTER,
+            cluster.id,
+            MembershipStatus.APPROVED,
+            cluster.received_at,
+            decided_by=BY_CERTIFICATE,
+        )
+        if member.id not in ledger.member_index.members:
+            yield member
 
 
 def _join_applicant(applicant: SigningRequest) -> Applicant:

@@ -146,6 +146,9 @@ class CertificateAuthority(Protocol):
     ) -> Issued:
         """Issues a certificate for the applicant, valid from `not_before` and for at most `max_lifetime`."""
 
+    def is_current(self, certificate: Certificate) -> bool:
+        """Whether the signing CA has issued it, together with the CAs that are trusted now."""
+
 
 class SingleReplica:
     """Always the leader: no second broker can open the store."""

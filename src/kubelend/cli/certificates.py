@@ -285,42 +285,48 @@ def rotate_authority(
     new_passphrase_file: Annotated[
         Path | None, flag("File with the passphrase for the new key.", "FILE")
     ] = None,
-    finish: Annotated[
-        bool, flag("Remove the old authority. Needs --yes.", None, "--finish")
+    sign: Annotated[
+        bool, flag("Let the new authority sign, and delete the old key.", None, "--sign")
     ] = False,
-    yes: Annotated[
-        bool, flag("Confirm --finish, which cannot be undone.", None, "--yes", "-y")
-    ] = False,
+    drop: Annotated[
+        str, flag("Remove the authority with this hash: its certificates are rejected.", "HASH")
+    ] = "",
 ) -> None:
-    """Replace the authority by a new one, which signs from now on. The old key is deleted.
+    """Replace the authority in three steps, without rejecting anybody.
 
-    Both are trusted until `--finish`; then certificates of the old one are rejected.
+    First without --sign and --drop: a new authority is added to ca.crt, and the old one still signs.
+    Then --sign, and then --drop with the hash of the old one: each when `kubelend get members --outdated`
+    lists nobody any more.
     """
-    if finish:
-        return _finish_rotation(authority, passphrase, yes=yes)
     from kubelend.pki import authority as pki_authority
-    from kubelend.pki import keys
+    from kubelend.pki import keys, tokens
 
-    successor = pki_authority.rotate_authority(
-        authority,
-        durations.parse_duration(lifetime),
-        now=output.now(),
-        name=name,
-        algorithm=keys.Algorithm(algorithm) if algorithm else None,
-        passphrase=passphrase,
-        new_passphrase=None
-        if new_passphrase_file is None
-        else passphrases.passphrase_from_file(new_passphrase_file),
-    )
-    print(f"{_authority_name(successor.certificate)} signs from now on")
-    for each in successor.trusted[1:]:
-        print(f"{_authority_name(each)} stays trusted")
     where = _flag("--ca", authority, "ca")
-    output.note(
-        f"Next: new certificates for all (kubelend ca issue broker --role broker --overwrite{where}"
-        f" for the broker), then kubelend ca rotate --finish --yes{where}"
+    renew = (
+        "Next: wait until `kubelend get members --outdated` lists nobody, then kubelend ca rotate"
     )
-    return None
+    if sign:
+        certificate = pki_authority.finish_rotation(authority)
+        print(f"{_authority_name(certificate)} signs from now on")
+        output.note(f"{renew} --drop HASH{where}, with the hash of the old one")
+    elif drop:
+        pin = tokens.parse_ca_pin(drop)
+        certificate = pki_authority.drop_authority(authority, pin, passphrase)
+        print(f"{_authority_name(certificate)} removed: certificates that it signed are rejected")
+    else:
+        certificate = pki_authority.start_rotation(
+            authority,
+            durations.parse_duration(lifetime),
+            now=output.now(),
+            name=name,
+            algorithm=keys.Algorithm(algorithm) if algorithm else None,
+            passphrase=passphrase,
+            new_passphrase=None
+            if new_passphrase_file is None
+            else passphrases.passphrase_from_file(new_passphrase_file),
+        )
+        print(f"{_authority_name(certificate)} is trusted from now on and does not sign yet")
+        output.note(f"{renew} --sign{where}")
 
 
 @options.takes(passphrase=existing_passphrase)
@@ -336,26 +342,6 @@ def show_authority(
     found = pki_authority.inspect_authority(authority, passphrase)
     names = [f"authority/{each.subject}" for each in found.authorities]
     output.show(found, format, lambda: _authority_text(found), names)
-
-
-def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: bool) -> None:
-    from kubelend.pki import authority as pki_authority
-
-    if not yes:
-        raise InvalidInput(
-            "--finish removes the old authority for good: certificates that it signed are rejected"
-            " from then on",
-            hint="add --yes once all certificates are issued by the new one",
-        )
-    finished, dropped = pki_authority.finish_rotation(authority, passphrase)
-    for each in dropped:
-        print(
-            f"{_authority_name(each)} removed: certificates that it signed are rejected from now on"
-        )
-    print(f"{_authority_name(finished.certificate)} signs and is trusted")
-    output.note(
-        "Next: copy the new ca.crt to the broker and to all that do not renew by themselves"
-    )
 
 
 def _authority_name(certificate: x509.Certificate) -> str:
@@ -375,8 +361,8 @@ def _authority_text(found: AuthorityDirectoryInfo) -> str:
     lines.append(f"The key is {'' if found.key_encrypted else 'not '}encrypted.")
     if any(each.signs is None for each in found.authorities):
         lines.append("Its passphrase is needed to tell which authority it belongs to.")
-    if found.rotating:
-        lines.append("A rotation is in progress: `kubelend ca rotate --finish --yes` completes it.")
+    if found.next:
+        lines.append(f"After `kubelend ca rotate --sign` the one with hash {found.next} signs.")
     return "\n".join(lines)
 
 

@@ -70,6 +70,14 @@ def get_members(
     name: Annotated[str, options.argument("[[ROLE/]NAME]", help="Only this one.")] = "",
     status: Annotated[str, flag("Only these.", "Pending|Approved|Revoked")] = "",
     old_status: Annotated[str, typer.Option("--standing", hidden=True)] = "",
+    outdated: Annotated[
+        bool,
+        flag(
+            "Only those that have not renewed their certificate since the last step of a CA rotation.",
+            None,
+            "--outdated",
+        ),
+    ] = False,
     format: options.Output = OutputFormat.TABLE,
     *,
     settings: ClientSettings,
@@ -80,7 +88,7 @@ def get_members(
         return
     found = calls.call_broker(
         settings,
-        lambda client: client.members.all(status=status or old_status),
+        lambda client: client.members.all(status=status or old_status, outdated=outdated),
         {"status": "--status"},
     )
     MEMBERS.show_list(found, format)

@@ -38,6 +38,8 @@ class Certificate(Record, frozen=True):
     expires_at: datetime
     authority: str
     """The pin of the issuing CA; shows which members have moved to a new CA."""
+    bundle: str = ""
+    """Digest of the CAs that it was issued with; shows which members trust a new CA."""
 
 
 class Member(Record, frozen=True):

@@ -3,18 +3,15 @@
 The broker and `kubelend ca` use this. The authority's key signs every identity and never leaves the broker:
 `sign` takes a public key, for clients that generate their own key.
 
-Rotation replaces an authority by its successor in two steps:
+Rotation replaces an authority in three steps. Each waits until every client has renewed its certificate,
+because a renewal also brings the current `ca.crt`:
 
-    rotate    the successor signs; its predecessor stays trusted and has cross-signed the successor
-    finish    the predecessor is dropped, once every client has a certificate of the successor
+    rotate    a new authority is added to `ca.crt`; its key is `next.key`, and the old one still signs
+    sign      the new one signs: `next.key` becomes `ca.key`, and the old key is gone
+    drop      the old one is removed from `ca.crt`; its certificates are rejected
 
-In between all clients accept each other: those that trust only the predecessor verify the cross
-certificate, which new certificates carry in their chain, and those with the new `ca.crt` trust both. The
-predecessor's key is deleted in the first step, because it is no longer needed and could be stolen. Its
-certificate is kept in `dropped.crt` after the second, for brokers that did not run at that time.
-
-A crash at any moment leaves a usable directory: `save_authority` replaces the key last and atomically, and
-the next rotation removes leftovers of an unfinished one.
+Every client trusts the new authority before anything is signed with it, so nobody is rejected in between.
+Each step replaces one file atomically; a step that was interrupted is repeated.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ class Authority(msgspec.Struct, frozen=True):
         """Create an authority with a self-signed certificate, in memory only: see `save`."""
         key = keys.generate(algorithm)
         validity = pki_x509.validity_period(lifetime, now)
-        certificate = _authority_certificate(_authority_name(name), key.public_key(), validity, key)
+        certificate = _authority_certificate(_authority_name(name), validity, key)
         return cls(certificate, key, (certificate,), passphrase=passphrase)
 
     @classmethod
@@ -83,7 +80,7 @@ class Authority(msgspec.Struct, frozen=True):
         found = files.load_authority(directory, passphrase)
         certificate = _signing_certificate(found)
         others = (each for each in found.trusted if each != certificate)
-        chain = pki_x509.chain_for(certificate, [*found.own, *found.trusted, *found.cross])
+        chain = pki_x509.chain_for(certificate, [*found.own, *found.trusted])
         return cls(certificate, found.key, (certificate, *others), chain, passphrase)
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
@@ -92,7 +89,6 @@ class Authority(msgspec.Struct, frozen=True):
             directory,
             self.trusted,
             self.key,
-            cross=[each for each in self.chain if each not in self.trusted],
             passphrase=self.passphrase,
             overwrite=overwrite,
         )
@@ -127,49 +123,6 @@ class Authority(msgspec.Struct, frozen=True):
             lifetime, now, until=self._expiry(now), not_before=not_before
         )
         return _leaf_certificate(profile, public_key, validity, self.certificate, self.key)
-
-    @property
-    def is_rotating(self) -> bool:
-        """Whether a rotation is in progress: the predecessor is still trusted and has cross-signed this
-        authority.
-        """
-        return any(self._is_cross(each) for each in self.chain)
-
-    def successor(
-        self,
-        lifetime: timedelta = AUTHORITY_LIFETIME,
-        *,
-        now: datetime,
-        name: str = "",
-        algorithm: Algorithm | None = None,
-        passphrase: Passphrase | None = None,
-    ) -> Self:
-        """Create the successor of this authority, cross-signed for clients that trust only this one.
-        Nothing is written.
-        """
-        key = keys.generate(algorithm or keys.algorithm_of_successor(self.key))
-        subject = _authority_name(name or _next_name(self.certificate))
-        public_key, validity = key.public_key(), pki_x509.validity_period(lifetime, now)
-        own = _authority_certificate(subject, public_key, validity, key)
-        validity = pki_x509.validity_period(lifetime, now, until=self._expiry(now))
-        cross = _authority_certificate(subject, public_key, validity, self.key, self.certificate)
-        key_passphrase = passphrase or self.passphrase
-        return type(self)(own, key, (own, *self.trusted), (cross,), key_passphrase)
-
-    def without_predecessor(self) -> Self:
-        """Return this authority without its predecessor, whose certificates are rejected from now on."""
-        crosses = [each for each in self.chain if self._is_cross(each)]
-        left = [
-            each
-            for each in self.trusted
-            if not any(pki_x509.is_issued_by(cross, each) for cross in crosses)
-        ]
-        return msgspec.structs.replace(self, trusted=tuple(left), chain=())
-
-    def _is_cross(self, certificate: x509.Certificate) -> bool:
-        return certificate != self.certificate and pki_x509.have_same_key(
-            certificate, self.certificate
-        )
 
     def _expiry(self, now: datetime) -> datetime:
         end = self.certificate.not_valid_after_utc
@@ -220,7 +173,7 @@ def _next_name(certificate: x509.Certificate) -> str:
     return base.encode()[: 64 - len(end)].decode(errors="ignore") + end
 
 
-def rotate_authority(
+def start_rotation(
     directory: Path,
     lifetime: timedelta = AUTHORITY_LIFETIME,
     *,
@@ -229,40 +182,66 @@ def rotate_authority(
     algorithm: Algorithm | None = None,
     passphrase: Passphrase | None = None,
     new_passphrase: Passphrase | None = None,
-) -> Authority:
-    """Replace the authority by a successor and return it. The key algorithm stays by default.
+) -> x509.Certificate:
+    """Create the next authority, add it to `ca.crt` and return its certificate.
 
-    The new key is encrypted with `new_passphrase`, else with the predecessor's.
+    Its key algorithm is that of the current key by default, and so is its passphrase.
     """
     with kits_files.lock_directory(directory):
-        authority = Authority.load(directory, passphrase)
-        _check_can_rotate(authority, directory)
-        successor = _without_lost_successor(authority, directory).successor(
-            lifetime, now=now, name=name, algorithm=algorithm, passphrase=new_passphrase
-        )
+        current = Authority.load(directory, passphrase)
+        _check_can_rotate(current, directory)
         files.remove_temporary_files(directory)
-        successor.save(directory, overwrite=True)
-    return successor
-
-
-def finish_rotation(
-    directory: Path, passphrase: Passphrase | None = None
-) -> tuple[Authority, tuple[x509.Certificate, ...]]:
-    """Drop the predecessor. Return the current authority and the dropped certificates."""
-    with kits_files.lock_directory(directory):
-        authority = Authority.load(directory, passphrase)
-        if not authority.is_rotating:
-            raise InvalidSettings(
-                f"no rotation in progress in {directory}",
-                hint="start one with `kubelend ca rotate`",
+        if not (directory / files.NEXT_KEY).exists():
+            following = Authority.create(
+                name or _next_name(current.certificate),
+                lifetime,
+                now=now,
+                algorithm=algorithm or keys.algorithm_of_successor(current.key),
+                passphrase=new_passphrase or passphrase,
             )
-        finished = authority.without_predecessor()
-        dropped = tuple(each for each in authority.trusted if each not in finished.trusted)
-        files.remove_temporary_files(directory)
-        # Written first: after a crash the rotation can be finished again, and the dropped ones are known.
-        files.save_dropped(directory, dropped)
-        finished.save(directory, overwrite=True)
-    return finished, dropped
+            files.save_next(directory, following.certificate, following.key, following.passphrase)
+        # Also after an earlier attempt was interrupted here.
+        certificate = files.load_certificates(directory / files.NEXT_KEY)[0]
+        files.save_trusted(directory, [*current.trusted, certificate], overwrite=True)
+    return certificate
+
+
+def finish_rotation(directory: Path) -> x509.Certificate:
+    """Let the next authority sign and return its certificate. The old key is deleted."""
+    with kits_files.lock_directory(directory):
+        certificate = next_authority(directory)
+        if certificate is None:
+            raise InvalidSettings(
+                f"no next authority in {directory}", hint="create it with `kubelend ca rotate`"
+            )
+        kits_files.rename_file(directory / files.NEXT_KEY, directory / files.CA_KEY)
+    return certificate
+
+
+def drop_authority(
+    directory: Path, pin: tokens.Pin, passphrase: Passphrase | None = None
+) -> x509.Certificate:
+    """Remove an authority from `ca.crt` and return it. Its certificates are rejected from now on."""
+    with kits_files.lock_directory(directory):
+        current = Authority.load(directory, passphrase)
+        dropped = tokens.pinned_certificates(current.trusted, pin)
+        if not dropped:
+            raise InvalidSettings(f"{directory} has no authority with hash {pin}")
+        if current.certificate in dropped or next_authority(directory) in dropped:
+            raise InvalidSettings(
+                f"the authority with hash {pin} signs, or will sign next",
+                hint="let another one sign first: `kubelend ca rotate`, then `kubelend ca rotate --sign`",
+            )
+        left = [each for each in current.trusted if each not in dropped]
+        files.save_trusted(directory, left, overwrite=True)
+    return dropped[0]
+
+
+def next_authority(directory: Path) -> x509.Certificate | None:
+    """Return the authority that a rotation has added and that does not sign yet, if there is one."""
+    path = directory / files.NEXT_KEY
+    added = files.load_certificates(path)[0] if path.exists() else None
+    return added if added in files.load_trusted(directory) else None
 
 
 def _check_can_rotate(authority: Authority, directory: Path) -> None:
@@ -270,54 +249,26 @@ def _check_can_rotate(authority: Authority, directory: Path) -> None:
         raise InvalidSettings(
             f"{directory} is managed by cert-manager", hint="rotate the issuer with cert-manager"
         )
-    if authority.is_rotating:
+    if next_authority(directory) is not None:
         raise InvalidSettings(
             f"a rotation is already in progress in {directory}",
-            hint="when all clients have new certificates, run `kubelend ca rotate --finish --yes`",
+            hint="when all clients trust the new authority, run `kubelend ca rotate --sign`",
         )
     if not pki_x509.is_self_signed(authority.certificate):
         raise InvalidSettings(
             f"the authority in {directory} is an intermediate",
             hint="have its issuer sign a new one",
         )
-    constraints = pki_x509.find_extension(authority.certificate, x509.BasicConstraints)
-    # Peers would reject the cross certificate.
-    if constraints is not None and constraints.path_length == 0:
-        raise InvalidSettings(
-            f"the authority in {directory} cannot sign another authority (path length 0)",
-            hint="create another with `kubelend ca init`, and add it to every ca.crt first",
-        )
-
-
-def _without_lost_successor(authority: Authority, directory: Path) -> Authority:
-    """Drop a trusted successor whose key was lost in a crash, which only its cross certificate shows."""
-    lost = [
-        each
-        for each in files.load_cross(directory)
-        if pki_x509.is_issued_by(each, authority.certificate)
-    ]
-    remaining = (
-        each
-        for each in authority.trusted
-        if each == authority.certificate
-        or not any(pki_x509.have_same_key(each, one) for one in lost)
-    )
-    return msgspec.structs.replace(authority, trusted=tuple(remaining))
 
 
 def _authority_certificate(
-    name: x509.Name,
-    public_key: PublicKey,
-    validity: Validity,
-    key: PrivateKey,
-    issuer: x509.Certificate | None = None,
+    name: x509.Name, validity: Validity, key: PrivateKey
 ) -> x509.Certificate:
-    """Build the certificate of an authority: self-signed, or cross-signed by an issuer."""
-    builder = _certificate_builder(name, public_key, validity)
-    # No path length, so that the authority can cross-sign its successor.
+    """Build the self-signed certificate of an authority."""
+    builder = _certificate_builder(name, key.public_key(), validity)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
-    return _sign(builder, key, name if issuer is None else issuer.subject, issuer)
+    return builder.issuer_name(name).sign(key, keys.digest_for(key))
 
 
 def _leaf_certificate(
@@ -339,7 +290,13 @@ def _leaf_certificate(
     )
     if profile.names:
         builder = builder.add_extension(x509.SubjectAlternativeName(profile.names), critical=False)
-    return _sign(builder, key, issuer.subject, issuer)
+    # Copied if present, because other tools may compute it differently.
+    identifier = pki_x509.find_extension(issuer, x509.SubjectKeyIdentifier)
+    if identifier is None:
+        identifier = x509.SubjectKeyIdentifier.from_public_key(issuer.public_key())
+    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+    builder = builder.add_extension(issuer_key, critical=False)
+    return builder.issuer_name(issuer.subject).sign(key, keys.digest_for(key))
 
 
 def _key_usage(*allowed: str) -> x509.KeyUsage:
@@ -376,22 +333,6 @@ def _certificate_builder(
     )
 
 
-def _sign(
-    builder: x509.CertificateBuilder,
-    key: PrivateKey,
-    issuer_name: x509.Name,
-    issuer: x509.Certificate | None,
-) -> x509.Certificate:
-    if issuer is not None:
-        # Copied if present, because other tools may compute it differently.
-        identifier = pki_x509.find_extension(issuer, x509.SubjectKeyIdentifier)
-        if identifier is None:
-            identifier = x509.SubjectKeyIdentifier.from_public_key(issuer.public_key())
-        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-        builder = builder.add_extension(issuer_key, critical=False)
-    return builder.issuer_name(issuer_name).sign(key, keys.digest_for(key))
-
-
 class AuthorityInfo(msgspec.Struct, frozen=True, rename="camel"):
     """An authority that clients trust. Field names are API."""
 
@@ -408,8 +349,8 @@ class AuthorityDirectoryInfo(msgspec.Struct, frozen=True, rename="camel"):
 
     directory: str
     key_encrypted: bool
-    rotating: bool
-    """Whether a rotation is in progress, until `kubelend ca rotate --finish`."""
+    next: str
+    """Pin of the authority that signs after `kubelend ca rotate --sign`; empty if there is none."""
 
     authorities: list[AuthorityInfo]
 
@@ -420,23 +361,18 @@ def inspect_authority(
     """Inspect an authority's directory. An unusable authority is an error, as when issuing."""
     path = directory / files.layout_of(directory).key
     encrypted = keys.is_encrypted(kits_files.read_file(path, hint=files.NO_AUTHORITY_HINT))
-    if encrypted and passphrase is None:
-        return _inspect_without_key(directory)
-    authority = Authority.load(directory, passphrase)
+    following = next_authority(directory)
+    signing: x509.Certificate | None = None
+    if not encrypted or passphrase is not None:
+        current = Authority.load(directory, passphrase)
+        trusted, signing = current.trusted, current.certificate
+    elif len(trusted := files.load_trusted(directory)) == 1:
+        signing = trusted[0]
     authorities = [
-        _authority_info(each, each == authority.certificate) for each in authority.trusted
+        _authority_info(each, None if signing is None else each == signing) for each in trusted
     ]
-    return AuthorityDirectoryInfo(str(directory), encrypted, authority.is_rotating, authorities)
-
-
-def _inspect_without_key(directory: Path) -> AuthorityDirectoryInfo:
-    trusted, cross = files.load_trusted(directory), files.load_cross(directory)
-    rotating = any(pki_x509.have_same_key(one, other) for one in cross for other in trusted)
-    # A single authority must be the issuing one.
-    signs = True if len(trusted) == 1 else None
-    return AuthorityDirectoryInfo(
-        str(directory), True, rotating, [_authority_info(each, signs) for each in trusted]
-    )
+    pin = "" if following is None else tokens.ca_pin(following)
+    return AuthorityDirectoryInfo(str(directory), encrypted, pin, authorities)
 
 
 def _authority_info(certificate: x509.Certificate, signs: bool | None) -> AuthorityInfo:

@@ -1,8 +1,7 @@
 """Certificate directories: file names, loading and saving.
 
     server or client:       tls.crt, tls.key, ca.crt      (as in a mounted Kubernetes TLS secret)
-    authority:              ca.crt, ca.key, cross.crt     (cross.crt during a rotation)
-                            dropped.crt                   (predecessors that are no longer trusted)
+    authority:              ca.crt, ca.key, next.key      (next.key during a rotation)
     cert-manager CA issuer: tls.crt, tls.key, ca.crt      (tls.crt is the authority's)
 
 The TLS contexts (`kubelend.transports.tls`) read the same files with OpenSSL.
@@ -28,10 +27,8 @@ from kubelend.pki.passphrases import PASSPHRASE_VARIABLE, Passphrase
 
 CA_KEY = "ca.key"
 NO_AUTHORITY_HINT = "create an authority with `kubelend ca init`"
-CROSS_CERTIFICATES = "cross.crt"
-"""Cross certificates, which clients present as intermediates."""
-DROPPED_CERTIFICATES = "dropped.crt"
-"""Former authorities, which must not be trusted although other files may still contain them."""
+NEXT_KEY = "next.key"
+"""Certificate and key of the authority that a rotation has added and that does not sign yet."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -65,7 +62,6 @@ class AuthorityFiles(msgspec.Struct, frozen=True):
     """One of these belongs to the key."""
 
     trusted: tuple[x509.Certificate, ...]
-    cross: tuple[x509.Certificate, ...]
 
 
 def save_credentials(directory: Path, credentials: Credentials, *, overwrite: bool = False) -> None:
@@ -74,7 +70,7 @@ def save_credentials(directory: Path, credentials: Credentials, *, overwrite: bo
     if not overwrite:
         hint = "choose another directory, or replace them with --overwrite"
         _check_not_existing(directory, files.TLS_KEY, files.TLS_CERTIFICATE, hint=hint)
-    _save_authorities(directory, credentials.authorities, overwrite=overwrite)
+    save_trusted(directory, credentials.authorities, overwrite=overwrite)
     _save_key(directory / files.TLS_KEY, credentials.key, overwrite=overwrite)
     presented = [credentials.certificate, *credentials.chain]
     _save_certificates(directory / files.TLS_CERTIFICATE, presented, overwrite=overwrite)
@@ -99,30 +95,32 @@ def save_authority(
     certificates: Sequence[x509.Certificate],
     key: PrivateKey,
     *,
-    cross: Sequence[x509.Certificate] = (),
     passphrase: Passphrase | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write an authority's files. Without `overwrite` nothing is written if one exists.
-
-    The key is written last. Until then an authority that is being replaced keeps signing: its certificate
-    is among the new ones, and the successor's cross certificate does not belong to its key.
-    """
+    """Write an authority's files. Without `overwrite` nothing is written if one exists."""
     make_private_directory(directory)
     if not overwrite:
         hint = "choose another directory, or move the old files away"
-        _check_not_existing(directory, CA_KEY, files.CA_CERTIFICATES, CROSS_CERTIFICATES, hint=hint)
-    if cross:
-        _save_certificates(directory / CROSS_CERTIFICATES, cross, overwrite=overwrite)
-    _save_authorities(directory, certificates, overwrite=overwrite)
+        _check_not_existing(directory, CA_KEY, files.CA_CERTIFICATES, hint=hint)
+    save_trusted(directory, certificates, overwrite=overwrite)
     _save_key(directory / CA_KEY, key, passphrase, overwrite=overwrite)
-    if not cross:
-        files.remove_file(directory / CROSS_CERTIFICATES)
+
+
+def save_next(
+    directory: Path,
+    certificate: x509.Certificate,
+    key: PrivateKey,
+    passphrase: Passphrase | None,
+) -> None:
+    """Write certificate and key of the next authority into one file, which becomes `ca.key`."""
+    text = to_pem([certificate]) + keys.to_pem(key, passphrase)
+    files.write_atomic(directory / NEXT_KEY, text, mode=files.PRIVATE_MODE)
 
 
 def remove_temporary_files(directory: Path) -> None:
     """Remove temporary files of a killed process. The caller must hold the directory lock."""
-    for name in (CROSS_CERTIFICATES, DROPPED_CERTIFICATES, *OWN_LAYOUT):
+    for name in (NEXT_KEY, *OWN_LAYOUT):
         files.remove_temporary_files(directory / name)
 
 
@@ -139,12 +137,11 @@ def load_authority(directory: Path, passphrase: Passphrase | None = None) -> Aut
     if problem := files.mode_problem(path):
         hint = f"chmod 600 {path}, or set the secret volume's defaultMode; consider the key compromised"
         raise InvalidSettings(problem, hint=hint)
-    # The key is written last and therefore read first: the certificates read afterwards include its own.
+    # A rotation adds the certificate before the key, so the certificates that are read afterwards include
+    # its own.
     key = load_key(path, passphrase, hint=NO_AUTHORITY_HINT)
     own = load_certificates(directory / layout.certificate, hint=NO_AUTHORITY_HINT)
-    if layout is OWN_LAYOUT:
-        return AuthorityFiles(directory, layout, key, own, own, load_cross(directory))
-    return AuthorityFiles(directory, layout, key, own, load_trusted(directory), ())
+    return AuthorityFiles(directory, layout, key, own, load_trusted(directory))
 
 
 def load_trusted(directory: Path) -> tuple[x509.Certificate, ...]:
@@ -154,26 +151,6 @@ def load_trusted(directory: Path) -> tuple[x509.Certificate, ...]:
         return load_certificates(path, hint=NO_AUTHORITY_HINT)
     own = load_certificates(directory / files.TLS_CERTIFICATE)
     return tuple(filter(pki_x509.is_self_signed, own)) or own[:1]
-
-
-def load_cross(directory: Path) -> tuple[x509.Certificate, ...]:
-    """Return the certificates of `cross.crt`, if it exists."""
-    return _load_existing(directory / CROSS_CERTIFICATES)
-
-
-def load_dropped(directory: Path) -> tuple[x509.Certificate, ...]:
-    """Return the certificates of `dropped.crt`, if it exists."""
-    return _load_existing(directory / DROPPED_CERTIFICATES)
-
-
-def _load_existing(path: Path) -> tuple[x509.Certificate, ...]:
-    return load_certificates(path) if path.exists() else ()
-
-
-def save_dropped(directory: Path, certificates: Iterable[x509.Certificate]) -> None:
-    """Add to `dropped.crt`: a broker that missed several rotations needs all of them."""
-    if dropped := dict.fromkeys((*load_dropped(directory), *certificates)):
-        _save_certificates(directory / DROPPED_CERTIFICATES, dropped, overwrite=True)
 
 
 def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, ...]:
@@ -245,7 +222,7 @@ def _save_key(
     files.write_atomic(path, text, mode=files.PRIVATE_MODE, overwrite=overwrite)
 
 
-def _save_authorities(
+def save_trusted(
     directory: Path, certificates: Sequence[x509.Certificate], *, overwrite: bool
 ) -> None:
     # The authority's own directory may also be a server's, and then has the same file already.

@@ -94,6 +94,11 @@ def pin_of_key(key: CertificatePublicKeyTypes) -> Pin:
     return Pin(f"sha256:{hashlib.sha256(info).hexdigest()}")
 
 
+def bundle_digest(certificates: Iterable[x509.Certificate]) -> str:
+    """Return a digest of a set of authorities, in any order."""
+    return hashlib.sha256(" ".join(sorted(map(ca_pin, certificates))).encode()).hexdigest()
+
+
 def parse_ca_pin(text: str) -> Pin:
     """Parse a pin that a user entered."""
     cleaned = text.strip().lower()

@@ -114,26 +114,15 @@ def is_self_signed(certificate: x509.Certificate) -> bool:
     return is_issued_by(certificate, certificate)
 
 
-def have_same_key(one: x509.Certificate, other: x509.Certificate) -> bool:
-    return one.public_key() == other.public_key()
-
-
 def chain_for(
     authority: x509.Certificate, known: Iterable[x509.Certificate]
 ) -> tuple[x509.Certificate, ...]:
     """Return the intermediates to present after certificates signed by `authority`, in order; often none."""
     candidates = [each for each in dict.fromkeys(known) if not is_self_signed(each)]
-    if not is_self_signed(authority):
-        link: x509.Certificate | None = authority
-    else:  # a cross-signed certificate of it
-        link = next((each for each in candidates if _is_same_authority(each, authority)), None)
+    link = None if is_self_signed(authority) else authority
     found: list[x509.Certificate] = []
     while link is not None:
         found.append(link)
         others = (each for each in candidates if each not in found)
         link = next((each for each in others if is_issued_by(found[-1], each)), None)
     return tuple(found)
-
-
-def _is_same_authority(one: x509.Certificate, other: x509.Certificate) -> bool:
-    return one.subject == other.subject and have_same_key(one, other)

@@ -144,7 +144,9 @@ def test_a_passphrase_encrypts_the_key_and_decrypts_it(source, kubelend, here, s
     assert not is_encrypted(here / "certs" / "a" / "tls.key")
 
 
-@pytest.mark.parametrize("command", ["ca issue a", "ca rotate", "ca rotate --finish --yes"])
+@pytest.mark.parametrize(
+    "command", ["ca issue a", "ca rotate", f"ca rotate --drop sha256:{64 * '0'}"]
+)
 def test_nothing_is_signed_without_the_passphrase(kubelend, secret, command, monkeypatch):
     kubelend("ca init --passphrase-file secret")
     code, out, err = kubelend(command)
@@ -190,38 +192,20 @@ def test_a_rotation_is_started_shown_and_finished(kubelend, authority, shown):
     (old,) = shown()["authorities"]
     code, out, err = kubelend("ca rotate")
     rotating = shown()
-    new = rotating["authorities"][0]
-    assert (code, rotating["rotating"]) == (0, True)
-    assert [(each["subject"], each["signs"]) for each in rotating["authorities"]] == [
-        ("CN=kubelend-2", True),
-        ("CN=kubelend", False),
-    ]
-    assert out == (
-        f"CN=kubelend-2 ({new['pin']}) signs from now on\n"
-        f"CN=kubelend ({old['pin']}) stays trusted\n"
-    )
-    assert "then kubelend ca rotate --finish --yes\n" in err
-    code, out, _ = kubelend("ca rotate --finish --yes")
+    _, new = rotating["authorities"]
+    assert (code, rotating["next"]) == (0, new["pin"])
+    assert out == f"CN=kubelend-2 ({new['pin']}) is trusted from now on and does not sign yet\n"
+    assert "`kubelend get members --outdated` lists nobody, then kubelend ca rotate --sign\n" in err
+    assert f"the one with hash {new['pin']} signs" in kubelend("ca show")[1]
+    code, out, err = kubelend("ca rotate --sign")
+    assert (code, out) == (0, f"CN=kubelend-2 ({new['pin']}) signs from now on\n")
+    assert "then kubelend ca rotate --drop HASH, with the hash of the old one\n" in err
+    assert [each["signs"] for each in shown()["authorities"]] == [True, False]
+    code, out, _ = kubelend(f"ca rotate --drop {old['pin']}")
     assert code == 0
-    assert out == (
-        f"CN=kubelend ({old['pin']}) removed:"
-        " certificates that it signed are rejected from now on\n"
-        f"CN=kubelend-2 ({new['pin']}) signs and is trusted\n"
-    )
-    rest = {"directory": "ca", "keyEncrypted": False, "rotating": False}
-    assert shown() == {**rest, "authorities": [new]}
-
-
-def test_the_end_of_a_rotation_is_confirmed_and_a_second_one_rejected(kubelend, authority):
-    kubelend("ca rotate")
-    before = (authority / "ca.crt").read_bytes()
-    code, _, err = kubelend("ca rotate --finish")
-    assert (code, "certificates that it signed are rejected from then on" in err) == (2, True)
-    assert "add --yes" in err
-    code, _, err = kubelend("ca rotate")
-    assert (code, "a rotation is already in progress in ca" in err) == (2, True)
-    assert "`kubelend ca rotate --finish --yes`" in err
-    assert (authority / "ca.crt").read_bytes() == before
+    assert out == f"CN=kubelend ({old['pin']}) removed: certificates that it signed are rejected\n"
+    rest = {"directory": "ca", "keyEncrypted": False, "next": ""}
+    assert shown() == {**rest, "authorities": [{**new, "signs": True}]}
 
 
 def test_a_rotation_takes_name_algorithm_lifetime_and_another_passphrase(kubelend, here, secret):
@@ -229,9 +213,10 @@ def test_a_rotation_takes_name_algorithm_lifetime_and_another_passphrase(kubelen
     flags = "--name other --algorithm rsa --lifetime 48h --new-passphrase-file secret"
     code, _, err = kubelend(f"ca rotate --ca x {flags}")
     assert code == 0
-    assert "kubelend ca rotate --finish --yes --ca x" in err
+    assert "kubelend ca rotate --sign --ca x" in err
+    assert kubelend("ca rotate --sign --ca x")[0] == 0
     assert is_encrypted(here / "x" / "ca.key")
-    new = files.load_certificates(here / "x" / "ca.crt")[0]
+    new = files.load_certificates(here / "x" / "ca.crt")[1]
     assert new.subject.rfc4514_string() == "CN=other"
     assert (new.not_valid_after_utc - new.not_valid_before_utc).days == 2
     assert type(new.public_key()).__name__ == "RSAPublicKey"
@@ -263,10 +248,9 @@ def test_which_authority_an_encrypted_key_belongs_to_needs_its_passphrase(kubele
     assert [each["signs"] for each in shown()["authorities"]] == [None, None]
     opened = shown("--passphrase-file secret")
     assert [each["signs"] for each in opened["authorities"]] == [True, False]
-    assert shown()["rotating"] is opened["rotating"] is True
+    assert shown()["next"] == opened["next"] == opened["authorities"][1]["pin"]
     text = kubelend("ca show")[1]
     assert "Its passphrase is needed to tell which authority it belongs to." in text
-    assert "A rotation is in progress" in text
 
 
 # -- the caller's own certificate

@@ -1,28 +1,26 @@
 """Rotation of an authority and the passphrase of its key: each gap usable, and no secret shown."""
 
 import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 import openssl
+from certificates import intermediate
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import files
-from kubelend.pki import authority, identity, keys, passphrases
+from kubelend.pki import authority, identity, keys, passphrases, tokens
 from kubelend.pki import files as pki_files
 from kubelend.pki import x509 as pki_x509
-from kubelend.pki.authority import AUTHORITY_LIFETIME, Authority
+from kubelend.pki.authority import Authority
 from kubelend.pki.keys import Algorithm
 from kubelend.pki.passphrases import Passphrase
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
-SERVER, CLIENT = identity.server_profile(), identity.client_profile("agent-cluster-1")
+CLIENT = identity.client_profile("agent-cluster-1")
 
 
 @pytest.fixture
@@ -46,76 +44,59 @@ def bundle(path, *certificates):
     return path
 
 
-def test_the_new_authority_signs_and_the_old_is_trusted_beside_it(directory):
+def rotated(directory, **parameters):
+    """The first two steps."""
+    authority.start_rotation(directory, now=NOW, **parameters)
+    return authority.finish_rotation(directory)
+
+
+def drop(directory, certificate, *passphrase):
+    return authority.drop_authority(directory, tokens.ca_pin(certificate), *passphrase)
+
+
+def test_the_new_authority_is_trusted_then_signs_and_then_the_old_one_is_dropped(directory):
+    friend = Authority.create("friend", now=NOW).certificate
     old = Authority.load(directory)
+    bundle(directory / "ca.crt", old.certificate, friend)
     before = (directory / "ca.key").read_bytes()
-    new = authority.rotate_authority(directory, now=NOW)
+    new = authority.start_rotation(directory, now=NOW)
+    assert authority.next_authority(directory) == new
     loaded = Authority.load(directory)
-    assert loaded.certificate == new.certificate
-    assert loaded.trusted == (new.certificate, old.certificate)
-    assert names(loaded.trusted) == ["kubelend-2", "kubelend"]
-    assert loaded.is_rotating
-    assert set(contents(directory)) == {"ca.crt", "ca.key", "cross.crt"}
+    assert loaded.certificate == old.certificate
+    assert names(loaded.issue(CLIENT, now=NOW).authorities) == ["kubelend", "friend", "kubelend-2"]
+    assert (directory / "next.key").stat().st_mode & 0o777 == 0o600
+    assert authority.finish_rotation(directory) == new
     assert before not in contents(directory).values()
+    issued = Authority.load(directory).issue(CLIENT, now=NOW)
+    assert pki_x509.is_issued_by(issued.certificate, new)
+    assert (names(issued.authorities), issued.chain) == (["kubelend-2", "kubelend", "friend"], ())
+    assert drop(directory, old.certificate) == old.certificate
+    assert Authority.load(directory).trusted == (new, friend)
+    assert set(contents(directory)) == {"ca.crt", "ca.key"}
     assert (directory / "ca.key").stat().st_mode & 0o777 == 0o600
-
-
-def test_what_is_issued_carries_the_cross_certificate_and_both_authorities(directory, tmp_path):
-    new = authority.rotate_authority(directory, now=NOW)
-    made = Authority.load(directory).issue(CLIENT, now=NOW)
-    pki_files.save_credentials(tmp_path / "a", made)
-    assert pki_x509.is_issued_by(made.certificate, new.certificate)
-    assert made.chain == new.chain == pki_files.load_certificates(directory / "cross.crt")
-    assert pki_files.load_certificates(tmp_path / "a" / "tls.crt") == (made.certificate, *new.chain)
-    assert pki_files.load_certificates(tmp_path / "a" / "ca.crt") == new.trusted
 
 
 @openssl.needed
 @pytest.mark.parametrize("before", Algorithm)
 @pytest.mark.parametrize("after", Algorithm)
-def test_openssl_follows_from_either_authority(tmp_path, before, after):
+def test_openssl_follows_with_the_bundle(tmp_path, before, after):
     ca = tmp_path / "ca"
-    old = Authority.create("kubelend", now=NOW - DAY, algorithm=before)
-    old.save(ca)
-    new = authority.rotate_authority(ca, now=NOW, algorithm=after)
-    only_old = bundle(tmp_path / "old", old.certificate)
-    only_new = bundle(tmp_path / "new", new.certificate)
-    for profile, purpose, other in [
-        (CLIENT, "sslclient", "sslserver"),
-        (SERVER, "sslserver", "sslclient"),
-    ]:
-        pki_files.save_credentials(tmp_path / purpose, Authority.load(ca).issue(profile, now=NOW))
-        leaf = tmp_path / purpose / "tls.crt"
-        for trusted in (only_old, only_new, ca / "ca.crt"):
-            assert openssl.accepts(leaf, trusted, purpose=purpose)
-            assert not openssl.accepts(leaf, trusted, purpose=other)
-        # The cross certificate behind the leaf leads there from the old one.
-        alone = bundle(tmp_path / "leaf", pki_files.load_certificates(leaf)[0])
-        assert not openssl.accepts(alone, only_old, purpose=purpose)
-
-
-@openssl.needed
-def test_the_cross_certificate_is_an_authoritys_and_names_both_keys(directory):
-    new = authority.rotate_authority(directory, now=NOW)
-    text = openssl.described(directory / "cross.crt")
-    assert "Subject: CN=kubelend-2 " in text
-    assert "Issuer: CN=kubelend " in text
-    assert "X509v3 Basic Constraints: critical CA:TRUE" in text
-    assert "X509v3 Key Usage: critical Certificate Sign, CRL Sign " in text
-    assert pki_x509.have_same_key(new.chain[0], new.certificate)
-
-
-def test_the_cross_certificate_ends_with_the_old_authority_and_the_new_lives_on(tmp_path):
-    Authority.create("kubelend", 10 * DAY, now=NOW).save(tmp_path)
-    new = authority.rotate_authority(tmp_path, now=NOW + DAY)
-    assert new.certificate.not_valid_after_utc == NOW + DAY + AUTHORITY_LIFETIME
-    assert new.chain[0].not_valid_after_utc == NOW + 10 * DAY
+    Authority.create("kubelend", now=NOW - DAY, algorithm=before).save(ca)
+    authority.start_rotation(ca, now=NOW, algorithm=after)
+    trusted = bundle(tmp_path / "both", *Authority.load(ca).trusted)
+    for step in ("old", "new"):
+        issued = Authority.load(ca).issue(CLIENT, now=NOW)
+        pki_files.save_credentials(tmp_path / step, issued)
+        assert openssl.accepts(tmp_path / step / "tls.crt", trusted, purpose="sslclient")
+        if step == "old":
+            authority.finish_rotation(ca)
 
 
 @pytest.mark.parametrize("kind", Algorithm)
 def test_the_new_key_is_of_the_old_kind_by_default(tmp_path, kind):
     Authority.create("kubelend", now=NOW, algorithm=kind).save(tmp_path)
-    assert keys.algorithm_of_successor(authority.rotate_authority(tmp_path, now=NOW).key) is kind
+    rotated(tmp_path)
+    assert keys.algorithm_of_successor(Authority.load(tmp_path).key) is kind
 
 
 @pytest.mark.parametrize(
@@ -129,156 +110,96 @@ def test_the_new_key_is_of_the_old_kind_by_default(tmp_path, kind):
         ("n-1234567", "n-1234567-2"),
     ],
 )
-def test_the_new_name_counts_on(old, new):
-    assert names([Authority.create(old, now=NOW).successor(now=NOW).certificate]) == [new]
+def test_the_new_name_counts_on(tmp_path, old, new):
+    Authority.create(old, now=NOW).save(tmp_path)
+    assert names([authority.start_rotation(tmp_path, now=NOW)]) == [new]
 
 
 def test_a_name_can_be_chosen_even_the_same(directory):
-    old = Authority.load(directory)
-    new = authority.rotate_authority(directory, now=NOW, name="kubelend")
-    assert Authority.load(directory).certificate == new.certificate
-    finished, dropped = authority.finish_rotation(directory)
-    assert (finished.trusted, dropped) == ((new.certificate,), (old.certificate,))
+    old, new = Authority.load(directory), rotated(directory, name="kubelend")
+    assert Authority.load(directory).certificate == new
+    assert drop(directory, old.certificate) == old.certificate
 
 
-def test_a_second_rotation_is_refused_until_the_first_is_finished(directory):
-    authority.rotate_authority(directory, now=NOW)
+def test_a_second_rotation_is_refused_until_the_first_one_signs(directory):
+    authority.start_rotation(directory, now=NOW)
     before = contents(directory)
-    with pytest.raises(InvalidSettings, match=r"in progress.*`kubelend ca rotate --finish --yes`"):
-        authority.rotate_authority(directory, now=NOW)
+    with pytest.raises(InvalidSettings, match=r"in progress.*`kubelend ca rotate --sign`"):
+        authority.start_rotation(directory, now=NOW)
     assert contents(directory) == before
     authority.finish_rotation(directory)
-    again = authority.rotate_authority(directory, now=NOW)
-    assert names(again.trusted) == ["kubelend-3", "kubelend-2"]
+    assert names([authority.start_rotation(directory, now=NOW)]) == ["kubelend-3"]
 
 
-def test_to_finish_drops_the_old_authority_and_the_cross_certificate_and_nothing_else(directory):
-    friend = Authority.create("friend", now=NOW).certificate
-    old = Authority.load(directory)
-    bundle(directory / "ca.crt", old.certificate, friend)
-    new = authority.rotate_authority(directory, now=NOW)
-    finished, dropped = authority.finish_rotation(directory)
-    assert dropped == (old.certificate,)
-    assert finished.trusted == (new.certificate, friend)
-    assert set(contents(directory)) == {"ca.crt", "ca.key", "dropped.crt"}
-    loaded = Authority.load(directory)
-    assert loaded.certificate == new.certificate
-    assert loaded.trusted == (new.certificate, friend)
-    assert not loaded.is_rotating
-    assert loaded.issue(CLIENT, now=NOW).chain == ()
+def test_the_one_that_signs_now_or_next_is_not_dropped_and_others_are_unknown(directory):
+    old, new = Authority.load(directory).certificate, authority.start_rotation(directory, now=NOW)
+    before = contents(directory)
+    for certificate in (old, new):
+        with pytest.raises(InvalidSettings, match="signs, or will sign next"):
+            drop(directory, certificate)
+    with pytest.raises(InvalidSettings, match="has no authority with hash sha256:"):
+        drop(directory, Authority.create("other", now=NOW).certificate)
+    assert contents(directory) == before
 
 
-def test_all_that_were_ever_dropped_are_kept_for_who_was_away(directory):
-    for _ in range(2):
-        authority.rotate_authority(directory, now=NOW)
+def test_there_is_nothing_to_sign_with_when_nothing_was_begun(directory):
+    with pytest.raises(InvalidSettings, match="no next authority"):
         authority.finish_rotation(directory)
-    assert names(pki_files.load_dropped(directory)) == ["kubelend", "kubelend-2"]
-    assert (directory / "dropped.crt").stat().st_mode & 0o777 == 0o644
 
 
-def test_there_is_nothing_to_finish_when_nothing_was_begun(directory):
-    with pytest.raises(InvalidSettings, match="no rotation in progress"):
+def test_a_start_that_was_interrupted_is_continued_and_signs_nothing_before(directory):
+    new = authority.start_rotation(directory, now=NOW)
+    old = Authority.load(directory).certificate
+    bundle(directory / "ca.crt", old)  # as before the bundle was written
+    with pytest.raises(InvalidSettings, match="no next authority"):
         authority.finish_rotation(directory)
-    assert set(contents(directory)) == {"ca.crt", "ca.key"}
-
-
-def test_the_passphrase_goes_over_to_the_new_key(tmp_path):
-    secret = Passphrase("old")
-    Authority.create("kubelend", now=NOW, passphrase=secret).save(tmp_path)
-    with pytest.raises(InvalidSettings, match="there is no passphrase"):
-        authority.rotate_authority(tmp_path, now=NOW)
-    authority.rotate_authority(tmp_path, now=NOW, passphrase=secret)
-    assert keys.is_encrypted((tmp_path / "ca.key").read_bytes())
-    authority.finish_rotation(tmp_path, secret)
-    assert names(Authority.load(tmp_path, secret).trusted) == ["kubelend-2"]
+    assert authority.start_rotation(directory, now=NOW) == new
+    assert authority.next_authority(directory) == new
 
 
 @pytest.mark.parametrize("before", [None, Passphrase("old")], ids=["plain", "encrypted"])
-def test_a_rotation_can_bring_another_passphrase(tmp_path, before):
+@pytest.mark.parametrize("after", [None, Passphrase("new")], ids=["as before", "another"])
+def test_the_passphrase_goes_over_to_the_new_key_or_is_another(tmp_path, before, after):
     Authority.create("kubelend", now=NOW, passphrase=before).save(tmp_path)
-    secrets = {"passphrase": before, "new_passphrase": Passphrase("new")}
-    authority.rotate_authority(tmp_path, now=NOW, **secrets)
-    assert Authority.load(tmp_path, Passphrase("new")).is_rotating
-    with pytest.raises(InvalidSettings):
-        Authority.load(tmp_path, before)
-
-
-def test_an_authority_that_has_ended_has_no_successor(tmp_path):
-    Authority.create("kubelend", DAY, now=NOW - 2 * DAY).save(tmp_path)
-    before = contents(tmp_path)
-    with pytest.raises(InvalidSettings, match=r"expired at .*`kubelend ca init`"):
-        authority.rotate_authority(tmp_path, now=NOW)
-    assert contents(tmp_path) == before
+    old = Authority.load(tmp_path, before).certificate
+    rotated(tmp_path, passphrase=before, new_passphrase=after)
+    assert keys.is_encrypted((tmp_path / "ca.key").read_bytes()) is bool(after or before)
+    assert names(Authority.load(tmp_path, after or before).trusted) == ["kubelend-2", "kubelend"]
+    assert drop(tmp_path, old, after or before) == old
+    if after:
+        with pytest.raises(InvalidSettings):
+            Authority.load(tmp_path, before)
 
 
 def test_an_intermediate_is_rotated_by_the_authority_above_it(tmp_path):
-    root = Authority.create("root", now=NOW)
-    below = root.successor(now=NOW, name="below")
-    pki_files.save_authority(tmp_path, [*below.chain, root.certificate], below.key)
+    below = intermediate(Authority.create("root", now=NOW), "below", NOW)
+    pki_files.save_authority(tmp_path, below.trusted, below.key)
     with pytest.raises(InvalidSettings, match="is an intermediate"):
-        authority.rotate_authority(tmp_path, now=NOW)
+        authority.start_rotation(tmp_path, now=NOW)
 
 
-def test_cert_managers_files_are_left_to_cert_manager(tmp_path, directory):
+def test_cert_managers_files_are_left_to_cert_manager(directory):
     for ours, theirs in [("ca.crt", "tls.crt"), ("ca.key", "tls.key")]:
         (directory / ours).rename(directory / theirs)
     with pytest.raises(InvalidSettings, match="is managed by cert-manager"):
-        authority.rotate_authority(directory, now=NOW)
-
-
-def test_an_authority_that_may_sign_no_other_is_not_rotated(tmp_path):
-    key = keys.generate(Algorithm.P256)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "strict")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + DAY)
-    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
-    pki_files.save_authority(tmp_path, [builder.sign(key, keys.digest_for(key))], key)
-    with pytest.raises(InvalidSettings, match="path length 0"):
-        authority.rotate_authority(tmp_path, now=NOW)
+        authority.start_rotation(directory, now=NOW)
 
 
 def test_two_rotations_at_once_do_not_mix(directory):
+    pin = tokens.ca_pin(Authority.load(directory).certificate)
     with files.lock_directory(directory):
-        with pytest.raises(InvalidSettings, match="is locked by another process"):
-            authority.rotate_authority(directory, now=NOW)
-        with pytest.raises(InvalidSettings, match="is locked by another process"):
-            authority.finish_rotation(directory)
-    assert authority.rotate_authority(directory, now=NOW).is_rotating
+        for step in (
+            lambda: authority.start_rotation(directory, now=NOW),
+            lambda: authority.finish_rotation(directory),
+            lambda: authority.drop_authority(directory, pin),
+        ):
+            with pytest.raises(InvalidSettings, match="is locked by another process"):
+                step()
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InvalidSettings, match="nowhere cannot be opened: No such file"):
-        authority.rotate_authority(tmp_path / "nowhere", now=NOW)
-
-
-# Rotates between two files that the very same load reads.
-OVERTAKEN = """
-import sys
-from datetime import UTC, datetime
-from pathlib import Path
-from kubelend.pki.authority import Authority, rotate_authority
-
-directory, left = Path(sys.argv[1]), int(sys.argv[2])
-
-def overtake(event, arguments):
-    global left
-    if event == "open" and str(arguments[0]).startswith(str(directory)):
-        left -= 1
-        if left == 0:
-            rotate_authority(directory, now=datetime.now(UTC))
-
-sys.addaudithook(overtake)
-print(Authority.load(directory).certificate.subject.rfc4514_string(), left <= 0)
-"""
-
-
-@pytest.mark.parametrize(
-    "place, signer", [(1, "kubelend-2"), (2, "kubelend")], ids=["before", "between"]
-)
-def test_whoever_loads_during_a_rotation_gets_the_old_or_the_new(directory, place, signer):
-    command = [sys.executable, "-c", OVERTAKEN, directory, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == (f"CN={signer} True\n", "")
-    assert Authority.load(directory).is_rotating
+        authority.start_rotation(tmp_path / "nowhere", now=NOW)
 
 
 # -- passphrases
