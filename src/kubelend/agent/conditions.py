@@ -79,6 +79,13 @@ def report_no_provider() -> PeeringReport:
     return PeeringReport(CONNECTING, "NoProvider", "no provider assigned", is_peered=False)
 
 
+def with_started(found: ReservationInstruction, cluster: str = "") -> ReservationInstructionStatus:
+    """The status with a provider to be disconnected from in the end: that of the spec, if none is given."""
+    cluster = cluster or found.spec.target_cluster_id
+    started = set_member(found.status.started_cluster_ids, cluster, is_in=True)
+    return replace(found.status, started_cluster_ids=started)
+
+
 def apply_report(
     found: ReservationInstruction, cluster: str, report: PeeringReport, now: datetime
 ) -> ReservationInstructionStatus:
@@ -144,7 +151,7 @@ def apply_disconnected(
     started = set_member(status.started_cluster_ids, cluster, is_in=False)
     status = replace(status, peered_cluster_ids=peered, started_cluster_ids=started)
     known = find(status.conditions, PEERED)
-    if peered or known is None or known.status != "True":
+    if peered or (known is not None and known.status != "True"):
         return status
     gone = _condition(PEERED, False, "Disconnected", f"disconnected from {cluster}", found)
     merged = objects.merge_conditions(status.conditions, [gone], now)
@@ -252,6 +259,10 @@ def find(conditions: Iterable[Condition], type: str) -> Condition | None:
 
 def is_true(conditions: Iterable[Condition], type: str) -> bool:
     return any(one.type == type and one.status == "True" for one in conditions)
+
+
+def has_reason(conditions: Iterable[Condition], type: str, reason: str) -> bool:
+    return any(one.type == type and one.reason == reason for one in conditions)
 
 
 def _condition(

@@ -43,8 +43,15 @@ async def retry_on_conflict(
     return await attempt()
 
 
-async def apply_object(objects: LocalObjects, wanted: Kind) -> Kind:
-    """Create the object or update its spec. Metadata that others added is preserved."""
+async def apply_object(
+    objects: LocalObjects,
+    wanted: Kind,
+    before_update: Callable[[Kind], Awaitable[object]] | None = None,
+) -> Kind:
+    """Create the object or update its spec. Metadata that others added is preserved.
+
+    `before_update` is called with an object whose spec is about to change.
+    """
     parts: Any = wanted
 
     async def attempt() -> Kind:
@@ -52,6 +59,9 @@ async def apply_object(objects: LocalObjects, wanted: Kind) -> Kind:
         if found is not None and found.spec == parts.spec:
             current: Kind = found
             return current
+        if found is not None and before_update is not None:
+            await before_update(found)
+            found = await objects.find(type(wanted), wanted.key)
         return await objects.apply(wanted if found is None else replace(found, spec=parts.spec))
 
     return await retry_on_conflict(attempt)

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from kubelend.agent import conditions
 from kubelend.core import lending, resources
 from kubelend.core.inventory import Hold, Inventory
 from kubelend.core.lending import LendingPolicy
@@ -231,12 +232,7 @@ def hold_report(known: Condition | None) -> bodies.HoldReport | None:
 
 
 def find_held_condition(found: ProviderInstruction) -> Condition | None:
-    return next((one for one in found.status.conditions if one.type == HELD_CONDITION), None)
-
-
-def has_held_reason(found: ProviderInstruction, reason: str) -> bool:
-    known = find_held_condition(found)
-    return known is not None and known.reason == reason
+    return conditions.find(found.status.conditions, HELD_CONDITION)
 
 
 def with_held_condition(
@@ -246,8 +242,8 @@ def with_held_condition(
     if found.status.phase != HELD:
         return found.status
     condition = replace(condition, observed_generation=found.metadata.generation)
-    conditions = merge_conditions(found.status.conditions, [condition], now)
-    return replace(found.status, conditions=conditions)
+    merged = merge_conditions(found.status.conditions, [condition], now)
+    return replace(found.status, conditions=merged)
 
 
 def conditions_of(

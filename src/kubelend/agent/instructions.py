@@ -35,15 +35,6 @@ from kubelend.wire.objects import (
 
 log = structlog.get_logger("kubelend.agent")
 
-DEFAULT_NAMESPACE: Final = "default"
-NAMESPACE_RETRY_INTERVAL: Final = timedelta(milliseconds=250)
-"""When to look up the namespace again."""
-
-NamespaceLookup = Callable[[str], str | None]
-"""The namespace of a reservation's instruction: empty if no ResourceRequest requested it, None if
-that is not known yet."""
-
-
 OffloadLookup = Callable[[str], tuple[str, ...] | None]
 """The namespaces that a reservation's request names; None if its request is not known."""
 
@@ -58,7 +49,7 @@ class InstructionReconciler:
         reservations: ReservationCache,
         clock: Clock,
         expiry: ExpiryTracker,
-        namespace_lookup: NamespaceLookup,
+        namespace: str,
         on_change: Callable[[str], None],
         *,
         offload_lookup: OffloadLookup,
@@ -78,7 +69,7 @@ class InstructionReconciler:
         self._reservations = reservations
         self._clock = clock
         self._expiry = expiry
-        self._namespace_lookup = namespace_lookup
+        self._namespace = namespace
         self._offload_lookup = offload_lookup
         self._on_change = on_change
         self._emit = emit
@@ -142,11 +133,7 @@ class InstructionReconciler:
     # -- live reservations
 
     async def _apply(self, body: bodies.Reservation) -> None:
-        namespace = self._namespace(body.id)
-        if namespace is None:
-            self.queue.add_after(body.id, NAMESPACE_RETRY_INTERVAL)
-            return
-        wanted = reservation_instruction(body, namespace, self._namespaces(body.id))
+        wanted = reservation_instruction(body, self._namespace, self._namespaces(body.id))
         wanted = replace(wanted, metadata=replace(wanted.metadata, finalizers=self._finalizers))
         found = self._watched.get(body.id)
         # Most changes are of the status, by this agent itself: what the watch has shown is enough for them.
@@ -155,7 +142,7 @@ class InstructionReconciler:
             or not found.status.delivered
             or (found.key, found.spec) != (wanted.key, wanted.spec)
         ):
-            found = await controller.apply_object(self._objects, wanted)
+            found = await controller.apply_object(self._objects, wanted, self._record_provider)
         updated = await self._update_status(
             found, lambda newest: delivered_status(newest, body, self._clock())
         )
@@ -171,6 +158,11 @@ class InstructionReconciler:
         for misplaced in self._object_keys[body.id] - {found.key}:
             await self._objects.delete(ReservationInstruction, misplaced)
 
+    async def _record_provider(self, found: ReservationInstruction) -> None:
+        """Before the spec names another one: the peering may be connected with it and not have reported."""
+        if self._finalizers and conditions.find(found.status.conditions, conditions.PEERED) is None:
+            await self._update_status(found, conditions.with_started)
+
     def _namespaces(self, reservation: str) -> tuple[str, ...]:
         """Those of its request. While that is not known, as after a restart, those of the object stay."""
         found = self._offload_lookup(reservation)
@@ -178,15 +170,6 @@ class InstructionReconciler:
         if found is None and known is not None:
             return known.spec.namespaces
         return found or ()
-
-    def _namespace(self, reservation: str) -> str | None:
-        """That of its request; else that of the existing object; else the default, if it has no request."""
-        namespace = self._namespace_lookup(reservation)
-        if namespace:
-            return namespace
-        for key in self._object_keys[reservation]:
-            return key.partition("/")[0]
-        return None if namespace is None else DEFAULT_NAMESPACE
 
     async def _track_expiry(self, body: bodies.Reservation) -> None:
         self._expiry.observe(body)

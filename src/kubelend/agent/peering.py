@@ -2,11 +2,11 @@
 afterwards.
 
 A root task of the agent, level-triggered over ReservationInstructions: connect, size, wait until ready,
-activate. The provider is recorded in the object's status before anything is created, and a finalizer
-keeps the object until everything is removed: an agent that is killed at any moment finishes after its
-restart. A reservation that moves is connected to the new provider before it is disconnected from the
-previous one, as long as that can be used; one that is unreachable does not block the next. Without a
-peering it only reports that: the reservation stays Reserved until another client activates it.
+activate. A finalizer keeps the object until everything is removed, and its status records the providers: an
+agent that is killed at any moment finishes after its restart. A reservation that moves is connected to the
+new provider before it is disconnected from the previous one, as long as that can be used; one that is
+unreachable does not block the next. Without a peering it only reports that: the reservation stays Reserved
+until another client activates it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,14 @@ def peering_target(found: ReservationInstruction, known: bodies.Reservation | No
     return wanted if is_current else ""
 
 
+def unrecorded_provider(found: ReservationInstruction) -> tuple[str, ...]:
+    """The provider that an agent may have connected without having recorded it when it was killed."""
+    is_marked = PEERING_FINALIZER in found.metadata.finalizers
+    is_reported = conditions.find(found.status.conditions, conditions.PEERED) is not None
+    wanted = found.spec.target_cluster_id
+    return (wanted,) if wanted and is_marked and not is_reported else ()
+
+
 def peer_for(found: ReservationInstruction, cluster: str) -> Peer:
     """The provider with the reserved resources; `InvalidInput` if the spec is invalid."""
     spec = found.spec
@@ -93,8 +101,12 @@ class InstructionCache(LocalCache[ReservationInstruction]):
             self._enqueue(key)
 
     def keys_of_provider(self, cluster: str) -> list[str]:
-        found = self._objects.values()
-        return [one.key for one in found if one.spec.target_cluster_id == cluster]
+        """Those of live reservations."""
+        return [
+            one.key
+            for one in self._objects.values()
+            if one.spec.target_cluster_id == cluster and one.status.phase != FINISHED
+        ]
 
     def on_update(self, found: ReservationInstruction) -> None:
         super().on_update(found)
@@ -117,6 +129,8 @@ ACKNOWLEDGE_TIMEOUT: Final = timedelta(seconds=30)
 
 COMPONENT: Final = "peering"
 MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = timedelta(milliseconds=500), timedelta(seconds=10)
+REPORT_DELAY: Final = timedelta(seconds=1)
+"""Steps of a connection that take less are not reported: writes would only delay them."""
 DISCONNECT_POLL_INTERVAL: Final = timedelta(seconds=1)
 READY_CHECK_INTERVAL: Final = timedelta(minutes=1)
 """How often a ready peering is checked again."""
@@ -167,6 +181,8 @@ class PeeringReconciler:
         self._steps: dict[PeeringKey, str] = {}
         """The last reported step of each disconnection."""
         self._poll_counts: dict[str, int] = {}
+        self._report_due: dict[str, float] = {}
+        """When the next step of a connection is reported, in the event loop's time."""
         self._acknowledge_timeout = acknowledge_timeout.total_seconds()
         self._ready_since: dict[str, tuple[str, float]] = {}
         """The provider whose acknowledgement is awaited, and since when, in the event loop's time."""
@@ -213,10 +229,12 @@ class PeeringReconciler:
         for gone in self._cache.tombstones(key):
             self._disconnect_all(gone)
             self._cache.forget(gone)
-        found = await self._objects.find(ReservationInstruction, key)
+        # What the watch has shown is enough: a write of an old version is rejected, and then read again.
+        found = self._cache.find(key) or await self._objects.find(ReservationInstruction, key)
         wanted = "" if found is None else self._target(found)
         if not wanted:
             self._poll_counts.pop(key, None)
+            self._report_due.pop(key, None)
             self._ready_since.pop(key, None)
             self._moving_since.pop(key, None)
             self._health.clear(key, _not_activated_key(key))
@@ -256,9 +274,23 @@ class PeeringReconciler:
             await self._report(found, wanted, conditions.report_no_peering(is_active=is_active))
             return
         peer = peer_for(found, wanted)
-        marked = await self._record_provider(found, wanted)
+        marked: ReservationInstruction | None = found
+        if PEERING_FINALIZER not in found.metadata.finalizers:
+            marked = await self._record_provider(found, wanted)
+        if marked is None:
+            return
+        # An object with the finalizer that reports nothing yet is disconnected from its provider, too: that
+        # need not be recorded before it is connected.
+        self._connected[found.metadata.uid].add(wanted)
+        establishing = asyncio.ensure_future(_establish(self._peering, peer))
+        try:
+            if not (await asyncio.wait([establishing], timeout=REPORT_DELAY.total_seconds()))[0]:
+                marked = await self._record_provider(marked, wanted)
+            readiness = await establishing
+        finally:
+            establishing.cancel()
         if marked is not None:
-            await self._record_readiness(marked, wanted, await _establish(self._peering, peer))
+            await self._record_readiness(marked, wanted, readiness)
 
     async def _record_provider(
         self, found: ReservationInstruction, wanted: str
@@ -276,14 +308,16 @@ class PeeringReconciler:
                 return None
             log.info("Peering started", **_log_keys(marked, wanted))
             marked = changed
-        self._connected[found.metadata.uid].add(wanted)
         return marked
 
     async def _record_readiness(
         self, found: ReservationInstruction, wanted: str, readiness: Readiness
     ) -> None:
+        if not readiness.is_ready and (left := self._time_to_report(found)):
+            self._connect_queue.add_after(found.key, left)
+            return
         report = conditions.report_readiness(readiness)
-        changed = await self._report(found, wanted, report, is_current=True)
+        changed = await self._report(found, wanted, report, is_started=True, is_current=True)
         if changed is None or self._target(changed) != wanted:
             return
         self._health.clear(found.key)
@@ -292,6 +326,7 @@ class PeeringReconciler:
             if not was_ready:
                 log.info("Peering ready", **keys, reason=readiness.reason)
             self._poll_counts.pop(found.key, None)
+            self._report_due.pop(found.key, None)
             self._disconnect_all(changed, except_cluster=wanted)
             await self._activate(found)
             return
@@ -300,6 +335,15 @@ class PeeringReconciler:
         polls = self._poll_counts[found.key] = self._poll_counts.get(found.key, -1) + 1
         pause = min(MIN_POLL_INTERVAL * 2 ** min(polls, 10), MAX_POLL_INTERVAL)
         self._connect_queue.add_after(found.key, pause)
+
+    def _time_to_report(self, found: ReservationInstruction) -> timedelta:
+        """How long to wait before the next step of a connection is reported; most are over by then."""
+        now, delay = asyncio.get_running_loop().time(), REPORT_DELAY.total_seconds()
+        due = self._report_due.setdefault(found.key, now + delay)
+        if now < due and found.status.phase != READY:
+            return timedelta(seconds=due - now)
+        self._report_due[found.key] = now + delay
+        return timedelta()
 
     async def _activate(self, found: ReservationInstruction) -> None:
         """Activate the reservation once its provider has acknowledged it or has had its time to."""
@@ -343,7 +387,7 @@ class PeeringReconciler:
         """Disconnect from all recorded providers but one; False if there are none."""
         uid = found.metadata.uid
         recorded = (*found.status.started_cluster_ids, *found.status.peered_cluster_ids)
-        clusters = {*self._connected.get(uid, ()), *recorded}
+        clusters = {*self._connected.get(uid, ()), *recorded, *unrecorded_provider(found)}
         clusters.discard(except_cluster)
         for cluster in sorted(clusters):
             peering_key = PeeringKey(found.key, uid, cluster)
@@ -442,9 +486,7 @@ class PeeringReconciler:
 
         def change(newest: ReservationInstruction) -> ReservationInstructionStatus:
             if is_started:
-                started = newest.status.started_cluster_ids
-                started = conditions.set_member(started, wanted, is_in=True)
-                newest = replace(newest, status=replace(newest.status, started_cluster_ids=started))
+                newest = replace(newest, status=conditions.with_started(newest, wanted))
             if newest.status.phase == FINISHED or self._target(newest) != wanted:
                 return newest.status
             return conditions.apply_report(newest, wanted, report, self._clock())

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from kubelend.agent import controller, placeholders
+from kubelend.agent import conditions, controller, placeholders
 from kubelend.agent import holds as agent_holds
 from kubelend.agent.health import ComponentHealth
 from kubelend.agent.placeholders import (
@@ -259,7 +259,8 @@ class PlaceholderReconciler:
             if state != before and (owner := await self._owner(reservation)):
                 await self._write_condition(owner, state)
                 self._reported[reservation] = state
-                is_new = not agent_holds.has_held_reason(owner, state.reason)
+                reason = agent_holds.HELD_CONDITION, state.reason
+                is_new = not conditions.has_reason(owner.status.conditions, *reason)
                 if is_new and state.reason != placeholders.HOLDING:
                     await self._announce(owner, state)
 

@@ -303,6 +303,8 @@ class ProviderReconciler:
         wanted = agent_holds.provider_instruction(reservation, self._config.namespace)
         if stored is not None and stored.spec == wanted.spec:
             return stored
+        if stored is None:  # as was just read
+            return await self._objects.apply(wanted)
         return await controller.apply_object(self._objects, wanted)
 
     async def _update_status(
@@ -312,7 +314,9 @@ class ProviderReconciler:
             conditions = agent_holds.conditions_of(found, status, self._clock(), self._counted())
             return replace(status, conditions=conditions)
 
-        await controller.update_status(self._objects, stored, change, self._clock, self._on_written)
+        await controller.update_status(
+            self._objects, stored, change, self._clock, self._on_written, is_current=True
+        )
 
     async def _delete_finished(self, reservation: str, ended: datetime | None) -> None:
         """Delete the object and the cached reservation once the retention is over."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
@@ -56,13 +55,13 @@ class ResourceRequestReconciler:
         clock: Clock,
         *,
         cluster_id: str,
-        namespace: str = "",
+        namespace: str = "default",
         finished_ttl: timedelta = FINISHED_TTL,
         finalizers: tuple[str, ...] = (),
         chance: Callable[[], float] = random.random,
         emit: EmitEvent = discard_event,
     ) -> None:
-        """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
+        """`namespace` is that of the ReservationInstructions.
 
         `finished_ttl` is how long they are retained after their reservation has finished, and `finalizers`
         are those of new ones.
@@ -71,7 +70,6 @@ class ResourceRequestReconciler:
         self._reservations = reservations
         self._health = health
         self._clock = clock
-        self._namespace = namespace
         self._emit = emit
         self._chance = chance
         self._queue = ReconcileQueue("ResourceRequest", self._reconcile, log, chance=chance)
@@ -84,7 +82,7 @@ class ResourceRequestReconciler:
             reservations,
             clock,
             self._expiry,
-            self._instruction_namespace,
+            namespace,
             self._on_instruction_change,
             offload_lookup=self._offloaded_namespaces,
             cluster_id=cluster_id,
@@ -93,8 +91,6 @@ class ResourceRequestReconciler:
             chance=chance,
             emit=emit,
         )
-        self._requesting: set[str] = set()
-        """Requests for which the broker may be making a reservation at this moment."""
         self._renewal_errors: dict[str, KubelendError] = {}
         """The last renewal error of each reservation."""
         self._watch_errors: dict[str, str] = {}
@@ -138,13 +134,6 @@ class ResourceRequestReconciler:
         if owner:
             self._queue.add(owner)
 
-    def _instruction_namespace(self, reservation: str) -> str | None:
-        """The namespace of a reservation's instruction; see `NamespaceLookup`."""
-        owner = self._cache.owner(reservation)
-        is_settled = self._cache.has_synced and not self._requesting
-        wanted = self._namespace or owner.partition("/")[0]
-        return wanted if wanted or is_settled else None
-
     def _offloaded_namespaces(self, reservation: str) -> tuple[str, ...] | None:
         found = self._cache.find(self._cache.owner(reservation))
         return None if found is None else resource_requests.allowed_namespaces(found)
@@ -155,13 +144,23 @@ class ResourceRequestReconciler:
         for gone in self._cache.tombstones(key):
             await self._release(gone)
             self._cache.forget(gone)
-        found = await self._objects.find(ResourceRequest, key)
+        found = await self._find(key)
         if found is None:
             return
         if found.metadata.deletion_timestamp is not None:
             await self._finalize(found)
         else:
             await self._sync(found)
+
+    async def _find(self, key: str) -> ResourceRequest | None:
+        """A request that has its reservation keeps it: what the watch has shown of it is enough."""
+        known = self._cache.find(key)
+        is_bound = (
+            known is not None and resource_requests.request_state(known) is RequestState.BOUND
+        )
+        if is_bound and known is not None and known.metadata.deletion_timestamp is None:
+            return known
+        return await self._objects.find(ResourceRequest, key)
 
     async def _sync(self, found: ResourceRequest) -> None:
         state, requested = resource_requests.request_state(found), found.status.sent_request
@@ -200,22 +199,21 @@ class ResourceRequestReconciler:
     async def _request_reservation(
         self, found: ResourceRequest, sent: SentRequest, *, is_first: bool = False
     ) -> None:
-        with self._in_progress(found):
-            try:
-                body = await self._client.reserve(found, sent, is_first=is_first)
-            except KubelendError as error:
-                if resource_requests.is_transient(error):
-                    status = resource_requests.status_for_transient_error(sent, error)
-                    await self._update_status(found, status)
-                    raise
-                status = resource_requests.failed_status(sent.generation, error)
+        try:
+            body = await self._client.reserve(found, sent, is_first=is_first)
+        except KubelendError as error:
+            if resource_requests.is_transient(error):
+                status = resource_requests.status_for_transient_error(sent, error)
                 await self._update_status(found, status)
-                return
-            # Bind it before subscribers are notified, so that they find its owner.
-            self._cache.bind(body.id, found.key)
-            self._reservations.put(body)
-            body = self._reservations.find(body.id) or body
-            await self._update_status(found, resource_requests.status_for_reservation(found, body))
+                raise
+            status = resource_requests.failed_status(sent.generation, error)
+            await self._update_status(found, status)
+            return
+        # Bind it before subscribers are notified, so that they find its owner.
+        self._cache.bind(body.id, found.key)
+        self._reservations.put(body)
+        body = self._reservations.find(body.id) or body
+        await self._update_status(found, resource_requests.status_for_reservation(found, body))
         # The stream may have delivered it before it was bound.
         self._on_reservation_change(body.id)
 
@@ -287,8 +285,7 @@ class ResourceRequestReconciler:
             await controller.remove_finalizer(self._objects, newest, REQUEST_FINALIZER)
 
     async def _release(self, found: ResourceRequest) -> None:
-        with self._in_progress(found):
-            released = await self._client.release(found)
+        released = await self._client.release(found)
         if released:
             log.info("ResourceRequest released", **_request_log_keys(found), reservation=released)
             message = f"Released reservation {released} because the ResourceRequest was deleted"
@@ -307,21 +304,14 @@ class ResourceRequestReconciler:
             return conditions.apply_request_conditions(newest, status, instruction, self._clock())
 
         return await controller.update_status(
-            self._objects, found, change, self._clock, self._on_written
+            self._objects, found, change, self._clock, self._on_written, is_current=True
         )
 
     def _on_written(self, before: ResourceRequest, after: ResourceRequest) -> None:
+        self._cache.on_update(after)
         _log_step(after, before.status)
         for event in events.request_events(before, after):
             self._emit(event)
-
-    @contextmanager
-    def _in_progress(self, found: ResourceRequest) -> Iterator[None]:
-        self._requesting.add(found.key)
-        try:
-            yield
-        finally:
-            self._requesting.discard(found.key)
 
 
 _STEP_MESSAGES: Final = {

@@ -41,6 +41,7 @@ class ReservationCache:
 
     def __init__(self) -> None:
         self._known: dict[str, bodies.Reservation] = {}
+        self._grants: dict[str, str] = {}
         self._updated_at: dict[str, int] = {}
         """The sequence number of each reservation's last update."""
         self._sequence = 0
@@ -63,6 +64,16 @@ class ReservationCache:
 
     def find(self, reservation: str) -> bodies.Reservation | None:
         return self._known.get(reservation)
+
+    def grant(self, reservation: str) -> str:
+        """The grant that came with the last instruction; empty if none has."""
+        return self._grants.get(reservation, "")
+
+    def put_grant(self, reservation: str, grant: str) -> None:
+        if grant:
+            self._grants[reservation] = grant
+        else:
+            self._grants.pop(reservation, None)
 
     def unfinished(self) -> list[bodies.Reservation]:
         """Unfinished reservations. A copy: updates may arrive during iteration."""
@@ -135,6 +146,7 @@ class ReservationCache:
 
     def remove(self, reservation: str) -> None:
         """Remove a reservation that the broker does not know or that is no longer needed."""
+        self._grants.pop(reservation, None)
         if self._known.pop(reservation, None) is not None:
             del self._updated_at[reservation]
             self._notify(reservation)

@@ -111,9 +111,9 @@ class InstructionListener:
                     async for instruction in events:
                         delivered = True
                         self._on_connected()
-                        self._reservations.put_instructions(
-                            [instruction.reservation], self._opened_at, "stream"
-                        )
+                        found = instruction.reservation
+                        self._reservations.put_grant(found.id, instruction.grant)
+                        self._reservations.put_instructions([found], self._opened_at, "stream")
             except KubelendError as error:
                 return delivered, error
         return delivered, Unavailable("the broker closed the stream")

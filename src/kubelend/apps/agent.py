@@ -221,6 +221,10 @@ class AgentApp:
         held = self._inventory.holds
         return agent_peering.lent_reservations(self._cluster, held, self._reservation_cache)
 
+    def grant_of(self, reservation: str) -> str:
+        """Returns the grant that the broker has sent with a reservation; empty if it has not."""
+        return self._reservation_cache.grant(reservation)
+
     def _notify_changed(self) -> None:
         """Nodes, pods or holds have changed."""
         if self._publisher is not None:
@@ -229,13 +233,15 @@ class AgentApp:
             self._placeholders.notify_changed()
         if self._provider is not None:
             self._provider.notify_measured()
+        if self.peering.provider is not None:
+            self.peering.provider.on_hold()
 
     def _make_placeholders(self) -> PlaceholderReconciler | None:
         environment = self._environment
         if environment.hold_pods is None:
             return None
         return PlaceholderReconciler(
-            environment.namespace or "default",
+            environment.namespace,
             self._inventory,
             environment.objects,
             environment.hold_pods,
@@ -260,7 +266,7 @@ class AgentApp:
         settings, environment = self._settings, self._environment
         config = ProviderConfig(
             self._cluster,
-            environment.namespace or "default",
+            environment.namespace,
             settings.finished_for,
             has_placeholders=self._placeholders is not None,
             refuses_unheld=settings.refuse_unheld,
@@ -335,7 +341,13 @@ async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
         mode = await agent_peering.select_peering(settings, environment)
         if process.exchange is not None:
             process.peering = agent_peering.make_peering(
-                mode, settings, cluster, environment, process.exchange, process.lent
+                mode,
+                settings,
+                cluster,
+                environment,
+                process.exchange,
+                process.lent,
+                process.grant_of,
             )
         broker = (
             f"namespace {settings.broker_namespace}"

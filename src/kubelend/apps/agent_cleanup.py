@@ -81,7 +81,9 @@ async def clean_up(settings: AgentSettings) -> list[str]:
         peering = None
         if broker is not None:
             cluster = settings.cluster_id
-            made = agent_peering.make_peering(mode, settings, cluster, environment, broker, dict)
+            made = agent_peering.make_peering(
+                mode, settings, cluster, environment, broker, dict, lambda _: ""
+            )
             peering = made.requester
         liqo = None
         if mode == "liqo" and environment.client is not None:

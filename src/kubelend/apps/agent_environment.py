@@ -45,7 +45,7 @@ class AgentEnvironment(NamedTuple):
     objects: LocalObjects
     clock: Clock
     namespace: str
-    """Namespace of instruction objects; empty for the namespace of each ResourceRequest."""
+    """Namespace of instruction objects."""
     policy: LendingPolicy | None
     offer: OfferSettings
     object_error: Callable[[], str] = lambda: ""
@@ -169,7 +169,7 @@ async def open_kubernetes_environment(settings: AgentSettings) -> AsyncIterator[
     from kubelend.sources.kubernetes import KubernetesSource
     from kubelend.sources.kubernetes_objects import KubernetesObjects
 
-    namespace = _instruction_namespace(settings)
+    namespace = settings.instruction_namespace or settings.advertisement_namespace
     offered = offer_settings(settings)
     policy = lending_policy(settings, offered)
     opened = Client.open(config.load_config(settings.kubeconfig), max_concurrent=MAX_REQUESTS)
@@ -197,18 +197,12 @@ def _hold_pods(settings: AgentSettings, client: Client, namespace: str) -> HoldP
 
     return KubernetesHoldPods(
         client,
-        namespace or "default",
+        namespace,
         os.environ.get("POD_NAME", "") or "kubelend-agent",
         clock.utc_now,
         image=settings.hold_image,
         priority_class=settings.hold_priority_class,
     )
-
-
-def _instruction_namespace(settings: AgentSettings) -> str:
-    """Namespace of instruction objects. Defaults to the only namespace that the agent watches."""
-    given = settings.instruction_namespace or pod_namespace()
-    return given or settings.request_namespace
 
 
 def _namespaces_by_kind(settings: AgentSettings, namespace: str) -> dict[type[Object], str]:
@@ -217,7 +211,7 @@ def _namespaces_by_kind(settings: AgentSettings, namespace: str) -> dict[type[Ob
         Advertisement: settings.advertisement_namespace,
         ResourceRequest: settings.request_namespace,
         ReservationInstruction: namespace,
-        ProviderInstruction: namespace or "default",
+        ProviderInstruction: namespace,
     }
 
 
@@ -236,7 +230,7 @@ def simulated_environment(settings: AgentSettings) -> AgentEnvironment:
         source=SimulatedSource(described, clock.utc_now),
         objects=MemoryObjects(clock.utc_now),
         clock=clock.utc_now,
-        namespace=settings.instruction_namespace or pod_namespace(),
+        namespace=settings.instruction_namespace or settings.advertisement_namespace,
         policy=lending_policy(settings, offered),
         offer=offered,
     )

@@ -76,9 +76,10 @@ def make_peering(
     environment: AgentEnvironment,
     exchange: HandshakeExchange,
     lent: Callable[[], Mapping[str, LentReservation]],
+    grant_of: Callable[[str], str],
 ) -> AgentPeering:
     if mode == "liqo":
-        return _liqo_peering(settings, cluster, environment, exchange, lent)
+        return _liqo_peering(settings, cluster, environment, exchange, lent, grant_of)
     if mode == "liqoctl":
         from kubelend.peerings.liqoctl import LiqoctlPeering
 
@@ -101,6 +102,7 @@ def _liqo_peering(
     environment: AgentEnvironment,
     exchange: HandshakeExchange,
     lent: Callable[[], Mapping[str, LentReservation]],
+    grant_of: Callable[[str], str],
 ) -> AgentPeering:
     from kubelend.peerings.liqo import LiqoPeering
     from kubelend.peerings.liqo_api import LiqoApi
@@ -112,9 +114,9 @@ def _liqo_peering(
     api = LiqoApi(environment.client, settings.liqo_namespace)
     options = ProviderOptions(cluster, settings.reclaim_after)
     verifier = GrantVerifier(exchange.grant_keys, verify_grant)
-    provider = LiqoProvider(options, api, exchange, verifier, lent, environment.clock)
+    provider = LiqoProvider(options, api, exchange, verifier, lent, environment.clock, grant_of)
     limits = RemovalLimits(settings.drain_timeout, settings.force_unpeer_after)
-    requester = LiqoPeering(api, exchange, sign_request, limits, environment.clock)
+    requester = LiqoPeering(api, exchange, sign_request, limits, environment.clock, grant_of)
     return AgentPeering(requester, provider)
 
 

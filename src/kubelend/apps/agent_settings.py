@@ -98,9 +98,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Namespace of the local Advertisement object."""
 
     instruction_namespace: str = ""
-    """Namespace of ReservationInstructions and ProviderInstructions. Defaults to POD_NAMESPACE, then to
-    --request-namespace. Without any of them, ProviderInstructions are in default and ReservationInstructions
-    in the namespace of their ResourceRequest."""
+    """Namespace of ReservationInstructions and ProviderInstructions. Defaults to
+    --advertisement-namespace."""
 
     advertisement_requeue_interval: timedelta = timedelta(seconds=30)
     """Interval between advertisements, aligned to the clock with an offset per cluster."""

@@ -44,7 +44,7 @@ from kubelend.kube import resources as kube_resources
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.lab import background, hosts, setup
-from kubelend.lab.liqo_walkthrough import LEFTOVERS, condition_status
+from kubelend.lab.liqo_walkthrough import LEFTOVERS, condition_status, is_granted
 from kubelend.lab.state import LabDirectory
 from kubelend.lab.supervisor import Supervisor
 from kubelend.peerings import liqo, liqo_objects
@@ -238,7 +238,9 @@ class _Site:
 
     async def _wait_ready(self, name: str, began: float, reserved: float) -> Timing:
         requested = await self._slices.wait_for(name, lambda _: True, "was not created")
-        granted = await self._granted.wait_for(name, _is_granted, "was not granted")
+        granted = await self._granted.wait_for(
+            name, lambda seen: is_granted(seen.found), "was not granted"
+        )
         ready = await self._nodes.wait_for(name, _is_ready, "was not ready")
         moments = (began, reserved, requested.at, granted.at, ready.at)
         return Timing(*(after - before for before, after in itertools.pairwise(moments)))
@@ -342,10 +344,6 @@ def _is_of_tenant(namespace: LiqoResource) -> bool:
     return "liqo.io/tenant-namespace" in namespace.metadata.labels
 
 
-def _is_granted(seen: Observation[LiqoResource]) -> bool:
-    return condition_status(seen.found, "Resources") == "Accepted"
-
-
 def _is_ready(seen: Observation[LiqoResource]) -> bool:
     offered = liqo_objects.parse_amounts(seen.found.status.get("allocatable") or {})
     is_ready = condition_status(seen.found, "Ready") == "True"
@@ -404,7 +402,7 @@ def _install(cluster: LocalCluster) -> None:
         _create(cluster, "/api/v1/namespaces", {"metadata": {"name": LIQO_NAMESPACE}})
         body = {"apiVersion": "v1", "kind": kind, "metadata": metadata | named} | content
         _create(cluster, f"/api/v1/namespaces/{LIQO_NAMESPACE}/{plural}", body)
-    for manifest in setup.shipped_manifests():
+    for manifest in setup.liqo_manifests():
         _create(cluster, setup.collection_path(manifest), manifest)
 
 

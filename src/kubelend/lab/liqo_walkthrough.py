@@ -41,7 +41,7 @@ LOCAL_NAMESPACE: Final = "default"
 
 ReportStep = Callable[[str, str], None]
 """Reports a step of a cluster."""
-Condition = Callable[[LiqoResource], bool]
+Condition = Callable[[LiqoResource], object]
 
 
 class LiqoWalkthrough:
@@ -73,17 +73,24 @@ class LiqoWalkthrough:
         remote = liqo_objects.tenant_namespace(self._requester)
         own = liqo_objects.tenant_namespace(self._provider)
         await self._wait_for(
-            self._provider, TENANTS, self._requester, remote, _is_issued, "Tenant admitted"
+            self._provider,
+            TENANTS,
+            self._requester,
+            remote,
+            liqo_objects.handshake_parameters,
+            "Tenant admitted",
         )
         name = f"controlplane-{self._provider}"
         await self._wait_for(
-            self._requester, IDENTITIES, name, own, _has_kubeconfig, "Identity established"
+            *(self._requester, IDENTITIES, name, own),
+            lambda found: found.status.get("kubeconfigSecretRef"),
+            "Identity established",
         )
         await self._wait_for(
-            self._requester, SLICES, reservation, own, _exists, "ResourceSlice created"
+            self._requester, SLICES, reservation, own, lambda _: True, "ResourceSlice created"
         )
         await self._wait_for(
-            self._provider, SLICES, reservation, remote, _is_granted, "ResourceSlice granted"
+            self._provider, SLICES, reservation, remote, is_granted, "ResourceSlice granted"
         )
         await self._wait_for_quota(reservation, remote, amounts)
 
@@ -312,19 +319,7 @@ def condition_status(found: LiqoResource, kind: str) -> str:
     return str(_condition_of(found, kind).get("status", ""))
 
 
-def _exists(_: LiqoResource) -> bool:
-    return True
-
-
-def _is_issued(tenant: LiqoResource) -> bool:
-    return liqo_objects.handshake_parameters(tenant) is not None
-
-
-def _has_kubeconfig(identity: LiqoResource) -> bool:
-    return bool(identity.status.get("kubeconfigSecretRef"))
-
-
-def _is_granted(found: LiqoResource) -> bool:
+def is_granted(found: LiqoResource) -> bool:
     return condition_status(found, "Resources") == "Accepted"
 
 

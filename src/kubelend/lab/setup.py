@@ -20,11 +20,10 @@ from kubelend.envtest import credentials, servers, waiting
 from kubelend.envtest.assets import KubernetesVersion
 from kubelend.kube import config
 from kubelend.kube.client import Client
-from kubelend.wire import broker_objects, cluster_namespaces, crds, objects
+from kubelend.wire import crds, objects
 from kubelend.wire.objects import Object
 
 Manifest = dict[str, Any]
-Rule = dict[str, Any]
 
 _READY_CONDITION = {"type": "Ready", "status": "True"}
 
@@ -109,139 +108,58 @@ OBJECT_NAMESPACE: Final = "default"
 
 AGENT_ACCOUNT: Final = "kubelend-agent"
 BROKER_ACCOUNT: Final = "kubelend-broker"
-LEASE_NAME: Final = "kubelend-broker"
-
-_RBAC_GROUP: Final = "rbac.authorization.k8s.io"
-_WRITE_VERBS: Final = ("create", "patch", "delete")
-
-
-def _rule(group: str, resources: str, *verbs: str, names: tuple[str, ...] = ()) -> Rule:
-    named = {"resourceNames": list(names)} if names else {}
-    return {"apiGroups": [group], "resources": resources.split(), **named, "verbs": list(verbs)}
-
-
 LIQO_NAMESPACE: Final = "liqo"
 
-AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
-    (AGENT_ACCOUNT, ""): [
-        _rule("", "nodes pods", "list", "watch"),
-        _rule("", "pods", "get", "patch"),
-        _rule("", "pods/status", "patch"),
-        _rule("scheduling.k8s.io", "priorityclasses", "use", names=("kubelend-hold",)),
-        _rule("", "namespaces", "get", names=("kube-system",)),
-        _rule(objects.GROUP, "resourcerequests", "get", "list", "watch", "patch"),
-        _rule(objects.GROUP, "resourcerequests/status", "patch"),
-        _rule("", "events", "create"),
-    ],
-    (f"{AGENT_ACCOUNT}-instructions", OBJECT_NAMESPACE): [
-        _rule(
-            objects.GROUP,
-            "reservationinstructions providerinstructions",
-            *("get", "list", "watch", *_WRITE_VERBS),
-        ),
-        _rule(objects.GROUP, "reservationinstructions/status providerinstructions/status", "patch"),
-        _rule("", "events", "create"),
-    ],
-    (f"{AGENT_ACCOUNT}-placeholders", OBJECT_NAMESPACE): [
-        _rule("", "pods", "create", "delete"),
-        _rule("", "events", "create"),
-        _rule("coordination.k8s.io", "leases", "create"),
-        _rule("coordination.k8s.io", "leases", "get", "update", names=("kubelend-agent-holds",)),
-    ],
-    (f"{AGENT_ACCOUNT}-advertisement", OBJECT_NAMESPACE): [
-        _rule(objects.GROUP, "advertisements", "get", "create", "patch"),
-        _rule(objects.GROUP, "advertisements/status", "patch"),
-    ],
-}
-"""Rules by role name and namespace; without a namespace it is a ClusterRole."""
-
-BROKER_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
-    (BROKER_ACCOUNT, OBJECT_NAMESPACE): [
-        _rule(
-            broker_objects.GROUP,
-            "clusteradvertisements reservations",
-            *("get", "list", "watch", *_WRITE_VERBS),
-        ),
-        _rule(broker_objects.GROUP, "clusteradvertisements/status reservations/status", "patch"),
-        _rule(broker_objects.GROUP, "ledgerrecords", "get", "list", *_WRITE_VERBS),
-        _rule(broker_objects.GROUP, "ledgerrecords", "update", "watch", names=("head",)),
-        _rule("coordination.k8s.io", "leases", "create"),
-        _rule("coordination.k8s.io", "leases", "get", "update", names=(LEASE_NAME,)),
-        _rule("", "events", "create"),
-    ],
-    (f"{BROKER_ACCOUNT}-cluster-namespaces", ""): cluster_namespaces.policy_rules(
-        cluster_namespaces.BROKER_RULES
-    ),
-}
-"""For a broker with a Kubernetes store and interface."""
-
-
-def rbac_manifests(account: str, roles: dict[tuple[str, str], list[Rule]]) -> list[Manifest]:
-    """Returns the manifests of a service account and its roles, in the order of creation."""
-    found: list[Manifest] = [
-        _namespace_manifest(ACCOUNT_NAMESPACE),
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": account, "namespace": ACCOUNT_NAMESPACE},
-        },
-    ]
-    for (name, namespace), rules in roles.items():
-        found.append(_rbac_object("Role", name, namespace) | {"rules": rules})
-        found.append(_binding_manifest(name, namespace, account))
-    return found
-
-
-def _namespace_manifest(name: str) -> Manifest:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-
-
-def _binding_manifest(name: str, namespace: str, account: str) -> Manifest:
-    kind = "Role" if namespace else "ClusterRole"
-    return _rbac_object("RoleBinding", name, namespace) | {
-        "roleRef": {"apiGroup": _RBAC_GROUP, "kind": kind, "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": ACCOUNT_NAMESPACE}],
-    }
-
-
-def _rbac_object(kind: str, name: str, namespace: str) -> Manifest:
-    where = {"namespace": namespace} if namespace else {}
-    return {
-        "apiVersion": f"{_RBAC_GROUP}/v1",
-        "kind": kind if namespace else f"Cluster{kind}",
-        "metadata": {"name": name, **where},
-    }
-
-
-SHIPPED_AGENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "agent"
-"""What we ship for an agent, rendered from its chart."""
+SHIPPED: Final = Path(__file__).parents[3] / "deploy" / "kustomize"
+"""What we ship, rendered from the charts."""
 
 _ADMISSION_GROUP: Final = "admissionregistration.k8s.io"
+_RBAC_KINDS: Final = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 
 
-def shipped_manifests() -> list[Manifest]:
-    """Returns what we ship for an agent in a cluster with Liqo: the PriorityClass of placeholders, admission
-    policies, and the roles for peering.
+def broker_manifests() -> list[Manifest]:
+    """Returns the account and the roles of a broker with a Kubernetes store and interface."""
+    parts = ("broker/overlays/replicated", "broker/components/cluster-namespaces")
+    return [one for part in parts for one in _read_shipped(part) if one["kind"] in _RBAC_KINDS]
+
+
+def agent_manifests() -> list[Manifest]:
+    """Returns the account and the roles of an agent."""
+    return [one for one in _read_shipped("agent/base") if one["kind"] in _RBAC_KINDS]
+
+
+def liqo_manifests() -> list[Manifest]:
+    """Returns what an agent needs besides in a cluster with Liqo: the PriorityClass of placeholders,
+    admission policies, and the roles for peering.
     """
-    policies = filter(_is_policy, _read_shipped("base"))
-    found = [*policies, *_read_shipped("components/hold-gate"), *_read_shipped("components/liqo")]
+    policies = filter(_is_policy, _read_shipped("agent/base"))
+    components = ("agent/components/hold-gate", "agent/components/liqo")
+    return [*policies, *(one for part in components for one in _read_shipped(part))]
+
+
+def _read_shipped(part: str) -> list[Manifest]:
+    """Returns the objects, with roles and parameters in the namespace of the objects."""
+    path = SHIPPED / part / "manifests.yaml"
+    try:
+        found = [one for one in yaml.safe_load_all(path.read_text("utf-8")) if one]
+    except OSError as error:
+        raise InvalidSettings(f"{path} cannot be read", hint="run it in a clone") from error
     for one in found:
+        is_role = one["kind"] in ("Role", "RoleBinding")
+        if is_role and one["metadata"]["namespace"] == ACCOUNT_NAMESPACE:
+            one["metadata"]["namespace"] = OBJECT_NAMESPACE
         if parameters := one.get("spec", {}).get("paramRef"):
             parameters["namespace"] = OBJECT_NAMESPACE
     return found
 
 
-def _read_shipped(part: str) -> list[Manifest]:
-    path = SHIPPED_AGENT / part / "manifests.yaml"
-    try:
-        return [one for one in yaml.safe_load_all(path.read_text("utf-8")) if one]
-    except OSError as error:
-        raise InvalidSettings(f"{path} cannot be read", hint="run it in a clone") from error
-
-
 def _is_policy(document: Manifest) -> bool:
     is_admission = str(document["apiVersion"]).startswith(f"{_ADMISSION_GROUP}/")
     return is_admission or document["kind"] == "PriorityClass"
+
+
+def _namespace_manifest(name: str) -> Manifest:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
 _TOKEN_SECONDS = 30 * 24 * 3600
@@ -276,7 +194,7 @@ class InstalledCluster(NamedTuple):
 
 async def install_broker_cluster(administrator: Path) -> InstalledCluster:
     """Installs what a broker with a Kubernetes store needs."""
-    return await _install(administrator, BROKER_ACCOUNT, BROKER_ROLES, crds.ALL_KINDS)
+    return await _install(administrator, BROKER_ACCOUNT, broker_manifests(), crds.ALL_KINDS)
 
 
 async def install_agent_cluster(
@@ -289,9 +207,9 @@ async def install_agent_cluster(
     if has_liqo:
         async with _open_client(administrator) as client:
             await _create_object(client, _namespace_manifest(LIQO_NAMESPACE))
-    found = await _install(administrator, AGENT_ACCOUNT, AGENT_ROLES, objects.KINDS)
+    found = await _install(administrator, AGENT_ACCOUNT, agent_manifests(), objects.KINDS)
     async with _open_client(administrator) as client:
-        for manifest in (*(shipped_manifests() if has_liqo else ()), *fixture):
+        for manifest in (*(liqo_manifests() if has_liqo else ()), *fixture):
             await _create_object(client, manifest)
             path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
             if manifest["kind"] == "Pod":
@@ -305,14 +223,14 @@ async def install_agent_cluster(
 async def _install(
     administrator: Path,
     account: str,
-    roles: dict[tuple[str, str], list[Rule]],
+    manifests: Sequence[Manifest],
     kinds: Sequence[type[Object]],
 ) -> InstalledCluster:
     """Installs everything and waits until the CRDs are established."""
     async with _open_client(administrator) as client:
         version = await _server_version(client)
         await _install_crds(client, kinds, version)
-        for manifest in rbac_manifests(account, roles):
+        for manifest in (_namespace_manifest(ACCOUNT_NAMESPACE), *manifests):
             await _create_object(client, manifest)
         token = await _request_token(client, account)
     path = administrator.with_name(f"{account}.kubeconfig")

@@ -231,9 +231,8 @@ def _is_held(seen: Observation[ProviderInstruction]) -> bool:
 
 
 def _is_settled(seen: Observation[ResourceRequest]) -> bool:
-    ready = conditions.find(seen.found.status.conditions, conditions.READY)
-    has_no_peering = ready is not None and ready.reason == conditions.NO_PEERING
-    return seen.found.status.phase == "Active" or has_no_peering
+    status, reason = seen.found.status, (conditions.READY, conditions.NO_PEERING)
+    return status.phase == "Active" or conditions.has_reason(status.conditions, *reason)
 
 
 def _is_decided(seen: Observation[ResourceRequest]) -> bool:

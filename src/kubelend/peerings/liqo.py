@@ -15,7 +15,10 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from kubelend.agent.ports import DONE, Clock, HandshakeExchange, Peer, Readiness
 from kubelend.core.errors import KubelendError, Unavailable
@@ -46,6 +49,7 @@ from kubelend.peerings.liqo_objects import (
     LiqoResource,
 )
 from kubelend.peerings.liqo_removal import (
+    Delete,
     ObservedNode,
     ObservedPeering,
     RemovalAction,
@@ -87,8 +91,12 @@ class LiqoPeering:
         sign: SignRequest,
         limits: RemovalLimits,
         clock: Clock,
+        grant_of: Callable[[str], str] = lambda _: "",
     ) -> None:
+        """`grant_of` returns the grant that the broker has sent with a reservation; empty if none yet."""
         self._api = api
+        self._cache = _WatchedObjects(api)
+        self._grant_of = grant_of
         self._exchange = exchange
         self._sign = sign
         self._limits = limits
@@ -96,6 +104,8 @@ class LiqoPeering:
         self._identity: _OwnIdentity | None = None
         self._clusters: dict[str, str] = {}
         """The broker's ID of each provider, by Liqo's: whom a changed ForeignCluster is about."""
+        self._answers: dict[str, tuple[str, bodies.Handshake]] = {}
+        """The nonce that was signed for a handshake, and the part that answers it, by reservation."""
         self._undecided: dict[str, float] = {}
         """Since when a slice has no decision of its provider, by reservation, in the event loop's time."""
         self._remotes: dict[str, str] = {}
@@ -119,9 +129,8 @@ class LiqoPeering:
             kind: LiqoKind, labels: str, name_of: Callable[[LiqoResource], str]
         ) -> None:
             async for change in informer.list_and_watch(self._api.client, kind, labels=labels):
-                found = change.found if isinstance(change, Deleted) else change
-                for each in found.objects if isinstance(found, Listed) else [found]:
-                    if isinstance(each, LiqoResource) and (name := name_of(each)):
+                for each in self._cache.handle(kind, change):
+                    if name := name_of(each):
                         on_change(name)
 
         await tasks.run_all(
@@ -156,7 +165,7 @@ class LiqoPeering:
             return await self._handshake(peer) if is_overdue else DONE
 
     async def _find_identity(self, cluster: str) -> LiqoResource | None:
-        found = await self._api.list(IDENTITIES)
+        found = await self._cache.list(IDENTITIES)
         for one in found:
             if known := liqo_objects.kubelend_cluster(one):
                 self._clusters[one.spec["clusterID"]] = known
@@ -166,19 +175,25 @@ class LiqoPeering:
     async def _handshake(self, peer: Peer) -> Readiness:
         """Takes the handshake as far as possible."""
         own = await self._own_identity()
-        provider = await self._send(peer, bodies.Handshake(own.cluster_id))
+        start = "", bodies.Handshake(own.cluster_id)
+        answered, part = self._answers.get(peer.reservation, start)
+        provider = await self._send(peer, part)
         if provider is None or not provider.nonce:
             return _handshaking(f"{peer.cluster} to send a nonce")
-        signed = await self._signed_nonce(peer.cluster, provider)
-        if not signed:
-            return _handshaking("Liqo to sign the nonce")
-        answer = bodies.Handshake(
-            own.cluster_id, signed_nonce=signed, public_key=own.public_key, csr=own.csr
-        )
-        provider = await self._send(peer, answer)
+        if provider.nonce != answered:
+            signed = await self._signed_nonce(peer.cluster, provider)
+            if not signed:
+                return _handshaking("Liqo to sign the nonce")
+            answer = bodies.Handshake(
+                own.cluster_id, signed_nonce=signed, public_key=own.public_key, csr=own.csr
+            )
+            self._answers[peer.reservation] = provider.nonce, answer
+            provider = await self._send(peer, answer)
         if provider is None or not provider.certificate:
             return _handshaking(f"{peer.cluster} to issue a certificate")
-        await self._api.apply(IDENTITIES, liqo_objects.identity_manifest(peer.cluster, provider))
+        wanted = liqo_objects.identity_manifest(peer.cluster, provider)
+        self._cache.put(IDENTITIES, await self._api.ensure(IDENTITIES, wanted))
+        self._answers.pop(peer.reservation, None)
         self._remotes[peer.cluster] = provider.cluster_id
         self._undecided.pop(peer.reservation, None)
         return DONE
@@ -191,9 +206,10 @@ class LiqoPeering:
 
     async def _signed_nonce(self, cluster: str, provider: bodies.Handshake) -> str:
         remote = provider.cluster_id
-        await self._api.apply(NAMESPACES, liqo_objects.namespace_manifest(remote, provider=cluster))
+        namespace = liqo_objects.namespace_manifest(remote, provider=cluster)
+        await self._api.ensure(NAMESPACES, namespace)
         wanted = liqo_objects.signed_nonce_manifest(remote, provider.nonce)
-        await self._api.apply(SECRETS, wanted)
+        await self._api.ensure(SECRETS, wanted)
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
         signed = await self._api.complete(
             SECRETS, name, namespace, lambda found: found.data.get("signedNonce")
@@ -214,14 +230,14 @@ class LiqoPeering:
 
     async def size(self, peer: Peer) -> Readiness:
         remote = self._remotes.get(peer.cluster, "")
-        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
+        slices = await self._cache.list(SLICES, OWN_SLICES)
         if not remote:
             return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
         if found is None:
             name, grant = await asyncio.gather(self._free_name(peer, slices), self._grant(peer))
             wanted = liqo_objects.slice_manifest(peer, remote, grant, name)
-            await self._api.create(SLICES, wanted)
+            self._cache.put(SLICES, await self._api.create(SLICES, wanted))
         elif not liqo_objects.is_requested(found, peer):
             name, grant = found.metadata.name, await self._grant(peer)
             await self._api.apply(SLICES, liqo_objects.slice_manifest(peer, remote, grant, name))
@@ -232,6 +248,9 @@ class LiqoPeering:
         return DONE
 
     async def _grant(self, peer: Peer) -> str:
+        return self._grant_of(peer.reservation) or await self._current_grant(peer)
+
+    async def _current_grant(self, peer: Peer) -> str:
         started = bodies.Handshake((await self._own_identity()).cluster_id)
         return (await self._exchange.exchange_handshake(peer.reservation, started)).grant
 
@@ -240,7 +259,7 @@ class LiqoPeering:
 
         Liqo carries annotations to the provider only when a slice is created.
         """
-        if found.metadata.annotations.get(GRANT_ANNOTATION) != await self._grant(peer):
+        if found.metadata.annotations.get(GRANT_ANNOTATION) != await self._current_grant(peer):
             await self._api.delete(SLICES, found)
 
     async def _offload(self, namespace: str) -> None:
@@ -258,26 +277,26 @@ class LiqoPeering:
         async with self._offload_lock:
             if not (found := await self._api.list(OFFLOADINGS, labels=_MANAGED)):
                 return
-            slices = await self._api.list(SLICES, labels=OWN_SLICES)
+            slices = await self._cache.list(SLICES, OWN_SLICES)
             used = {name for one in slices for name in liqo_objects.offloaded_namespaces(one)}
             for one in found:
                 if one.metadata.namespace not in used and not one.is_being_deleted:
                     await self._api.delete(OFFLOADINGS, one)
 
     async def _free_name(self, peer: Peer, slices: list[LiqoResource]) -> str:
-        nodes = await self._api.list(NODES, labels=VIRTUAL_NODES)
+        nodes = await self._cache.list(NODES, VIRTUAL_NODES)
         taken = {one.metadata.name for one in (*slices, *nodes)}
         return liqo_objects.slice_name(peer.reservation, taken)
 
     async def ready(self, peer: Peer) -> Readiness:
         remote = self._remotes.get(peer.cluster, "")
-        slices = await self._api.list(SLICES, labels=f"{OWN_SLICES},{_is_of(peer)}")
+        slices = await self._cache.list(SLICES, OWN_SLICES)
         if not remote:
             return _handshaking(f"a peering with {peer.cluster}")
         found = _slice_of(peer.reservation, remote, slices)
         name = peer.reservation if found is None else found.metadata.name
         node, foreign = await asyncio.gather(
-            self._api.find(NODES, name), self._api.find(FOREIGN_CLUSTERS, remote)
+            self._cache.find(NODES, name), self._cache.find(FOREIGN_CLUSTERS, remote)
         )
         self._note_decision(peer.reservation, found)
         readiness = liqo_objects.readiness(found, node, peer)
@@ -300,6 +319,7 @@ class LiqoPeering:
 
     async def disconnect(self, peer: Peer) -> Readiness:
         self._undecided.pop(peer.reservation, None)
+        self._answers.pop(peer.reservation, None)
         if self._wanted.get(peer.reservation) == peer.cluster:
             del self._wanted[peer.reservation]
         if self._is_kept(peer):
@@ -307,7 +327,7 @@ class LiqoPeering:
         remote = await self._known_remote_id(peer.cluster)
         if not remote:
             return DONE
-        slices = await self._api.list(SLICES, labels=OWN_SLICES)
+        slices = await self._cache.list(SLICES, OWN_SLICES)
         seen = await self._observe_node(peer, remote, slices)
         step = liqo_removal.plan_node_removal(seen, self._limits, self._clock())
         if not step.waits_for:
@@ -349,11 +369,15 @@ class LiqoPeering:
     async def _observe_node(
         self, peer: Peer, remote: str, slices: list[LiqoResource]
     ) -> ObservedNode:
-        label = f"{VIRTUAL_NODES},{liqo_objects.REMOTE_LABEL}={remote}"
         nodes, foreign = await asyncio.gather(
-            self._api.list(NODES, labels=label), self._api.find(FOREIGN_CLUSTERS, remote)
+            self._cache.list(NODES, VIRTUAL_NODES), self._cache.find(FOREIGN_CLUSTERS, remote)
         )
-        own = (one for one in nodes if liqo_objects.reservation_of(one) == peer.reservation)
+        own = (
+            one
+            for one in nodes
+            if liqo_objects.reservation_of(one) == peer.reservation
+            and one.metadata.labels.get(liqo_objects.REMOTE_LABEL) == remote
+        )
         node = next(own, None)
         pods: list[LiqoResource] = []
         if node is not None:
@@ -366,7 +390,7 @@ class LiqoPeering:
         identity, found, foreign, tenants = await asyncio.gather(
             self._find_identity(peer.cluster),
             self._api.find(NAMESPACES, namespace),
-            self._api.find(FOREIGN_CLUSTERS, remote),
+            self._cache.find(FOREIGN_CLUSTERS, remote),
             self._api.list(TENANTS, namespace),
         )
         tenant = next(iter(tenants), None)
@@ -387,6 +411,58 @@ class LiqoPeering:
     async def _perform(self, actions: Iterable[RemovalAction]) -> None:
         for action in actions:
             await self._api.perform(action)
+            if isinstance(action, Delete):
+                self._cache.mark_deleted(action.kind, action.found)
+
+
+class _WatchedObjects:
+    """The latest state of the kinds that are watched. Before their first list, the API server is asked.
+
+    Own writes are put at once, so that no decision is made from what was true before them.
+    """
+
+    def __init__(self, api: LiqoApi) -> None:
+        self._api = api
+        self._known: dict[str, dict[tuple[str, str], LiqoResource]] = {}
+        """By plural; then by namespace and name."""
+
+    def handle(self, kind: LiqoKind, change: object) -> list[LiqoResource]:
+        """Returns the objects that a change is about."""
+        match change:
+            case Listed(objects):
+                self._known[kind.plural] = {_key(kind, one): one for one in objects}
+                return list(objects)
+            case Deleted(found):
+                self._known[kind.plural].pop(_key(kind, found), None)
+                return [found]
+            case LiqoResource():
+                self.put(kind, change)
+                return [change]
+        return []
+
+    def put(self, kind: LiqoKind, found: LiqoResource) -> None:
+        if (known := self._known.get(kind.plural)) is not None:
+            known[_key(kind, found)] = found
+
+    def mark_deleted(self, kind: LiqoKind, found: LiqoResource) -> None:
+        """It goes when the watch shows that Liqo has removed its finalizers."""
+        if _key(kind, found) in self._known.get(kind.plural, ()):
+            metadata = replace(found.metadata, deletion_timestamp=datetime.now(UTC))
+            self.put(kind, replace(found, metadata=metadata))
+
+    async def list(self, kind: LiqoKind, labels: str = "") -> list[LiqoResource]:
+        """`labels` are those of its watch."""
+        known = self._known.get(kind.plural)
+        return await self._api.list(kind, labels=labels) if known is None else [*known.values()]
+
+    async def find(self, kind: LiqoKind, name: str) -> LiqoResource | None:
+        """Of a kind without namespaces."""
+        known = self._known.get(kind.plural)
+        return await self._api.find(kind, name) if known is None else known.get(("", name))
+
+
+def _key(kind: LiqoKind, found: LiqoResource) -> tuple[str, str]:
+    return found.metadata.namespace if kind.namespaced else "", found.metadata.name
 
 
 def _slice_of(reservation: str, remote: str, slices: list[LiqoResource]) -> LiqoResource | None:
@@ -400,10 +476,6 @@ def _slice_of(reservation: str, remote: str, slices: list[LiqoResource]) -> Liqo
         and one.is_managed
     )
     return next(own, None)
-
-
-def _is_of(peer: Peer) -> str:
-    return f"{RESERVATION_LABEL}={peer.reservation}"
 
 
 def _handshaking(what: str) -> Readiness:

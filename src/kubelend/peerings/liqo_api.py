@@ -86,6 +86,12 @@ class LiqoApi:
             return found
         return await self.client.patch(kind, name, namespace, manifest)
 
+    async def ensure(self, kind: LiqoKind, manifest: Manifest) -> LiqoResource:
+        """As `apply`, with one call for an object that does not exist, as is usual in a handshake."""
+        with contextlib.suppress(Conflict):
+            return await self.create(kind, manifest)
+        return await self.apply(kind, manifest)
+
     async def create(self, kind: LiqoKind, manifest: Manifest) -> LiqoResource:
         """`Conflict` if it exists."""
         metadata = manifest["metadata"]

@@ -80,6 +80,7 @@ KEYS_INTERVAL: Final = timedelta(seconds=30)
 """At least this long between two requests for the broker's keys."""
 KEYS_MAX_AGE: Final = timedelta(hours=1)
 """After which the keys are fetched again, so that one that was withdrawn no longer counts."""
+MAX_EARLY: Final = 256
 MAX_VERIFIED: Final = 256
 """Grants of which the result is cached; the oldest is dropped."""
 
@@ -167,7 +168,10 @@ class LiqoProvider:
         verifier: GrantVerifier,
         lent: Lent,
         clock: Clock,
+        grant_of: Callable[[str], str] = lambda _: "",
     ) -> None:
+        """`grant_of` returns the grant that the broker has sent with a reservation."""
+        self._grant_of = grant_of
         self._options = options
         self._api = api
         self._exchange = exchange
@@ -179,8 +183,14 @@ class LiqoProvider:
         """By namespace and name."""
         self._admitted: dict[str, bodies.Handshake] = {}
         """What requesters need for their identity here, by reservation. The broker does not store it."""
-        self._grants: dict[str, str] = {}
-        """This cluster's own grant of each reservation for which a handshake has begun."""
+        self._asked: set[str] = set()
+        """Reservations of which the requester's handshake was asked for. It notifies of a later one."""
+        self._nonces: dict[str, str] = {}
+        """What requesters have to sign, by reservation."""
+        self._early: dict[str, None] = {}
+        """Reservations of which a change or a handshake came before they were held; the latest ones."""
+        self._senders: dict[str, str] = {}
+        """Which cluster has sent a slice that Liqo has not authenticated yet, by the slice's UID."""
         self._ended: dict[str, float] = {}
         """When the reservation of a slice was found to have ended, in the event loop's time."""
         self._unused_since: dict[str, float] = {}
@@ -191,14 +201,24 @@ class LiqoProvider:
 
     def on_change(self, reservation: str) -> None:
         """The reservation has changed."""
-        if reservation not in self._admitted:
+        if reservation not in self._asked:
             self.on_handshake(reservation)
-        if reservation in {*self._lent(), *self._grants} or self._slices_of(reservation):
+        if reservation in {*self._lent(), *self._asked} or self._slices_of(reservation):
             self._queue.add(reservation)
 
     def on_handshake(self, reservation: str) -> None:
         """The requester has sent a part of its handshake, perhaps once more."""
         if reservation in self._lent():
+            self._handshakes.add(reservation)
+            return
+        self._early[reservation] = None
+        if len(self._early) > MAX_EARLY:
+            del self._early[next(iter(self._early))]
+
+    def on_hold(self) -> None:
+        """Nodes, pods or holds have changed: reservations may be held now of which something came before."""
+        for reservation in self._early.keys() & self._lent().keys() if self._early else ():
+            del self._early[reservation]
             self._handshakes.add(reservation)
 
     async def run(self) -> None:
@@ -222,6 +242,7 @@ class LiqoProvider:
                 case Deleted(found):
                     self._slices.pop(_key(found), None)
                     self._ended.pop(_key(found), None)
+                    self._senders.pop(found.metadata.uid, None)
                     changed = [found]
                     await self._delete_certificate(found)
                 case LiqoResource():
@@ -253,14 +274,19 @@ class LiqoProvider:
         slices = [one for one in self._slices_of(reservation) if is_ours(one)]
         unused = lent
         for found in slices:
-            requester = await self._requester_of(found)
+            requester = self._senders.pop(found.metadata.uid, "") or await self._requester_of(found)
+            if not slice_decision.is_accepted(found, "Authentication"):
+                self._senders[found.metadata.uid] = requester
+                continue
             is_own = lent is not None and requester == lent.requester
             await self._decide_slice(found, requester, unused if is_own else lent)
             # What is reserved is granted once, however many slices its requester makes for it.
             unused = None if is_own else unused
         if lent is None:
             self._admitted.pop(reservation, None)
-            self._grants.pop(reservation, None)
+            self._nonces.pop(reservation, None)
+            self._asked.discard(reservation)
+            self._early.pop(reservation, None)
             self._queue.add(_REMOVAL)
 
     # -- the handshake
@@ -272,7 +298,9 @@ class LiqoProvider:
             return
         own = bodies.Handshake(await self._own_id())
         try:
-            requester = await self._send(reservation, self._admitted.get(reservation, own))
+            known = replace(own, nonce=self._nonces.get(reservation, ""))
+            requester = await self._send(reservation, self._admitted.get(reservation, known))
+            self._asked.add(reservation)
             while requester is not None and (
                 requester.signed_nonce or reservation not in self._admitted
             ):
@@ -285,9 +313,7 @@ class LiqoProvider:
             return  # it has ended
 
     async def _send(self, reservation: str, own: bodies.Handshake) -> bodies.Handshake | None:
-        result = await self._exchange.exchange_handshake(reservation, own)
-        self._grants[reservation] = result.grant
-        return result.peer
+        return (await self._exchange.exchange_handshake(reservation, own)).peer
 
     async def _handle_handshake(
         self,
@@ -300,10 +326,13 @@ class LiqoProvider:
         tenant = await self._api.find(TENANTS, remote, liqo_objects.tenant_namespace(remote))
         if tenant is not None and liqo_objects.kubelend_cluster(tenant) != lent.requester:
             return replace(own, error=f"Liqo cluster ID {remote} belongs to another cluster")
-        nonce = await self._nonce(remote, lent.requester)
+        nonce = self._nonces.get(reservation, "") if requester.signed_nonce else ""
+        nonce = nonce or await self._nonce(remote, lent.requester)
+        self._nonces[reservation] = nonce
         if not requester.signed_nonce:
             return replace(own, nonce=nonce)
-        await self._api.apply(TENANTS, liqo_objects.tenant_manifest(lent.requester, requester))
+        apply = self._api.ensure if tenant is None else self._api.apply
+        await apply(TENANTS, liqo_objects.tenant_manifest(lent.requester, requester))
         issued = await self._api.complete(
             TENANTS,
             remote,
@@ -311,6 +340,7 @@ class LiqoProvider:
             liqo_objects.handshake_parameters,
         )
         if issued is None:
+            del self._nonces[reservation]
             return replace(own, nonce=nonce, error="Liqo has not issued a certificate yet")
         response = replace(issued, cluster_id=own.cluster_id, nonce=nonce)
         if self._admitted.get(reservation) != response:
@@ -320,9 +350,9 @@ class LiqoProvider:
 
     async def _nonce(self, remote: str, requester: str) -> str:
         namespace = liqo_objects.namespace_manifest(remote, requester=requester)
-        await self._api.apply(NAMESPACES, namespace)
+        await self._api.ensure(NAMESPACES, namespace)
         wanted = liqo_objects.nonce_manifest(remote)
-        await self._api.apply(SECRETS, wanted)
+        await self._api.ensure(SECRETS, wanted)
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
         found = await self._api.complete(
             SECRETS, name, namespace, lambda secret: secret.data.get("nonce")
@@ -352,7 +382,7 @@ class LiqoProvider:
     async def _grant_denial(self, found: LiqoResource, lent: LentReservation) -> Denial | None:
         name, now = liqo_objects.reservation_of(found), self._clock()
         text = found.metadata.annotations.get(GRANT_ANNOTATION, "")
-        grant = await self._verifier.verify(text, self._grants.get(name, ""))
+        grant = await self._verifier.verify(text, self._grant_of(name))
         if isinstance(grant, Grant):
             denial = slice_decision.grant_denial(grant, name, lent, self._options.cluster, now)
         else:

@@ -171,6 +171,7 @@ async def test_report_of_the_provider_is_a_condition_and_an_event_of_both_object
 async def test_request_is_active_and_ready_when_its_node_is(rig):
     rig.peering.unready["rsv-1"] = "no virtual node yet"
     key = await rig.reserve()
+    await passed(1)
     await rig.expect(key, "Reserved", message="Resources reserved in cluster p1")
     assert await rig.conditions(key) == {
         "Reserved": ("True", "Reserved"),

@@ -153,7 +153,7 @@ async def test_list_during_a_reconcile_is_no_failure():
         ReservationCache(),
         now,
         ExpiryTracker(now, lambda: 0.0),
-        lambda reservation: "default",
+        "default",
         lambda reservation: None,
         offload_lookup=lambda reservation: (),
         cluster_id="me",
@@ -181,33 +181,27 @@ async def test_new_instruction_has_the_finalizers_of_its_owners_and_no_other_get
     assert found.metadata.finalizers == ()
 
 
+@requester(finalizers=("example.org/peering",))
+async def test_provider_is_recorded_before_the_spec_names_another_one(rig):
+    """The peering may be connected with it, and have been killed before it reported that."""
+    await rig.create_request()
+    rig.broker.runner.refuse(RSV, "p1")
+    await rig.notify("rsv-1")
+    found = await rig.instruction(KEY)
+    assert (found.spec.target_cluster_id, found.status.started_cluster_ids) == ("p2", ("p1",))
+
+
 # -- its namespace
 
 
-@pytest.mark.parametrize("namespace, expected", [("", "team-a"), ("kubelend", "kubelend")])
 @requester()
-async def test_instruction_is_in_the_namespace_of_the_request_or_the_one_that_is_set(
-    rig, namespace, expected
-):
+async def test_instructions_move_into_the_namespace_that_is_set(rig):
     await rig.create_request(namespace="team-a")
-    await rig.restart(namespace=namespace)
+    assert await rig.instructions() == ["default/rsv-1"]
+    await rig.restart(namespace="kubelend")
     await passed(1)
-    assert await rig.instructions() == [f"{expected}/rsv-1"]
     await rig.create_request("other", namespace="team-a")
-    assert await rig.instructions() == [f"{expected}/rsv-1", f"{expected}/rsv-2"]
-
-
-@requester()
-async def test_instruction_waits_until_its_namespace_is_known(rig):
-    rig.broker.response_delay = 5
-    await rig.create_request(namespace="team-a")
-    await rig.notify("rsv-1")
-    rig.broker.runner.reserve("cpu=1,memory=1Gi", requester="me")
-    await rig.notify("rsv-2")
-    await passed(4)
-    assert await rig.instructions() == []
-    await passed(2)
-    assert await rig.instructions() == ["default/rsv-2", "team-a/rsv-1"]
+    assert await rig.instructions() == ["kubelend/rsv-1", "kubelend/rsv-2"]
 
 
 class SlowObjects(FailingObjects):
@@ -234,31 +228,6 @@ async def test_instruction_names_the_namespace_to_offload_also_after_a_restart(r
         await rig.restart()
         await rig.notify("rsv-1")
         await passed(seconds)
-
-
-@requester(objects=SlowObjects)
-async def test_instruction_waits_for_the_first_list_of_requests(rig):
-    await passed(5)
-    await rig.create_request(namespace="team-a")
-    await rig.stop()
-    await rig.objects.delete(ReservationInstruction, "team-a/rsv-1")
-    await rig.start()
-    await rig.notify("rsv-1")
-    assert await rig.instructions() == []
-    await passed(5)
-    assert await rig.instructions() == ["team-a/rsv-1"]
-
-
-@requester()
-async def test_instruction_whose_request_is_gone_stays_where_it_is(rig):
-    await rig.create_request(namespace="team-a")
-    await rig.stop()
-    await rig.set_finalizers("team-a/w")
-    await rig.delete("team-a/w")
-    await rig.start()
-    await rig.notify("rsv-1")
-    await passed(1)
-    assert await rig.instructions() == ["team-a/rsv-1"]
 
 
 # -- its end

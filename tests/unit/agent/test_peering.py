@@ -8,6 +8,7 @@ from kubelend.agent import conditions, instructions
 from kubelend.agent.peering import PEERING_FINALIZER
 from kubelend.agent.ports import Readiness
 from kubelend.core.errors import Unavailable
+from kubelend.wire.objects import ReservationInstruction
 from peers import Rig, peering
 from virtual_time import in_virtual_time, passed, settled
 
@@ -62,8 +63,8 @@ async def test_readiness_is_polled_ever_less_often_and_its_reason_reported(rig):
     await passed(60)
     await rig.expect(key, "Connecting", "no virtual node yet", "one")
     assert (rig.broker.activated, rig.error) == ([], "")
-    # Half a second, then twice as long each time up to ten.
-    assert rig.peering.count("ready") == 1 + 5 + 4
+    # Twice more before it is reported; half a second, then twice as long each time up to ten.
+    assert rig.peering.count("ready") == 1 + 2 + 5 + 4
     rig.peering.unready.clear()
     await passed(10)
     await rig.expect(key, "Ready", "node ready", "one")
@@ -367,6 +368,23 @@ async def test_restart_disconnects_what_ended_meanwhile(how):
         assert rig.peering.connected == ({("rsv-1", "two")} if how == "moved" else set())
 
 
+@pytest.mark.parametrize("how", ["deleted", "finished"])
+@in_virtual_time
+async def test_restart_disconnects_a_provider_that_was_not_recorded_yet(how):
+    rig = Rig()
+    rig.peering.unready["rsv-1"] = "no virtual node yet"
+    async with rig.running():
+        key = await rig.instruct("rsv-1", "one", finalizers=(PEERING_FINALIZER,))
+        assert rig.peering.connected == CONNECTED
+        assert not (await rig.found(key)).status.started_cluster_ids
+    await end(rig, key, how)
+    rig.restart()
+    async with rig.running():
+        assert rig.peering.connected == set()
+        found = await rig.objects.find(ReservationInstruction, key)
+        assert found is None or not found.metadata.finalizers
+
+
 # -- disconnecting
 
 
@@ -463,7 +481,7 @@ async def test_recreated_object_is_polled_as_often_as_a_new_one(rig):
     before = rig.peering.count("ready")
     await rig.instruct("rsv-1", "one")
     await passed(4)
-    assert rig.peering.count("ready") == before + 4
+    assert rig.peering.count("ready") == before + 5
 
 
 @peering()

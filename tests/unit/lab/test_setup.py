@@ -7,8 +7,6 @@ import msgspec
 import pytest
 import yaml
 
-import charts
-import kube_roles
 from kubelend.core import pod_requests
 from kubelend.core.resources import Resources
 from kubelend.envtest import credentials
@@ -38,28 +36,24 @@ def test_agent_counts_the_resources_of_the_examples(name, allocatable, requested
     assert sum((pod_requests.project_pod(one).requests for one in pods), Resources()) == requested
 
 
-def test_agent_roles_are_those_of_the_documentation():
-    documented = {role["metadata"]["name"]: role["rules"] for role in kube_roles.documented()}
-    assert {name: rules for (name, _), rules in setup.AGENT_ROLES.items()} == documented
-
-
-def test_broker_role_is_that_of_the_chart():
-    """Except for the label of its pod: it runs in none."""
-    [role] = charts.of_kind(charts.rendered("broker", "overlays/replicated"), "Role")
-    without = [rule for rule in role["rules"] if rule["resources"] != ["pods"]]
-    assert setup.BROKER_ROLES[setup.BROKER_ACCOUNT, setup.OBJECT_NAMESPACE] == without
-
-
-def test_each_role_is_bound_to_the_account_in_its_namespace():
-    found = setup.rbac_manifests(setup.AGENT_ACCOUNT, setup.AGENT_ROLES)
-    assert [one["kind"] for one in found] == [
-        *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding"),
-        *["Role", "RoleBinding"] * 3,
-    ]
-    for role, binding in zip(found[2::2], found[3::2], strict=True):
+@pytest.mark.parametrize("part", ["broker", "agent", "liqo"])
+def test_what_is_shipped_is_installed_in_the_namespace_of_the_objects(part):
+    found = {"broker": setup.broker_manifests, "agent": setup.agent_manifests}.get(
+        part, setup.liqo_manifests
+    )()
+    account = setup.BROKER_ACCOUNT if part == "broker" else setup.AGENT_ACCOUNT
+    roles = {one["metadata"]["name"]: one for one in found if one["kind"].endswith("Role")}
+    bindings = [one for one in found if one["kind"].endswith("RoleBinding")]
+    assert bindings
+    for binding in bindings:
+        role = roles[binding["roleRef"]["name"]]
         assert binding["roleRef"]["kind"] == role["kind"]
-        assert binding["metadata"] == role["metadata"]
-        assert binding["subjects"][0]["name"] == setup.AGENT_ACCOUNT
+        assert binding["subjects"][0]["name"] == account
+        namespace = "liqo" if "liqo" in role["metadata"]["name"] else setup.OBJECT_NAMESPACE
+        if role["kind"] == "Role":
+            assert binding["metadata"]["namespace"] == role["metadata"]["namespace"] == namespace
+    for one in found:
+        assert setup.collection_path(one)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import make
-from kubelend.agent.ports import Peer
+from kubelend.agent.ports import Peer, Readiness
 from kubelend.apps import agent_peering
 from kubelend.core.errors import NotFound
 from kubelend.kube.codec import Listing, WatchEvent
@@ -20,6 +20,7 @@ from kubelend.peerings.liqo_objects import (
     GRANT_ANNOTATION,
     IDENTITIES,
     NAMESPACES,
+    NODES,
     OFFLOADINGS,
     SECRETS,
     SLICES,
@@ -294,6 +295,34 @@ async def establish(requester):
 def slice_of(cluster):
     [found] = [one for (plural, *_), one in cluster.objects.items() if plural == SLICES.plural]
     return found
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+@in_virtual_time
+async def test_node_is_ready_by_what_is_read_and_by_what_the_watch_has_shown(
+    cluster, requester, is_watched
+):
+    await establish(requester)
+    amounts = {"cpu": "500m", "memory": "1Gi"}
+    accepted = [{"type": name, "status": "Accepted"} for name in ("Authentication", "Resources")]
+    slice_of(cluster)["status"] = {"conditions": accepted, "resources": amounts}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": amounts}
+    labels = {"liqo.io/type": "virtual-node"}
+    cluster.put(NODES, {"metadata": {"name": RESERVATION, "labels": labels}, "status": ready})
+    module = {"conditions": [{"type": "AuthIdentityControlPlaneStatus", "status": "Ready"}]}
+    status = {
+        "role": "Provider",
+        "modules": {"authentication": module},
+        "conditions": [{"type": "APIServerStatus", "status": "Established"}],
+    }
+    cluster.put(FOREIGN_CLUSTERS, {"metadata": {"name": "berlin"}, "status": status})
+    watching = asyncio.create_task(requester.watch(lambda _: None))
+    if is_watched:
+        await asyncio.sleep(1)
+    assert await requester.ready(PEER) == Readiness(
+        is_ready=True, reason=f"node {RESERVATION} offers {AMOUNTS.describe()}", node=RESERVATION
+    )
+    await stopped(watching)
 
 
 @in_virtual_time
