@@ -27,12 +27,17 @@ help: ## List the targets
 demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
 	@$(BIN)/kubelend dev demo $(ARGS)
 
+# Once in a new clone: else each worker would compile all tests and sources for itself.
+COMPILED := tests/__pycache__
+$(COMPILED): | $(DEV)
+	@$(BIN)/pytest --collect-only -qq > /dev/null || true
+
 .PHONY: test
-test: $(DEV) ## Run all tests, several modules at a time (WORKERS=0: one after the other)
+test: $(DEV) $(COMPILED) ## Run all tests, several modules at a time (WORKERS=0: one after the other)
 	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: coverage
-coverage: $(DEV) ## Run all tests and say which lines and branches they reach (htmlcov/index.html)
+coverage: $(DEV) $(COMPILED) ## Run all tests and say which lines and branches they reach (htmlcov/index.html)
 	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		--cov --cov-report term:skip-covered --cov-report html $(ARGS)
 

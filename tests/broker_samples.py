@@ -75,9 +75,8 @@ def reservation_object(found: models.Reservation, *, is_managed: bool = False) -
 
 
 def stored_record(found: models.Reservation | models.Cluster) -> StoredRecord:
-    """Only the store verifies the checksum."""
-    _, _, text = batch.encode_record(found)
-    return StoredRecord(5, "signature", text.decode())
+    kind: objects.RecordKind = "cluster" if isinstance(found, models.Cluster) else "reservation"
+    return projection.stored_record(kind, found.id, batch.encode_record(found)[2], 5)
 
 
 def with_status(found: Any, **fields: Any) -> Any:

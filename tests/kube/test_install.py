@@ -74,6 +74,7 @@ SELDOM = {
     "patch resourceslices.authentication.liqo.io in all namespaces": "when a requester does not give back",
     "list shadowpods.offloading.liqo.io in all namespaces": "likewise",
     "delete shadowpods.offloading.liqo.io in all namespaces": "likewise",
+    "get nodes. in all namespaces": "before nodes are watched",
     "patch nodes. in all namespaces": "when a node with pods is removed",
     "create pods/eviction. in all namespaces": "likewise",
     "delete pods. in all namespaces": "likewise, after the deadline",

@@ -50,7 +50,7 @@ from kubelend.kits.ratelimit import RateLimiter
 from kubelend.pki import identity
 from kubelend.pki.grants import GrantSigner
 from kubelend.pki.identity import Caller
-from kubelend.wire import problems, route, routes
+from kubelend.wire import problems, route, routes, validation
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.route import MAX_PAGE_SIZE
 
@@ -252,9 +252,20 @@ def decode_body(text: bytes, kind: type[Body], *, optional: bool = False) -> Bod
     if optional and not text:
         return kind()
     try:
-        body: Body = _body_decoder(kind).decode(text)
+        return _decode_body(text, kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidInput(f"body: {error}") from None
+
+
+def _decode_body(text: bytes, kind: type[Body]) -> Body:
+    """A null in an optional field is the same as no field, as clients in Go send it."""
+    try:
+        body: Body = _body_decoder(kind).decode(text)
+    except msgspec.ValidationError:
+        if b"null" not in text:
+            raise
+        given = validation.without_nulls(msgspec.json.decode(text))
+        body = _body_decoder(kind).decode(msgspec.json.encode(given))
     return body
 
 

@@ -37,6 +37,7 @@ from kubelend.core.errors import (
     QuotaExceeded,
     reservation_not_found,
 )
+from kubelend.core.events import WorkingSet
 from kubelend.core.explanations import ExplainOthers, NoFit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import EffectivePolicy, LendingPolicy
@@ -90,6 +91,10 @@ class Broker(LedgerWriter):
         )
         self._rules = rules
         self.handshakes = HandshakeRelay(self.streams, clock)
+
+    def _restore(self, records: WorkingSet) -> None:
+        super()._restore(records)
+        self._ledger.explain_others = self._rules.explain_others
 
     # -- providers
 

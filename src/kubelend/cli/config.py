@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -158,21 +158,12 @@ def _parse(text: bytes, file: Path) -> Config:
     from kubelend.wire import strict_yaml
 
     try:
-        found = _without_nulls(strict_yaml.load_yaml(text)) or {}
+        found = strict_yaml.load_yaml(text) or {}
         config = strict_yaml.convert_strict(found, Config)
         _check(config)
     except InvalidInput as error:
         raise InvalidSettings(f"{file}: {error.message}", hint=_FIX) from None
     return config
-
-
-def _without_nulls(found: Any) -> Any:
-    """A key without a value is the same as no key."""
-    if isinstance(found, list):
-        return [_without_nulls(one) for one in found]
-    if not isinstance(found, dict):
-        return found
-    return {key: _without_nulls(value) for key, value in found.items() if value is not None}
 
 
 def _check(config: Config) -> None:

@@ -167,6 +167,8 @@ def _keys(path: Path) -> list[Jwk]:
 
     try:
         return msgspec.json.decode(files.read_file(path), type=JwkSet).keys
+    except InvalidSettings as error:
+        raise InvalidSettings(f"--keys: {error.message}", hint=error.hint) from None
     except msgspec.MsgspecError:
         raise InvalidSettings(
             f"--keys: {path} has no keys", hint="write it with `kubelend grant keys`"

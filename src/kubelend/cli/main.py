@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import typer
 
@@ -44,7 +44,7 @@ def run(arguments: list[str], name: str = "kubelend") -> int:
             obj=state,
         )
     except typer.TyperException as error:
-        return _fail(_usage(error), ExitCode(error.exit_code))
+        return _fail(_usage(error, arguments, name), ExitCode(error.exit_code))
     except typer.Abort:
         return ExitCode.INTERRUPTED
     except KubelendError as error:
@@ -70,11 +70,43 @@ _WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _REPORT = "run it again with --debug before the command, and report the output"
 
 
-def _usage(error: typer.TyperException) -> str:
-    text = error.format_message().rstrip(".")
-    context = getattr(error, "ctx", None)
-    command = "kubelend" if context is None else context.command_path
-    return f"{text[:1].lower()}{text[1:]}; see `{command} --help`"
+def _usage(error: typer.TyperException, arguments: list[str], name: str) -> str:
+    text = _with_whole_flag(error, arguments).rstrip(".")
+    path, known = _named_command(options.move_global_flags(arguments))
+    # Of the commands at top level there are too many for a line.
+    nouns = f"; there are {', '.join(known)}" if path and text.startswith("No such command") else ""
+    command = " ".join([name, *path])
+    return f"{text[:1].lower()}{text[1:]}{nouns}; see `{command} --help`".replace("?;", "?")
+
+
+def _with_whole_flag(error: typer.TyperException, arguments: list[str]) -> str:
+    """The parser takes `-foo` for `-f -o -o`, and names the first letter that is no flag."""
+    text, letter = error.format_message(), getattr(error, "option_name", "")
+    if len(letter) != 2 or not text.startswith("No such option"):
+        return text
+    words = (word for word in arguments if word[:1] == "-" != word[1:2])
+    whole = next((word for word in words if letter[1] in word), letter)
+    has_long = f"-{whole}".partition("=")[0] in _flags(getattr(error, "ctx", None))
+    return f"No such option: {whole}" + (f" (did you mean -{whole}?)" if has_long else "")
+
+
+def _flags(context: typer.Context | None) -> set[str]:
+    params = [] if context is None else context.command.params
+    return {flag for param in params for flag in param.opts}
+
+
+def _named_command(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The command that the arguments begin with, and the commands below it."""
+    command: Any = app.build_app()
+    path: list[str] = []
+    for word in arguments:
+        if (below := getattr(command, "commands", {}).get(word)) is not None:
+            command = below
+            path.append(word)
+        elif not word.startswith("-"):
+            break
+    below = getattr(command, "commands", {})
+    return path, [word for word, one in below.items() if not one.hidden]
 
 
 def _trace(state: app.GlobalFlags) -> None:

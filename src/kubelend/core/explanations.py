@@ -4,10 +4,10 @@ which the request would fit.
 One explanation serves REST, the command line, conditions and the dashboard, so that all show the
 same text. It uses the filters of the placement; a property test checks that they never disagree.
 
-The suggestion is for the nearest cluster. The distance of a cluster is the sum of the missing
-shares of the requested amounts, and 1/2 for each other rejection; of equal ones the smaller ID is
-nearer. A changed request is valid: requested CPU and memory stay above zero, and the maximum price
-can be represented.
+The suggestion is for the nearest cluster. The distance of a cluster is the largest missing share of
+a requested amount, and 1/2 for each other rejection; of equal ones the smaller ID is nearer. A
+changed request is valid: requested CPU and memory stay above zero, and the maximum price can be
+represented.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _distances(request: Request, fleet: Fleet, masks: FilterMasks) -> Floats:
     for rejection, mask in masks:
         if rejection not in INSUFFICIENT_AMOUNT:
             distances[~mask] += np.inf if rejection in _UNFIXABLE else 0.5
-    return distances.round(9)  # 0.1 + 0.2 equals 0.3
+    return distances
 
 
 def _candidates(

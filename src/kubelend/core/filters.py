@@ -257,11 +257,12 @@ def hourly_costs(request: Request, fleet: Fleet | FleetSubset) -> Floats:
 
 
 def missing_shares(request: Request, fleet: Fleet) -> Floats:
-    """Sum of the missing shares of the requested amounts on each cluster: 1 of 4 cores is 1/4."""
+    """The largest missing share of a requested amount on each cluster: 1 of 4 cores is 1/4."""
     missing = np.zeros(len(fleet), np.float64)
     for name, wanted in request.resources.items():
         has = fleet.lendable(name, request.requester)
-        missing += 1 if has is None else np.clip(wanted - has, 0, wanted) / wanted
+        share = 1 if has is None else np.clip(wanted - has, 0, wanted) / wanted
+        np.maximum(missing, share, out=missing)
     return missing
 
 

@@ -36,6 +36,7 @@ from kubelend.core.events import (
     Uncordoned,
     WorkingSet,
 )
+from kubelend.core.explanations import ExplainOthers
 from kubelend.core.fleet import Fleet
 from kubelend.core.indexes import (
     DeadlineHeap,
@@ -65,6 +66,8 @@ class Ledger:
         """Clusters on which a waiting request may fit now; cleared by `waiting.serve_queue`."""
         self.quota_changed: set[ClusterId] = set()
         """Requesters whose waiting requests must be retried; cleared by `waiting.serve_queue`."""
+        self.explain_others = ExplainOthers.NAMES
+        """What messages of reservations, which their requesters read, say about other clusters."""
         self.compacted_revision = 0
         """The highest revision among evicted records: a watcher that has seen it has missed nothing."""
         self._clusters: dict[ClusterId, Cluster] = {}
@@ -99,6 +102,7 @@ class Ledger:
     def apply(self, event: Event) -> Change:
         """Applies an event; returns the change that a store has to persist."""
         self.revision += 1
+        change: Change
         match event:
             case Advertised():
                 change = self._advertised(event)
@@ -107,17 +111,22 @@ class Ledger:
             case Uncordoned():
                 change = self._cordoned(event.cluster, None)
             case ClusterRemoved():
-                change = self._removed(event)
+                self._delete_cluster(event.cluster)
+                change = ClusterDeleted(event.cluster)
             case Requested():
-                change = self._requested(event)
+                created = {"ticket": self.revision, "revision": self.revision}
+                change = self._put_reservation(None, replace(event.reservation, **created))
             case RetentionExpired():
-                change = self._retention_expired(event)
+                self._evict(event.reservation)
+                change = Archived(event.reservation)
             case ReservationEvent():
                 change = self._reservation_event(event)
             case MembershipEvent():
                 change = self.member_index.apply(event, self.revision)
             case LimitsEvent():
-                change = self._limits_event(event)
+                before = self.limits(event.cluster)
+                after = transitions.apply_limits_event(before, event, self.revision)
+                change = self._put_limits(after)
             case _:
                 raise TypeError(f"unknown event: {type(event).__name__}")
         return change
@@ -265,27 +274,11 @@ class Ledger:
             replace(self.cluster(cluster), cordon=reason, revision=self.revision)
         )
 
-    def _removed(self, event: ClusterRemoved) -> Change:
-        self._delete_cluster(event.cluster)
-        return ClusterDeleted(event.cluster)
-
-    def _requested(self, event: Requested) -> Change:
-        born = replace(event.reservation, ticket=self.revision, revision=self.revision)
-        return self._put_reservation(None, born)
-
     def _reservation_event(self, event: ReservationEvent) -> Change:
         before = self.reservation(event.reservation)
         return self._put_reservation(
             before, transitions.apply_reservation_event(before, event, self.revision)
         )
-
-    def _limits_event(self, event: LimitsEvent) -> Change:
-        before = self.limits(event.cluster)
-        return self._put_limits(transitions.apply_limits_event(before, event, self.revision))
-
-    def _retention_expired(self, event: RetentionExpired) -> Change:
-        self._evict(event.reservation)
-        return Archived(event.reservation)
 
     # -- indexes
 

@@ -147,7 +147,7 @@ def _(event: Activated, reservation: Reservation) -> ChangedFields:
     return {
         "phase": Phase.ACTIVE,
         "reason": Reason.IN_USE,
-        "message": f"Resources in use in cluster {reservation.target}",
+        "message": _in_use_message(reservation),
         "activated_at": event.at,
     }
 

@@ -266,17 +266,15 @@ async def check_instructions(context: DemoContext) -> list[str]:
 
 
 async def show_conditions(context: DemoContext) -> list[str]:
-    found = await context.wait_request(_is_without_peering)
+    reason = conditions.READY, conditions.NO_PEERING
+    found = await context.wait_request(
+        lambda one: conditions.has_reason(one.status.conditions, *reason)
+    )
     rows = [(one.type, one.status, one.reason) for one in found.status.conditions]
     return [
         *tables.align_columns(("CONDITION", "STATUS", "REASON"), rows),
         *screen.wrap_text(f"{found.status.phase}: {found.status.message}"),
     ]
-
-
-def _is_without_peering(found: ResourceRequest) -> bool:
-    ready = conditions.find(found.status.conditions, conditions.READY)
-    return ready is not None and ready.reason == conditions.NO_PEERING
 
 
 async def kill_provider(context: DemoContext) -> list[str]:

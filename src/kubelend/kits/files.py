@@ -200,17 +200,18 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file if it exists, durably."""
-    with _mapped_errors(f"{path} cannot be removed", "check the directory's owner"):
-        path.unlink(missing_ok=True)
-        sync_directory(path.parent)
+def rename_file(path: Path, target: Path) -> None:
+    """Rename a file over another one of its directory, durably."""
+    with _mapped_errors(f"{target} cannot be replaced", "check the directory's owner"):
+        path.replace(target)
+        sync_directory(target.parent)
 
 
 def remove_temporary_files(path: Path) -> None:
     """Remove temporary files of interrupted writes of `path`. The caller must hold the lock."""
-    for leftover in path.parent.glob(f"{_temporary_prefix(path)}*"):
-        remove_file(leftover)
+    with _mapped_errors(f"{path.parent} cannot be changed", "check the directory's owner"):
+        for leftover in path.parent.glob(f"{_temporary_prefix(path)}*"):
+            leftover.unlink(missing_ok=True)
 
 
 @contextmanager

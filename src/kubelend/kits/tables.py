@@ -115,9 +115,6 @@ def _wrapped_row(cells: list[str], widths: list[int], width: int | None) -> list
     ]
 
 
-_COLUMN_GAP = "  "
-
-
 def align_columns(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()
 ) -> list[str]:
@@ -126,7 +123,7 @@ def align_columns(
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right_aligned = set(right)
     return [
-        _COLUMN_GAP.join(
+        _TABLE_GAP.join(
             cell.rjust(width) if column in right_aligned else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()

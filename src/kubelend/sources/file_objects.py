@@ -86,7 +86,8 @@ class FileObjects(MemoryObjects):
 
     def scan(self) -> bool:
         """Reads the manifests and applies them to the objects; False if some are being changed."""
-        before, self._states = self._states, self._list_manifests()
+        requests = self._directory / REQUESTS_DIRECTORY
+        before, self._states = self._states, files.file_states(requests, (_FILE_SUFFIX, ".yml"))
         is_settled = before == self._states
         for name in sorted(self._manifests.keys() | self._states.keys()):
             state = self._states.get(name)
@@ -150,9 +151,6 @@ class FileObjects(MemoryObjects):
             log.warning("Scan of object files failed, will retry", error=error)
         self._scan_error = error
         return is_settled
-
-    def _list_manifests(self) -> dict[str, FileState]:
-        return files.file_states(self._directory / REQUESTS_DIRECTORY, (_FILE_SUFFIX, ".yml"))
 
     def _apply_manifest(self, name: str, state: FileState) -> None:
         manifest = self._manifests.get(name)

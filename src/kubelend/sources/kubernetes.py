@@ -35,7 +35,7 @@ from kubelend.core.pod_requests import (
 from kubelend.kube import informer
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
-from kubelend.kube.informer import Deleted, Listed
+from kubelend.kube.informer import Deleted, Listed, WatchHealth
 from kubelend.kube.resources import Object, Resource
 
 UNFINISHED_PODS_SELECTOR: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -49,11 +49,11 @@ class KubernetesSource:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._watch_errors = WatchErrors()
+        self._watch_health = WatchHealth(())
 
     @property
     def problem(self) -> str:
-        return self._watch_errors.text
+        return self._watch_health.unready or ""
 
     async def identity(self) -> str:
         found = await self._client.find(NAMESPACES, "kube-system")
@@ -88,7 +88,7 @@ class KubernetesSource:
         fields: str = "",
     ) -> AsyncGenerator[Projected | Deletion | Relisted, None]:
         """The changes of a kind that change its projection."""
-        report = functools.partial(self._watch_errors.set, resource.plural)
+        report = functools.partial(self._watch_health.report, resource.plural)
         events = informer.list_and_watch(self._client, resource, fields=fields, report=report)
         try:
             async with aclosing(events):
@@ -98,26 +98,6 @@ class KubernetesSource:
                         yield change
         finally:
             report("")
-
-
-class WatchErrors:
-    """Why kinds cannot be watched now."""
-
-    def __init__(self) -> None:
-        self._errors: dict[str, str] = {}
-
-    @property
-    def text(self) -> str:
-        """Empty if all kinds can be watched."""
-        return "; ".join(
-            f"cannot watch {kind}: {error}" for kind, error in sorted(self._errors.items())
-        )
-
-    def set(self, plural: str, error: str) -> None:
-        """An empty error ends the last one."""
-        self._errors.pop(plural, None)
-        if error:
-            self._errors[plural] = error
 
 
 Event = TypeVar("Event")

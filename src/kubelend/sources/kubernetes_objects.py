@@ -19,8 +19,8 @@ from kubelend.core.errors import Conflict, NotFound
 from kubelend.kube import informer, resources
 from kubelend.kube.client import Client
 from kubelend.kube.codec import UndecodableObject
+from kubelend.kube.informer import WatchHealth
 from kubelend.sources import object_semantics
-from kubelend.sources.kubernetes import WatchErrors
 from kubelend.wire.objects import Kind, Object
 
 CONFLICT_ATTEMPTS: Final = 5
@@ -38,7 +38,7 @@ class KubernetesObjects:
         """
         self._client = client
         self._namespaces = namespaces
-        self._watch_errors = WatchErrors()
+        self._watch_health = WatchHealth(())
         self._undecodable: dict[tuple[str, str], str] = {}
         """By kind and `uid`."""
         self._remembered: dict[tuple[type[Object], str], Object | None] = {}
@@ -52,7 +52,7 @@ class KubernetesObjects:
     @property
     def watch_problem(self) -> str:
         """Why some kinds cannot be watched now; empty if all can."""
-        return self._watch_errors.text
+        return self._watch_health.unready or ""
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
         found = await self._client.list(resources.resource_for(kind), self._namespace(kind))
@@ -89,7 +89,7 @@ class KubernetesObjects:
         await self._client.delete(resources.resource_for(kind), name, namespace)
 
     async def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
-        report = functools.partial(self._watch_errors.set, kind.plural)
+        report = functools.partial(self._watch_health.report, kind.plural)
         events = informer.list_and_watch(
             self._client, resources.resource_for(kind), self._namespace(kind), report=report
         )

@@ -6,7 +6,6 @@ import asyncio
 import heapq
 import itertools
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime, timedelta
 from random import Random
@@ -177,18 +176,17 @@ def _random_interval(random: Random, mean: int) -> int:
 MAX_EVENTS_PER_TURN: Final = 500
 """Events processed before other tasks get a turn."""
 
-MAX_BACKLOG: Final = 10_000
-"""Changes buffered per consumer; one that is further behind gets a snapshot."""
-
 MAX_SLEEP_SECONDS: Final = 5.0
 """Seconds after which the clock is read again: it may have been set."""
 
-_MICROSECOND: Final = timedelta(microseconds=1)
 _ID_NAMESPACE: Final = uuid.UUID("6f0b7d0e-6c1b-4d0e-9d3c-2b1f6f4b8a11")
 
 
 class SimulatedSource:
-    """`agent.ports.ClusterSource` of a simulated cluster, whose time starts when it is created."""
+    """`agent.ports.ClusterSource` of a simulated cluster, whose time starts when it is created.
+
+    Each call of `changes` plays the cluster from its start: the seed determines it.
+    """
 
     problem = ""
     """Always empty: a simulation cannot fail."""
@@ -197,8 +195,6 @@ class SimulatedSource:
         self.spec = spec
         self._clock = clock
         self._start = clock()
-        self._cluster = SimulatedCluster(spec)
-        self._consumers: list[_Consumer] = []
 
     async def identity(self) -> str:
         """The spec's ID, or one derived from the whole spec."""
@@ -206,53 +202,21 @@ class SimulatedSource:
         return self.spec.cluster_id or str(uuid.uuid5(_ID_NAMESPACE, text))
 
     async def changes(self) -> AsyncGenerator[ClusterChange, None]:
-        listener = _Consumer()
-        self._consumers.append(listener)
-        try:
-            while True:
-                is_present = self._catch_up()
-                if listener.is_behind and is_present:
-                    listener.is_behind = False
-                    yield self._cluster.snapshot()
-                while listener.pending:
-                    yield listener.pending.popleft()
-                is_idle = is_present and not listener.is_behind
-                await asyncio.sleep(self._until_next() if is_idle else 0)
-        finally:
-            self._consumers.remove(listener)
+        cluster, has_snapshot = SimulatedCluster(self.spec), False
+        for number in itertools.count():
+            pause = self._until_next(cluster)
+            if pause and not has_snapshot:
+                has_snapshot = True
+                yield cluster.snapshot()
+            if pause or not number % MAX_EVENTS_PER_TURN:
+                await asyncio.sleep(pause)
+            changes = [] if pause else cluster.step().changes
+            for change in changes if has_snapshot else ():
+                yield change
 
-    def _catch_up(self) -> bool:
-        """Process due events and notify consumers; False if more are due."""
-        now = (self._clock() - self._start) // _MICROSECOND
-        for _ in range(MAX_EVENTS_PER_TURN):
-            due = self._cluster.next_at
-            if due is None or due > now:
-                return True
-            changes = self._cluster.step().changes
-            for listener in self._consumers:
-                listener.put(changes)
-        return False
-
-    def _until_next(self) -> float:
-        due = self._cluster.next_at
-        if due is None:
+    def _until_next(self, cluster: SimulatedCluster) -> float:
+        """Seconds until the next event is due, at most `MAX_SLEEP_SECONDS`; zero if it is due."""
+        if cluster.next_at is None:
             return MAX_SLEEP_SECONDS
-        at = self._start + timedelta(microseconds=due)
+        at = self._start + timedelta(microseconds=cluster.next_at)
         return min(max((at - self._clock()).total_seconds(), 0), MAX_SLEEP_SECONDS)
-
-
-class _Consumer:
-    """What one consumer of `changes` has not received yet."""
-
-    def __init__(self) -> None:
-        self.pending: deque[ClusterChange] = deque()
-        self.is_behind = True
-        """Needs a snapshot, as at the beginning."""
-
-    def put(self, changes: list[ClusterChange]) -> None:
-        if self.is_behind:
-            return
-        self.pending.extend(changes)
-        if len(self.pending) > MAX_BACKLOG:
-            self.pending.clear()
-            self.is_behind = True

@@ -147,14 +147,17 @@ class MemberClient(_NounClient):
     """`client.members`: members by role and name."""
 
     async def page(
-        self, *, status: str = "", limit: int = 0, after: str = ""
+        self, *, status: str = "", outdated: bool = False, limit: int = 0, after: str = ""
     ) -> admin_bodies.MemberList:
         """Returns one page; `after` is the `next` of the previous page."""
-        query = {"status": status, **session.page_query(limit, after)}
+        query = {"status": status, "outdated": "true" if outdated else ""}
+        query |= session.page_query(limit, after)
         return await self._client.call(admin_bodies.MemberList, "list_members", query=query)
 
-    async def all(self, *, status: str = "") -> list[admin_bodies.Member]:
-        return await all_pages(partial(self.page, status=status), lambda page: page.members)
+    async def all(self, *, status: str = "", outdated: bool = False) -> list[admin_bodies.Member]:
+        return await all_pages(
+            partial(self.page, status=status, outdated=outdated), lambda page: page.members
+        )
 
     async def approve(
         self, role: str, name: str, key: str = "", *, keep_old: bool = False

@@ -11,8 +11,11 @@ quantity library, no access to the user. They give users early errors; the broke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
+
+from msgspec.structs import FieldInfo
 
 from kubelend.core import quantities
 from kubelend.core.errors import KubelendError
@@ -224,13 +227,32 @@ def immutable_once_set(field: str) -> Schema:
     )
 
 
-def immutable_field(field: str, *, is_required: bool) -> Schema:
-    """A field that can neither be changed, set nor removed later. The rule is on the parent, as above."""
-    before, now = f"oldSelf.{field}", f"self.{field}"
-    rule = f"{now} == {before}"
-    if not is_required:
-        rule = f"has({now}) == has({before}) && (!has({now}) || {rule})"
-    return cel_rule(rule, f"{field} cannot be changed: {RECREATE}")
+def immutable_fields(fields: Iterable[FieldInfo]) -> Schema:
+    """Fields that can neither be changed, set nor removed later, except to and from their default.
+
+    The rules are on the parent, as above.
+    """
+    return combine_rules(
+        *(
+            cel_rule(_unchanged(one), f"{one.encode_name} cannot be changed: {RECREATE}")
+            for one in fields
+        )
+    )
+
+
+def _unchanged(field: FieldInfo) -> str:
+    before, now = f"oldSelf.{field.encode_name}", f"self.{field.encode_name}"
+    if field.required:
+        return f"{now} == {before}"
+    if not isinstance(field.default, int | str):
+        return f"has({now}) == has({before}) && (!has({now}) || {now} == {before})"
+    default = json.dumps(field.default)
+    old, new = (f"(has({one}) ? {one} : {default})" for one in (before, now))
+    rule = f"{new} == {old}"
+    if field.name != "duration":
+        return rule
+    # Clients in Go write 1h as 1h0m0s.
+    return f"{rule} || ({new} != '' && {old} != '' && duration({new}) == duration({old}))"
 
 
 RECREATE: Final = "delete the object and create it again"

@@ -405,9 +405,14 @@ MEMBERSHIP_ROUTES: tuple[Route, ...] = (
         admin_bodies.MemberList,
         parameters=(
             Parameter("status", "Filter by membership status", schema=_MEMBERSHIP_STATUS_SCHEMA),
+            Parameter(
+                "outdated",
+                "Only members that have not renewed since a step of a CA rotation",
+                schema=bool,
+            ),
             *PAGE_PARAMETERS,
         ),
-        errors=_LIST_ERRORS,
+        errors=(*_LIST_ERRORS, errors.Conflict),
     ),
     _post(
         "approve_member",

@@ -24,13 +24,14 @@ Record = TypeVar("Record")
 
 
 def load_yaml(text: bytes) -> Any:
-    """The plain values of one YAML document; timestamps stay strings."""
+    """The plain values of one YAML document, without nulls; timestamps stay strings."""
     if len(text) > MAX_BYTES:
         raise InvalidInput(f"{len(text)} bytes, more than the limit of {MAX_BYTES}")
     try:
         decoded = text.decode()
         _check_shape(decoded)
-        return yaml.load(decoded, Loader=_Loader)  # noqa: S506  a subclass of the safe one
+        found = yaml.load(decoded, Loader=_Loader)  # noqa: S506  a subclass of the safe one
+        return validation.without_nulls(found)
     except yaml.MarkedYAMLError as error:
         raise InvalidInput(f"not valid YAML: {_error_position(error)}") from error
     except (yaml.YAMLError, ValueError) as error:

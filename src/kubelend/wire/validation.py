@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -28,6 +28,15 @@ def readable_validation_error(problem: msgspec.ValidationError) -> str:
     if not path:
         return what
     return f"{path}.{what}" if _FIELD_PREFIX.match(what) else f"{path}: {what}"
+
+
+def without_nulls(found: Any) -> Any:
+    """Plain values without the fields that are null, which are the same as fields left out."""
+    if isinstance(found, list):
+        return [without_nulls(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    return {key: without_nulls(value) for key, value in found.items() if value is not None}
 
 
 _LOCATED_MESSAGE: Final = re.compile(

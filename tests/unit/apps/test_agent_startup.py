@@ -256,13 +256,12 @@ def test_invalid_or_missing_policy_is_rejected(environment, write, tmp_path, tex
         environment(policy_file=str(tmp_path / "nowhere.yaml"))
 
 
-def test_namespace_defaults_to_that_of_the_pod(environment, monkeypatch):
+def test_instructions_are_in_the_namespace_of_the_advertisement_unless_another_is_set(
+    environment, monkeypatch
+):
     monkeypatch.setenv("POD_NAMESPACE", "lending")
-    assert environment().namespace == "lending"
+    assert environment(advertisement_namespace="home").namespace == "home"
     assert environment(instruction_namespace="other").namespace == "other"
-    monkeypatch.setenv("POD_NAMESPACE", "Bad_NS")
-    with pytest.raises(InvalidSettings, match="POD_NAMESPACE: 'Bad_NS' is not a valid namespace"):
-        environment()
 
 
 def test_objects_are_in_memory_or_in_files(environment, tmp_path):
@@ -293,10 +292,10 @@ async def test_kubeconfigs_select_liqoctl_unless_peering_is_disabled(
     ):
         chosen, simulated = settings(**texts), environment()
         assert await agent_peering.select_peering(chosen, simulated) == mode
-        made = agent_peering.make_peering(mode, chosen, "a", simulated, NoExchange(), dict)
+        made = agent_peering.make_peering(mode, chosen, "a", simulated, NoExchange(), dict, str)
         assert isinstance(made.requester, kind)
         assert made.provider is None
     with pytest.raises(
         InvalidSettings, match="--peering=liqo: only valid with --source=kubernetes"
     ):
-        agent_peering.make_peering("liqo", settings(), "a", environment(), NoExchange(), dict)
+        agent_peering.make_peering("liqo", settings(), "a", environment(), NoExchange(), dict, str)

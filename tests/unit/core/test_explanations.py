@@ -362,8 +362,8 @@ def test_nearest_cluster_is_suggested(fields, near):
 
 
 def test_of_equally_near_clusters_the_first_is_suggested():
-    """Missing shares of 1/10 and 2/10 are not above one of 3/10, as they are in floating point."""
-    ledger = make.ledger(a="cpu=9,memory=8G", b="cpu=7,memory=10G")
+    """The largest missing share counts: 3/10 of both is as near as 3/10 of one."""
+    ledger = make.ledger(a="cpu=7,memory=7G", b="cpu=7,memory=10G")
     assert suggestion(ledger, "cpu=10,memory=10G").cluster == "a"
 
 

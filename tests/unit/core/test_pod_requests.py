@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from typing import NamedTuple
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kubelend.core import errors, pod_requests, resources
 from kubelend.core.pod_requests import (
@@ -453,6 +456,101 @@ def test_pod_requests(row):
 @pytest.mark.parametrize("found, wanted", RESIZED.values(), ids=RESIZED)
 def test_requests_of_a_pod_that_is_resized_in_place(found, wanted):
     assert pod_requests.effective_requests(found) == resources.parse_offered(amounts(wanted))
+
+
+LISTS = st.dictionaries(st.sampled_from(["cpu", "memory", "ephemeral-storage"]), st.integers(0, 9))
+REPORTED = st.none() | LISTS
+
+
+class Part(NamedTuple):
+    """A container, or the pod as a whole: what its spec requests, and its status."""
+
+    wanted: dict[str, int]
+    actual: dict[str, int] | None
+    allocated: dict[str, int]
+
+    def effective(self, is_infeasible):
+        if self.actual is None:
+            return self.wanted
+        return most(() if is_infeasible else self.wanted, self.actual, self.allocated)
+
+    @property
+    def status(self):
+        found = {"allocatedResources": texts(self.allocated)}
+        return found if self.actual is None else found | {"resources": requests(self.actual)}
+
+
+PARTS = st.builds(Part, LISTS, REPORTED, LISTS)
+
+
+def texts(found):
+    return {name: str(number) for name, number in found.items()}
+
+
+def requests(found):
+    return {"requests": texts(found)}
+
+
+def most(*lists):
+    return {name: max(dict(one).get(name, 0) for one in lists) for name in set().union(*lists)}
+
+
+def plus(*lists):
+    return {name: sum(one.get(name, 0) for one in lists) for name in set().union(*lists)}
+
+
+def scheduler_requests(containers, inits, whole, overhead, is_infeasible):
+    """As component-helpers' resource.PodRequests of Kubernetes 1.36, with the status."""
+    largest: dict[str, int] = {}
+    sidecars: dict[str, int] = {}
+    for is_sidecar, one in inits:
+        if is_sidecar:
+            sidecars = plus(sidecars, one.effective(is_infeasible))
+        beside = {} if is_sidecar else one.wanted
+        largest = most(largest, plus(sidecars, beside))
+    total = most(largest, plus(sidecars, *(one.effective(is_infeasible) for one in containers)))
+    effective = whole.effective(is_infeasible)
+    level = {name: effective.get(name, 0) for name in whole.wanted if name in {"cpu", "memory"}}
+    return plus(total | level, overhead)
+
+
+@given(
+    st.lists(PARTS, max_size=3),
+    st.lists(st.tuples(st.booleans(), PARTS), max_size=3),
+    PARTS,
+    LISTS,
+    st.booleans(),
+)
+def test_no_pod_counts_less_than_for_the_scheduler(containers, inits, whole, overhead, infeasible):
+    spec = {
+        "containers": [
+            {"name": f"c{number}", "resources": requests(one.wanted)}
+            for number, one in enumerate(containers)
+        ],
+        "initContainers": [
+            {"name": f"i{number}", "resources": requests(one.wanted)}
+            | ({"restartPolicy": "Always"} if is_sidecar else {})
+            for number, (is_sidecar, one) in enumerate(inits)
+        ],
+        "resources": requests(whole.wanted),
+        "overhead": texts(overhead),
+    }
+    status = whole.status | {
+        "containerStatuses": [
+            {"name": f"c{number}", **one.status} for number, one in enumerate(containers)
+        ],
+        "initContainerStatuses": [
+            {"name": f"i{number}", **one.status} for number, (_, one) in enumerate(inits)
+        ],
+        **(INFEASIBLE if infeasible else {}),
+    }
+    found = {"metadata": {"uid": "u", "name": "p"}, "spec": spec, "status": status}
+    counted = pod_requests.effective_requests(msgspec.convert(found, KubernetesPod))
+    expected = texts(scheduler_requests(containers, inits, whole, overhead, infeasible))
+    if "ephemeral-storage" in expected:
+        expected["storage"] = expected.pop("ephemeral-storage")
+    wanted = resources.parse_offered(expected)
+    assert wanted.elementwise_max(counted) == counted
 
 
 UNREADABLE = [

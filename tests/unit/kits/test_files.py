@@ -108,10 +108,10 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     "call, error",
     [
         (lambda path: files.write_atomic(path, b"x", mode=0o600), "key cannot be written"),
-        (files.remove_file, "key cannot be removed"),
+        (lambda path: files.rename_file(path, path), "key cannot be replaced"),
         (files.read_file, "key cannot be read"),
     ],
-    ids=["write", "remove", "read"],
+    ids=["write", "rename", "read"],
 )
 def test_error_names_the_file_and_the_reason(tmp_path, request, call, error):
     touch(tmp_path / "key", 0)
@@ -136,14 +136,14 @@ def test_missing_empty_and_irregular_files_are_errors_with_a_hint(tmp_path):
         files.read_file(tmp_path)
 
 
-def test_file_is_removed_and_a_missing_one_is_no_error(tmp_path):
+def test_temporary_files_are_removed_and_a_file_takes_the_place_of_another(tmp_path):
     (tmp_path / "key").touch()
     (tmp_path / ".key.0123").touch()
     files.remove_temporary_files(tmp_path / "key")
     assert list(tmp_path.iterdir()) == [tmp_path / "key"]
-    files.remove_file(tmp_path / "key")
-    files.remove_file(tmp_path / "key")
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "new").write_text("new")
+    files.rename_file(tmp_path / "new", tmp_path / "key")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"key": "new"}
 
 
 # -- locks

@@ -14,7 +14,7 @@ from kubelend.agent.ports import PodDeleted, Snapshot
 from kubelend.core.errors import InvalidInput
 from kubelend.core.pod_requests import Pod
 from kubelend.core.resources import NOTHING, Resources
-from kubelend.sources import simulation, simulation_spec
+from kubelend.sources import simulation_spec
 from kubelend.sources.simulation import SimulatedCluster, SimulatedSource
 from kubelend.sources.simulation_spec import Range
 from virtual_time import in_virtual_time, now
@@ -337,18 +337,19 @@ async def test_catching_up_gives_other_tasks_a_turn():
 
 
 @in_virtual_time
-async def test_consumer_far_behind_gets_a_snapshot(monkeypatch):
-    monkeypatch.setattr(simulation, "MAX_BACKLOG", 1000)
+async def test_each_consumer_gets_a_snapshot_and_all_later_changes():
     found = source(BUSY)
-    async with aclosing(found.changes()) as slow, aclosing(found.changes()) as quick:
-        await anext(slow)
-        await anext(quick)
-        for _ in range(2 * simulation.MAX_BACKLOG):
-            await anext(quick)
-        seen = await anext(slow)
-        assert isinstance(seen, Snapshot)
-        assert isinstance(await anext(slow), Pod | tuple)
-    assert len(seen.pods) < 400
+    async with aclosing(found.changes()) as first, aclosing(found.changes()) as later:
+        await anext(first)
+        await asyncio.sleep(60)
+        played = cluster(BUSY)
+        until = itertools.takewhile(lambda event: event[0] <= 60, events(played, 10_000))
+        count = len(list(until))
+        snapshot = await anext(later)
+        assert isinstance(snapshot, Snapshot)
+        assert [await anext(first) for _ in range(count + 50)][count:] == [
+            await anext(later) for _ in range(50)
+        ]
 
 
 @in_virtual_time

@@ -8,12 +8,38 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kubelend.api import request
 from kubelend.core import durations, resources, scoring
 from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
 from kubelend.wire import bodies, conversion, json_types, openapi, quantities, routes, validation
 from make import T0
+
+# In the order of the routes: workers of one run have to collect the same tests.
+BODIES = list(dict.fromkeys(route.body for route in routes.ROUTES if isinstance(route.body, type)))
+
+
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+def test_null_in_a_body_is_the_same_as_no_value(kind):
+    fields = msgspec.structs.fields(kind)
+    optional = {one.encode_name: None for one in fields if not one.required}
+    required = {one.encode_name: SAMPLES[one.encode_name] for one in fields if one.required}
+    given = {**required, **optional, "unknown": None}
+    plain = request.decode_body(msgspec.json.encode(required), kind)
+    assert request.decode_body(msgspec.json.encode(given), kind) == plain
+    for name in required:
+        with pytest.raises(InvalidInput, match=f"missing required field `{name}`"):
+            request.decode_body(msgspec.json.encode(given | {name: None}), kind)
+
+
+_AMOUNTS = {"cpu": "1", "memory": "1Gi"}
+SAMPLES = {
+    "clusterID": "a",
+    "request": "PEM",
+    "requestedResources": _AMOUNTS,
+    "resources": {"capacity": _AMOUNTS},
+}
 
 TERMS = conversion.RequestLimits(*[durations.MAX_DURATION] * 3)
 
