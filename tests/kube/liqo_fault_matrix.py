@@ -17,6 +17,7 @@ from labs import (
     LONGEST,
     PROVIDER,
     REQUESTER,
+    path_of,
 )
 from liqo_sites import CONNECTING, DISCONNECTING, OTHER, REMOTE, wait_step
 from waiting import wait_until
@@ -156,6 +157,34 @@ def test_borrowed_again_while_the_peering_is_removed(site, step):
     second.wait_ready()
     second.release()
     second.wait_released()
+
+
+def test_namespace_is_deleted_with_its_request(site):
+    """Liqo removes its copy in the provider only while there is a peering, which waits for that."""
+    requester, provider = site.apis[REQUESTER], site.apis[PROVIDER]
+    with site.namespace() as team:
+        [borrowed] = site.borrow_ready(provider=PROVIDER, namespace=team, namespaces=[team])
+        copy = f"{team}-{REQUESTER}"
+        wait_until(lambda: provider.get(path_of("namespaces", name=copy)), LONGEST, poll=0.1)
+        metadata = {"name": "slow", "namespace": copy, "finalizers": ["example.org/slow"]}
+        provider.create("secrets", {"kind": "Secret", "metadata": metadata})
+        requester.change("DELETE", path_of("namespaces", name=team))
+
+        def waits():
+            [found] = [
+                one
+                for one in requester.list("reservationinstructions")
+                if one["spec"]["reservationName"] == borrowed.reservation
+            ]
+            peered = [one for one in found["status"]["conditions"] if one["type"] == "Peered"]
+            return "copies of namespaces" in peered[0]["message"]
+
+        wait_until(waits, LONGEST, poll=0.1, explain=borrowed.explain)
+        assert borrowed.own("identities", f"controlplane-{PROVIDER}")
+        assert borrowed.remote("tenants", REQUESTER)
+        change = {"metadata": {"finalizers": None}}
+        provider.change("PATCH", path_of("secrets", copy, "slow"), change)
+    borrowed.wait_released()
 
 
 @pytest.mark.parametrize("part, cluster", PARTS[:5])

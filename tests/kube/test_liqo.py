@@ -127,7 +127,6 @@ def test_namespaces_are_offloaded_while_a_reservation_names_them(site):
         return {one["metadata"]["namespace"]: one for one in api.list("namespaceoffloadings")}
 
     api = site.apis[REQUESTER]
-    site.borrow_ready()  # keeps the peering until Liqo has deleted its copies of the namespaces
     with site.namespace() as shared, site.namespace(LOCAL) as mine:
         first, second = (site.borrow(namespace=shared, namespaces=[shared]) for _ in range(2))
         own = site.borrow(namespace=mine, namespaces=[mine])

@@ -34,12 +34,14 @@ from kubelend.peerings.liqo_objects import (
     LEASES,
     MANAGED_LABEL,
     MANAGER,
+    NAMESPACE_MAPS,
     NAMESPACES,
     NODES,
     OFFLOADING_NAME,
     OFFLOADINGS,
     OWN_SLICES,
     PODS,
+    REMOTE_LABEL,
     RESERVATION_LABEL,
     SECRETS,
     SLICES,
@@ -333,21 +335,24 @@ class LiqoPeering:
         if not step.waits_for:
             await self._delete_leases(peer, remote)
             await self._remove_unused_offloadings()
-            used_by = {one.spec.get("providerClusterID") for one in slices}
-            return await self._remove_peering(peer, remote, has_slices=remote in used_by)
+            nodes = await self._cache.list(NODES, VIRTUAL_NODES)
+            used = {one.spec.get("providerClusterID") for one in slices}
+            used |= {one.metadata.labels.get(REMOTE_LABEL) for one in nodes}
+            return await self._remove_peering(peer, remote, is_used=remote in used)
         return await self._execute(step)
 
-    async def _remove_peering(self, peer: Peer, remote: str, *, has_slices: bool) -> Readiness:
+    async def _remove_peering(self, peer: Peer, remote: str, *, is_used: bool) -> Readiness:
         """Unless another reservation uses it, or may do so soon, if this process has connected it."""
-        if not has_slices and peer.cluster in self._remotes:
+        if not is_used and peer.cluster in self._remotes:
             until = asyncio.get_running_loop().time() + KEEP_UNUSED
             self._kept_until.setdefault((peer.reservation, peer.cluster), until)
         if self._is_kept(peer):
             return _KEPT
         async with self._locks[peer.cluster]:
-            is_used = has_slices or peer.cluster in self._wanted.values()
+            is_used = is_used or peer.cluster in self._wanted.values()
             peering = await self._observe_peering(peer, remote, is_used=is_used)
-            left = await self._execute(liqo_removal.plan_peering_removal(peering))
+            step = liqo_removal.plan_peering_removal(peering, self._limits, self._clock())
+            left = await self._execute(step)
         if left.is_ready:
             self._kept_until.pop((peer.reservation, peer.cluster), None)
         return left
@@ -364,7 +369,7 @@ class LiqoPeering:
             return str(identity.spec["clusterID"])
         managed = await self._api.list(NAMESPACES, labels=_MANAGED)
         own = (one for one in managed if liqo_objects.kubelend_cluster(one) == cluster)
-        return next((one.metadata.labels[liqo_objects.REMOTE_LABEL] for one in own), "")
+        return next((one.metadata.labels[REMOTE_LABEL] for one in own), "")
 
     async def _observe_node(
         self, peer: Peer, remote: str, slices: list[LiqoResource]
@@ -376,7 +381,7 @@ class LiqoPeering:
             one
             for one in nodes
             if liqo_objects.reservation_of(one) == peer.reservation
-            and one.metadata.labels.get(liqo_objects.REMOTE_LABEL) == remote
+            and one.metadata.labels.get(REMOTE_LABEL) == remote
         )
         node = next(own, None)
         pods: list[LiqoResource] = []
@@ -387,14 +392,15 @@ class LiqoPeering:
 
     async def _observe_peering(self, peer: Peer, remote: str, *, is_used: bool) -> ObservedPeering:
         namespace = liqo_objects.tenant_namespace(remote)
-        identity, found, foreign, tenants = await asyncio.gather(
+        identity, found, foreign, tenants, maps = await asyncio.gather(
             self._find_identity(peer.cluster),
             self._api.find(NAMESPACES, namespace),
             self._cache.find(FOREIGN_CLUSTERS, remote),
             self._api.list(TENANTS, namespace),
+            self._api.list(NAMESPACE_MAPS, namespace, labels=OWN_SLICES),
         )
         tenant = next(iter(tenants), None)
-        return ObservedPeering(peer.cluster, identity, found, foreign, is_used, tenant)
+        return ObservedPeering(peer.cluster, identity, found, foreign, is_used, tenant, maps)
 
     async def _delete_leases(self, peer: Peer, remote: str) -> None:
         """Of the virtual kubelet, which Liqo leaves behind."""

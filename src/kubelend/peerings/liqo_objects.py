@@ -254,8 +254,11 @@ OFFLOADINGS: Final = liqo_resource(
     "offloading.liqo.io", "NamespaceOffloading", "namespaceoffloadings"
 )
 
+NAMESPACE_MAPS: Final = liqo_resource("offloading.liqo.io", "NamespaceMap", "namespacemaps")
+"""Liqo's copies of namespaces in a provider. It goes when they are gone."""
+
 OWN_SLICES: Final = "liqo.io/replication=true"
-"""Selects the slices with which this cluster borrows, and not those of other clusters."""
+"""Selects the slices, or NamespaceMaps, with which this cluster borrows, and not those of other clusters."""
 VIRTUAL_NODES: Final = "liqo.io/type=virtual-node"
 
 

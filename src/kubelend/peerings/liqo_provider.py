@@ -34,6 +34,7 @@ from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
     GRANT_ANNOTATION,
     IDENTITIES,
+    NAMESPACE_MAPS,
     NAMESPACES,
     REMOTE_LABEL,
     REQUESTER_ANNOTATION,
@@ -487,6 +488,10 @@ class LiqoProvider:
             left = timedelta(seconds=since - now) + UNUSED_DELAY
             if left > timedelta():
                 self._queue.add_after(_REMOVAL, left)
+            elif left + self._options.reclaim_after > timedelta() and await self._has_copies(
+                namespace
+            ):
+                self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
             else:
                 await self._remove_requester(requester, namespace)
 
@@ -505,6 +510,10 @@ class LiqoProvider:
             self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
         if tenant is not None and step.actions:
             log.info("Requester removed", requester=requester)
+
+    async def _has_copies(self, namespace: LiqoResource) -> bool:
+        """Whether Liqo has not removed all copies of the requester's namespaces yet. It needs the Tenant."""
+        return bool(await self._api.list(NAMESPACE_MAPS, namespace.metadata.name, REPLICATED))
 
     def _has_slices(self, namespace: LiqoResource) -> bool:
         name = namespace.metadata.name

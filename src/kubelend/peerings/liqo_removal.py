@@ -1,7 +1,8 @@
 """Plans the removal of a reservation's virtual node, and of a peering after its last one. Pure.
 
     the node       cordon, evict its pods until the deadline, delete the slice, wait until Liqo removed it
-    the peering    Identity, ForeignCluster, tenant namespace, in this order, if our handshake created them
+    the peering    NamespaceMap, Identity, ForeignCluster, tenant namespace, in this order, if our handshake
+                   created them
     the requester  in the provider: Tenant, ForeignCluster, tenant namespace
 
 Each step is planned from the objects as they are, so that an agent may be killed between any two of them. The
@@ -25,6 +26,7 @@ from kubelend.peerings import liqo_objects
 from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
     IDENTITIES,
+    NAMESPACE_MAPS,
     NAMESPACES,
     NODES,
     PODS,
@@ -43,8 +45,8 @@ DISCONNECTING: Final = "Disconnecting"
 DRAIN_ANNOTATION: Final = "kubelend.io/draining-since"
 """Of a slice: when its node was cordoned. Recorded there, so that a restarted agent keeps the deadline."""
 FORCED_ANNOTATION: Final = "kubelend.io/removed-by-force"
-"""Of a ForeignCluster: that we have declared it unreachable. Of a slice: the change makes Liqo's replicator
-try again at once, and not after its backoff."""
+"""Of a ForeignCluster: that we have declared it unreachable. Of a slice or NamespaceMap: the change makes
+Liqo's replicator try again at once, and not after its backoff."""
 UNREACHABLE_ANNOTATION: Final = "liqo.io/foreign-cluster-permanently-unreachable"
 DEADLINE_GRACE_SECONDS: Final = 30
 """For pods that are left at the deadline."""
@@ -112,31 +114,45 @@ def plan_node_removal(seen: ObservedNode, limits: RemovalLimits, now: datetime) 
     since = liqo_objects.unreachable_since(seen.foreign)
     if since is not None:
         at = since + limits.force_after
-        return _force_node(seen) if now >= at else _wait_for_provider(seen, at)
+        return (
+            _force_node(seen)
+            if now >= at
+            else _wait_for_provider(seen.cluster, at, *_cordon(seen.node))
+        )
     if seen.slice is not None and not seen.slice.is_being_deleted:
         return _drain(seen, seen.slice, limits, now)
     left = _deletions([one for one in seen.pods if not one.is_being_deleted])
     return RemovalStep((*left, *_cordon(seen.node)), _node_text(seen))
 
 
-def _wait_for_provider(seen: ObservedNode, at: datetime) -> RemovalStep:
-    waits_for = f"{seen.cluster}, which is unreachable; removal by force at {at:%Y-%m-%dT%H:%M:%SZ}"
-    return RemovalStep(_cordon(seen.node), waits_for, PROVIDER_UNREACHABLE)
+def _wait_for_provider(cluster: str, at: datetime, *actions: RemovalAction) -> RemovalStep:
+    waits_for = f"{cluster}, which is unreachable; removal by force at {at:%Y-%m-%dT%H:%M:%SZ}"
+    return RemovalStep(actions, waits_for, PROVIDER_UNREACHABLE)
 
 
 def _force_node(seen: ObservedNode) -> RemovalStep:
     """Everything that needs the provider is done without it. Liqo has to know that first."""
     waits_for = f"{_node_text(seen)} without {seen.cluster}, which is unreachable"
-    declared = _annotations(seen.foreign).get(UNREACHABLE_ANNOTATION) == "true"
-    if seen.foreign is not None and not declared:
-        declare = Patch(FOREIGN_CLUSTERS, seen.foreign, _declaration("true"))
-        return RemovalStep((*_cordon(seen.node), declare), waits_for, FORCED)
-    actions: list[RemovalAction] = [Delete(PODS, pod, grace_seconds=0) for pod in seen.pods]
-    if seen.slice is not None and not seen.slice.is_being_deleted:
-        actions.append(Delete(SLICES, seen.slice))
-    elif seen.slice is not None and FORCED_ANNOTATION not in _annotations(seen.slice):
-        actions.append(Patch(SLICES, seen.slice, _annotate(FORCED_ANNOTATION, "true")))
-    return RemovalStep(tuple(actions), waits_for, FORCED)
+    if declaration := _declare_unreachable(seen.foreign):
+        return RemovalStep((*_cordon(seen.node), *declaration), waits_for, FORCED)
+    pods = tuple(Delete(PODS, pod, grace_seconds=0) for pod in seen.pods)
+    forced = () if seen.slice is None else _force_deletion(SLICES, seen.slice)
+    return RemovalStep((*pods, *forced), waits_for, FORCED)
+
+
+def _declare_unreachable(foreign: LiqoResource | None) -> tuple[RemovalAction, ...]:
+    """Nothing if it is declared."""
+    if foreign is None or _annotations(foreign).get(UNREACHABLE_ANNOTATION) == "true":
+        return ()
+    return (Patch(FOREIGN_CLUSTERS, foreign, _declaration("true")),)
+
+
+def _force_deletion(kind: LiqoKind, found: LiqoResource) -> tuple[RemovalAction, ...]:
+    if not found.is_being_deleted:
+        return (Delete(kind, found),)
+    if FORCED_ANNOTATION in _annotations(found):
+        return ()
+    return (Patch(kind, found, _annotate(FORCED_ANNOTATION, "true")),)
 
 
 def _drain(
@@ -187,17 +203,22 @@ class ObservedPeering(NamedTuple):
     namespace: LiqoResource | None
     foreign: LiqoResource | None
     is_used: bool
-    """Whether there are slices of this provider, of other reservations or of others."""
+    """Whether there are slices or nodes of this provider, of other reservations or of others."""
     tenant: LiqoResource | None = None
     """If this cluster lends to the same one. It is in the same namespace."""
+    maps: Sequence[LiqoResource] = ()
+    """The NamespaceMaps. Liqo removes the copies of namespaces in the provider only with an Identity."""
 
 
-def plan_peering_removal(seen: ObservedPeering) -> RemovalStep:
+def plan_peering_removal(
+    seen: ObservedPeering, limits: RemovalLimits, now: datetime
+) -> RemovalStep:
     """What our handshake has created, and nothing that others have."""
     if seen.identity is not None:
         if seen.is_used or not seen.identity.is_managed:
             return NOTHING_LEFT
-        return _delete(IDENTITIES, seen.identity, f"the Identity for {seen.cluster}")
+        left = _delete(IDENTITIES, seen.identity, f"the Identity for {seen.cluster}")
+        return _delete_maps(seen, limits, now) if seen.maps else left
     if seen.namespace is None or not seen.namespace.is_managed or seen.is_used:
         return NOTHING_LEFT
     if seen.tenant is not None:
@@ -211,6 +232,20 @@ def plan_peering_removal(seen: ObservedPeering) -> RemovalStep:
     if seen.foreign is not None and seen.foreign.status.get("role") in _UNUSED_ROLES:
         return _delete(FOREIGN_CLUSTERS, seen.foreign, f"the ForeignCluster of {seen.cluster}")
     return _delete(NAMESPACES, seen.namespace, f"namespace {seen.namespace.metadata.name}")
+
+
+def _delete_maps(seen: ObservedPeering, limits: RemovalLimits, now: datetime) -> RemovalStep:
+    """Liqo deletes them with the last node, but may leave one if several nodes go at the same time."""
+    waits_for = f"copies of namespaces in {seen.cluster} to be deleted"
+    since = liqo_objects.unreachable_since(seen.foreign)
+    if since is None:
+        left = tuple(Delete(NAMESPACE_MAPS, one) for one in seen.maps if not one.is_being_deleted)
+        return RemovalStep(left, waits_for)
+    if now < (at := since + limits.force_after):
+        return _wait_for_provider(seen.cluster, at)
+    forced = (each for one in seen.maps for each in _force_deletion(NAMESPACE_MAPS, one))
+    actions = _declare_unreachable(seen.foreign) or tuple(forced)
+    return RemovalStep(actions, f"{waits_for} without it", FORCED)
 
 
 _UNUSED_ROLES: Final = (None, "", "Unknown", "Provider")

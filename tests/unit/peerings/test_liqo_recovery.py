@@ -19,6 +19,7 @@ from kubelend.peerings.liqo_objects import (
     FOREIGN_CLUSTERS,
     GRANT_ANNOTATION,
     IDENTITIES,
+    NAMESPACE_MAPS,
     NAMESPACES,
     NODES,
     OFFLOADINGS,
@@ -60,6 +61,10 @@ class Cluster:
 
     def names(self, kind):
         return [name for plural, _, name in self.objects if plural == kind.plural]
+
+    def remove(self, kind):
+        """Removes all of a kind."""
+        self.objects = {key: one for key, one in self.objects.items() if key[0] != kind.plural}
 
     def _decode(self, document):
         return msgspec.convert(document, LiqoResource)
@@ -237,6 +242,35 @@ async def test_provider_removes_what_is_left_of_any_handshake(cluster, broker, p
     assert not cluster.names(NAMESPACES)
 
 
+@pytest.mark.parametrize("is_dead", [False, True])
+@in_virtual_time
+async def test_requester_stays_admitted_until_copies_of_its_namespaces_are_gone(
+    cluster, broker, is_dead
+):
+    """Liqo deletes them for its identity. A dead requester is waited for as long as for its slices."""
+    broker.parts["paris"] = SIGNED
+    async with Provider(cluster, broker).running() as provider:
+        provider.side.on_change(RESERVATION)
+        await asyncio.sleep(10)
+        cluster.put(NAMESPACE_MAPS, copies("paris", "replicated"))
+        provider.lent.clear()
+        provider.side.on_change(RESERVATION)
+        await asyncio.sleep(UNUSED_SECONDS + make.HOUR.total_seconds() - 1)
+        assert cluster.names(TENANTS) == ["paris"]
+        if not is_dead:
+            cluster.remove(NAMESPACE_MAPS)
+        await asyncio.sleep(10)
+        assert not cluster.names(TENANTS)
+        assert not cluster.names(NAMESPACES)
+
+
+def copies(other, how):
+    """Liqo's record of them."""
+    labels = {f"liqo.io/{how}": "true"}
+    namespace = f"liqo-tenant-{other}"
+    return {"metadata": {"name": other, "namespace": namespace, "labels": labels}}
+
+
 @in_virtual_time
 async def test_requester_that_borrows_again_soon_stays_admitted(cluster, broker):
     broker.parts["paris"] = SIGNED
@@ -363,8 +397,7 @@ OTHER = PEER._replace(reservation="rsv-2")
 
 async def disconnect(cluster, requester, peer=PEER):
     """Without its slice, which Liqo has removed."""
-    for key in [key for key in cluster.objects if key[0] == SLICES.plural]:
-        del cluster.objects[key]
+    cluster.remove(SLICES)
     return await requester.disconnect(peer)
 
 
@@ -387,6 +420,21 @@ async def test_unused_peering_is_kept_for_a_while_and_used_by_the_next_reservati
     assert steps[-1].is_ready
     assert not cluster.names(IDENTITIES)
     assert not cluster.names(NAMESPACES)
+
+
+@in_virtual_time
+async def test_identity_stays_until_copies_of_namespaces_are_gone(cluster, requester):
+    """Liqo has left their record, as when several nodes go at the same time."""
+    await establish(requester)
+    cluster.put(NAMESPACE_MAPS, copies("berlin", "replication"))
+    await disconnect(cluster, requester)
+    await asyncio.sleep(KEEP_UNUSED + 1)
+    assert "copies of namespaces" in (await requester.disconnect(PEER)).reason
+    assert cluster.names(IDENTITIES)
+    assert not cluster.names(NAMESPACE_MAPS)
+    steps = [await requester.disconnect(PEER) for _ in range(4)]
+    assert steps[-1].is_ready
+    assert not cluster.names(IDENTITIES)
 
 
 @in_virtual_time

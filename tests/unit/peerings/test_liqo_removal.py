@@ -165,16 +165,21 @@ def test_declaration_is_withdrawn_when_the_provider_is_used_again_but_not_that_o
 # -- the peering
 
 IDENTITY, TENANT_NAMESPACE = thing("controlplane-b"), thing(NAMESPACE)
+COPIES, LEAVING_COPIES = thing("b", labels={}), thing("b", labels={}, deleted=True)
 
 
-def peering(identity=None, namespace=None, foreign=None, tenant=None, *, is_used=False):
-    seen = ObservedPeering("berlin", identity, namespace, foreign, is_used, tenant)
-    return liqo_removal.plan_peering_removal(seen)
+def peering(
+    identity=None, namespace=None, foreign=None, tenant=None, copies=None, *, is_used=False
+):
+    maps = [copies] if copies else []
+    seen = ObservedPeering("berlin", identity, namespace, foreign, is_used, tenant, maps)
+    return liqo_removal.plan_peering_removal(seen, LIMITS, NOW)
 
 
 def test_peering_is_removed_in_an_order_that_survives_a_restart_at_any_step():
     """The namespace is the record of whose peering it is, so it has to be the last."""
     left = {"identity": IDENTITY, "foreign": foreign(), "namespace": TENANT_NAMESPACE}
+    left["copies"] = COPIES
     removed = []
     while (step := peering(**left)).waits_for:
         for action in step.actions:
@@ -182,13 +187,33 @@ def test_peering_is_removed_in_an_order_that_survives_a_restart_at_any_step():
             [name] = [name for name, found in left.items() if found is action.found]
             removed.append(name)
             left[name] = None
-    assert removed == ["identity", "foreign", "namespace"]
+    assert removed == ["copies", "identity", "foreign", "namespace"]
+
+
+@pytest.mark.parametrize(
+    "copies, foreign, actions, reason",
+    [
+        (COPIES, foreign(), "Delete NamespaceMap", "Disconnecting"),
+        (LEAVING_COPIES, foreign(), "", "Disconnecting"),
+        (LEAVING_COPIES, foreign("Error", minutes=4), "", "ProviderUnreachable"),
+        (LEAVING_COPIES, DEAD, "Patch ForeignCluster", "ForceUnpeering"),
+        (COPIES, DECLARED, "Delete NamespaceMap", "ForceUnpeering"),
+        (LEAVING_COPIES, DECLARED, "Patch NamespaceMap", "ForceUnpeering"),
+    ],
+    ids=["left-by-Liqo", "being-deleted", "unreachable", "declare", "delete", "retry"],
+)
+def test_identity_stays_until_liqo_has_removed_its_copies_of_namespaces(
+    copies, foreign, actions, reason
+):
+    step = peering(IDENTITY, TENANT_NAMESPACE, foreign, copies=copies)
+    assert (", ".join(kinds(step)), step.reason) == (actions, reason)
+    assert "berlin" in step.waits_for
 
 
 @pytest.mark.parametrize(
     "seen",
     [
-        {"identity": IDENTITY, "is_used": True},
+        {"identity": IDENTITY, "copies": COPIES, "is_used": True},
         {"identity": thing("controlplane-b", labels={})},
         {"namespace": thing(NAMESPACE, labels={}), "foreign": foreign()},
         {"namespace": TENANT_NAMESPACE, "foreign": foreign(), "tenant": thing("b")},
