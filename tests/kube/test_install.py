@@ -81,6 +81,8 @@ SELDOM = {
     "list leases.coordination.k8s.io in all namespaces": "when a node is removed",
     "delete leases.coordination.k8s.io in all namespaces": "likewise",
     "patch foreignclusters.core.liqo.io in all namespaces": "when a provider is gone for good",
+    "patch namespacemaps.offloading.liqo.io in all namespaces": "likewise",
+    "delete namespacemaps.offloading.liqo.io in all namespaces": "when Liqo has left it",
     "list namespaceoffloadings.offloading.liqo.io in all namespaces": "with spec.namespaces",
     "get namespaceoffloadings.offloading.liqo.io in all namespaces": "likewise",
     "create namespaceoffloadings.offloading.liqo.io in all namespaces": "likewise",
