@@ -25,7 +25,7 @@ from kubelend.core.failover import ProviderMonitor
 from kubelend.core.filters import PlacementQuery
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import LendingPolicy
-from kubelend.core.lifecycle import Reason
+from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.members import Member, Token
 from kubelend.core.models import (
     REGION_LABEL,
@@ -187,6 +187,21 @@ def question(wanted: Amounts | Request = "cpu=1,memory=1Gi", *, now: datetime = 
 def reservation(id: str = "rsv-1", asked: Request | None = None, **fields) -> Reservation:
     return Reservation(
         ReservationId(id), asked or request(), fields.pop("created_at", T0), **fields
+    )
+
+
+def held(number: int, asked: Request, target: str = "a") -> Reservation:
+    """One of many that a store is filled with, each with its own number as ticket and revision."""
+    return reservation(
+        f"rsv-{number:04d}",
+        asked,
+        phase=Phase.RESERVED,
+        reason=Reason.LOCKED,
+        target=ClusterId(target),
+        reserved_at=T0,
+        expires_at=T0 + asked.duration,
+        ticket=number + 1,
+        revision=number + 1,
     )
 
 

@@ -1,7 +1,5 @@
-"""Agents over real connections: one for each identity, whose ResourceRequests end as the broker says."""
+"""Agents over real connections: one for each identity."""
 
-import asyncio
-import contextlib
 import json
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,29 +12,12 @@ import make
 import waiting
 from callers import Caller, offer, request_body
 from clocks import Clock
-from kubelend.agent.health import ComponentHealth
-from kubelend.agent.requester import ResourceRequestReconciler
-from kubelend.agent.reservation_cache import ReservationCache
-from kubelend.agent.stream import InstructionListener
 from kubelend.api import request
 from kubelend.broker.agent_sessions import RECONNECT_GRACE
-from kubelend.communicators import factory
-from kubelend.communicators.factory import CommunicatorOptions
 from kubelend.core.lifecycle import Role
-from kubelend.kits.clock import utc_now
 from kubelend.pki import identity
-from kubelend.sources.memory_objects import MemoryObjects
-from kubelend.wire import bodies
-from kubelend.wire.objects import (
-    Metadata,
-    ReservationInstruction,
-    ResourceRequest,
-    ResourceRequestSpec,
-)
 from kubelend.wire.route import AGENT_HEADER
 from mtls_headers import passed_on
-from virtual_time import stopped
-from waiting import until
 
 
 class Agent(Caller):
@@ -198,84 +179,3 @@ async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
         assert await is_free_after_the_grace(found["a", "two"], broker)
         for caller in found.values():
             await caller.hang_up()
-
-
-@pytest.fixture
-async def connect(broker):
-    """Opens the communicator of a cluster; all are closed at the end."""
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def connect(cluster):
-            options = CommunicatorOptions(
-                f"https://localhost:{broker.port}", broker.certificates.cluster(cluster)
-            )
-            found = await factory.open_communicator("http", options)
-            assert found is not None
-            stack.push_async_callback(found.close)
-            return found
-
-        yield connect
-
-
-@pytest.fixture
-async def lenders(connect):
-    found = {}
-    for name, cpu in (("large", "8"), ("small", "4")):
-        found[name] = await connect(name)
-        offer = bodies.Metrics(bodies.Quantities(cpu, "8Gi"))
-        await found[name].publish(bodies.Advertisement(name, offer))
-    return found
-
-
-@pytest.fixture
-async def objects(connect):
-    """Those of a cluster whose requester and listener run."""
-    kept, reservations, health = MemoryObjects(utc_now), ReservationCache(), ComponentHealth()
-    communicator = await connect("borrower")
-    requester = ResourceRequestReconciler(
-        kept, communicator, reservations, health, utc_now, cluster_id="borrower"
-    )
-    running = [
-        asyncio.create_task(requester.run()),
-        asyncio.create_task(InstructionListener(communicator, reservations, health).run()),
-    ]
-    yield kept
-    await stopped(*running)
-
-
-def resource_request(cpu):
-    return ResourceRequest(Metadata("w"), ResourceRequestSpec(cpu, "1Gi"))
-
-
-async def phase_is(objects, phase, target=""):
-    async def shown():
-        found = await objects.find(ResourceRequest, "default/w")
-        return (found.status.phase, found.status.target_cluster_id) == (phase, target)
-
-    await until(shown)
-    return (await objects.find(ResourceRequest, "default/w")).status
-
-
-async def says(objects, key, message):
-    found = await objects.find(ReservationInstruction, key)
-    return found is not None and found.spec.message == message
-
-
-async def test_request_is_placed_moves_with_its_provider_and_ends_with_its_object(lenders, objects):
-    await objects.apply(resource_request("2"))
-    status = await phase_is(objects, "Reserved", "large")
-    await lenders["large"].refuse(status.reservation_name, "no")
-    status = await phase_is(objects, "Reserved", "small")
-    assert status.message == "Resources reserved in cluster small, moved there from cluster large"
-    key = f"default/{status.reservation_name}"
-    await until(lambda: says(objects, key, "Use small for 2 CPU / 1Gi Memory"))
-    await objects.delete(ResourceRequest, "default/w")
-
-    async def is_finished():
-        found = await objects.find(ReservationInstruction, key)
-        return found.status.phase == "Finished"
-
-    await until(is_finished)
-    assert await objects.find(ResourceRequest, "default/w") is None
-    left = await lenders["small"].find(status.reservation_name)
-    assert left.status.reason == "ReleasedByRequester"

@@ -130,6 +130,21 @@ async def churn(r):
     await r.delete("reservations", made["id"])
 
 
+async def test_handshake_reaches_the_other_side_with_the_grant_and_no_log(a, r, log):
+    start, nonce = {"clusterID": "liqo-r"}, {"clusterID": "liqo-a", "nonce": "c2VjcmV0LW5vbmNl"}
+    path = ("reservations", (await r.reserve())["id"], "handshake")
+    async with a.stream() as provider:
+        await provider.events(2)
+        assert set((await r.put(*path, start)).json) == {"grant"}
+        pushed = await provider.event()
+        assert (pushed.name, pushed.id, pushed.data) == ("handshake", "", {"reservation": path[1]})
+        assert (await a.put(*path, nonce)).json["peer"] == start
+    answer = await r.put(*path, start)
+    assert answer.json["peer"] == nonce
+    assert answer.json["grant"].count(".") == 2
+    assert nonce["nonce"] not in log.text
+
+
 async def test_client_that_goes_away_is_noticed_and_forgotten(broker, a, r):
     async with a.stream() as stream:
         await stream.event()
@@ -212,17 +227,3 @@ async def test_only_the_present_provider_answers(broker, a, b, r):
     # Said again, because the answer was lost: nothing more happens.
     assert (await a.post("instructions", made["id"], "refuse")).json == moved.json
     assert await r.read("reservations", made["id"]) == moved.json
-
-
-async def test_answer_to_what_is_over_is_refused_also_long_after(start):
-    broker = await start(retention=make.MINUTE)
-    a, r = broker.cluster("a"), broker.cluster("r")
-    await a.advertise()
-    made = await r.reserve()
-    await r.delete("reservations", made["id"])
-    for _ in range(2):
-        for step in ("acknowledge", "refuse"):
-            answer = await a.post("instructions", made["id"], step)
-            assert answer.refusal == (409, "WrongPhase")
-        broker.clock.pass_time(make.HOUR)
-        await broker.expire()

@@ -188,16 +188,6 @@ async def test_broker_without_an_authority_has_no_such_listener_and_says_so(star
     assert answer.refusal == (409, "Conflict")
 
 
-async def test_members_are_listed_in_pages_by_role_and_name(broker, tmp_path):
-    for name in ("rome", "berlin", "paris"):
-        await applicants.joined(broker, tmp_path / name, name)
-    first = await broker.admin().read("members", limit="2")
-    assert [one["name"] for one in first["members"]] == ["berlin", "paris"]
-    rest = await broker.admin().read("members", **{"limit": "2", "continue": first["next"]})
-    assert [one["name"] for one in rest["members"]] == ["rome"]
-    assert "next" not in rest
-
-
 async def test_failure_inside_the_broker_is_logged_and_answered_without_details(broker, log):
     """A clock that gives no time stands for whatever we did not foresee."""
     token = await applicants.token(broker, name="berlin")

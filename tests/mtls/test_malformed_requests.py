@@ -13,6 +13,7 @@ import pytest_asyncio
 import brokers
 import make
 import waiting
+from kubelend.stores.memory import MemoryStore
 from raw_connections import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
 from waiting import PATIENCE
 
@@ -44,7 +45,6 @@ async def answers_to(broker, sent):
         found = await end_of(reader)
         sending.cancel()
         await asyncio.wait([sending])
-    await others_are_served(broker)
     return found
 
 
@@ -56,12 +56,16 @@ async def send(writer, content):
         return  # the server has closed it already
 
 
+def target(text):
+    return GET.replace(b"/api/v1/version", text).replace(b"\r\n\r\n", CLOSE)
+
+
 def status_of(answer):
     return int(answer.split(b" ")[1]) if answer else None
 
 
 def chunked_bomb():
-    bomb = gzip.compress(b" " * 100_000_000)
+    bomb = gzip.compress(b" " * 20_000_000, 1)
     head = POST + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + b"%x\r\n" % len(bomb) + bomb + b"\r\n0\r\n\r\n"
 
@@ -82,6 +86,22 @@ BOMB = chunked_bomb()
         pytest.param(GET[:-2] + b"X: a\r\n b\r\n\r\n", 400, id="folded"),
         pytest.param(GET[:-2] + b"X: a\rContent-Length: 5\r\n\r\n", 400, id="carriage return"),
         pytest.param(GET[:-2] + b"Host: elsewhere\r\n\r\n", 400, id="two hosts"),
+        pytest.param(GET[:-2] + b"No colon here\r\n\r\n", 400, id="header without a colon"),
+        # targets
+        pytest.param(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", 400, id="long path"),
+        pytest.param(target(b"/api/v1/clusters/%ff"), 403, id="no UTF-8 in a path"),
+        pytest.param(target(b"/api/v1/clusters/%zz"), 403, id="no hexadecimal"),
+        pytest.param(target(b"/api/v1/clusters/%"), 403, id="percent alone"),
+        pytest.param(target(b"/api/v1/clusters/%00"), 404, id="zero in a path"),
+        pytest.param(target(b"/api/v1/reservations/%2e%2e%2fversion"), 404, id="dots"),
+        pytest.param(target(b"/api/v1/reservations/../version"), 404, id="up"),
+        pytest.param(target(b"//api/v1/version"), 404, id="two slashes"),
+        pytest.param(target(b"/api/v1/version/"), 404, id="slash at the end"),
+        pytest.param(target(b"/api/v1/VERSION"), 404, id="capitals"),
+        pytest.param(target(b"/api/v1/version?limit=%ff&x=%zz"), 200, id="odd query"),
+        pytest.param(target(b"/api/v1/reservations?limit=%ff"), 400, id="odd value"),
+        pytest.param(target(b"https://localhost/api/v1/version"), 200, id="absolute"),
+        pytest.param(target(b"*"), 400, id="asterisk"),
         # other protocols
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), 400, id="HTTP/2"),
         pytest.param(bytes(range(256)) * 1000, 400, id="garbage"),
@@ -103,6 +123,8 @@ BOMB = chunked_bomb()
         pytest.param(body(b"{}", b"Content-Encoding: zstd"), 400, id="zstd"),
         pytest.param(body(b"{}", b"Content-Encoding: compress"), 400, id="compress"),
         pytest.param(body(b"{}", b"Content-Encoding: gzip, gzip"), 400, id="packed twice"),
+        pytest.param(body(b"{}{}", b"Content-Encoding: gzip"), 400, id="not packed"),
+        pytest.param(body(b"{}{}", b"Content-Encoding: deflate"), 400, id="not deflated"),
         pytest.param(BOMB, 413, id="bomb in chunks, measured unpacked"),
         # bodies without end; of the last two nothing is answered if the connection is closed first
         pytest.param(CHUNKED + (b"10\r\n" + b" " * 16 + b"\r\n") * 20_000, 413, id="small chunks"),
@@ -129,6 +151,7 @@ async def test_hostile_request_is_answered_or_cut_off_and_others_are_served(
         pytest.param(POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", id="length twice"),
         pytest.param(POST + b"Content-Length: 2, 2\r\n\r\n{}", id="list of lengths"),
         pytest.param(POST + b"Content-Length: +2\r\n\r\n{}", id="signed length"),
+        pytest.param(POST + b"Content-Length: -5\r\n\r\n", id="negative length"),
         pytest.param(POST + b"Content-Length: 0x2\r\n\r\n{}", id="length in hexadecimal"),
         pytest.param(POST + b"Content-Length : 2\r\n\r\n{}", id="space before the colon"),
         pytest.param(POST + b"Content-Length: 2\x0b\r\n\r\n{}", id="odd space after a length"),
@@ -145,6 +168,8 @@ async def test_hostile_request_is_answered_or_cut_off_and_others_are_served(
             POST.replace(b"1.1\r", b"1.0\r") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             id="chunked in HTTP/1.0",
         ),
+        pytest.param(CHUNKED[:-2] + b"Content-Length: 5\r\n\r\n", id="both lengths"),
+        pytest.param(CHUNKED + b"zz\r\n{}\r\n", id="no chunk"),
         pytest.param(GET.replace(b"\r\n", b"\n"), id="bare line feeds"),
     ],
 )
@@ -154,6 +179,7 @@ async def test_request_that_a_proxy_could_divide_otherwise_is_refused(shared, lo
     found = await answers_to(shared, sent + GET)
     assert status_of(found) == 400
     assert found.count(b"HTTP/1.") == 1
+    assert b'"code":"InvalidInput"' in found
     assert "exception" not in log.text
 
 
@@ -269,29 +295,50 @@ async def test_broken_rest_of_a_body_that_was_answered_is_not_logged(shared, log
     assert "exception" not in log.text
 
 
-@pytest.mark.parametrize("path", [b"instructions/stream", b"reservations?limit=1000"])
-async def test_one_large_answer_that_is_not_read_is_let_go_of(start, path):
+async def test_large_answers_that_are_not_read_are_let_go_of(start):
     """More than all buffers hold, and the client asks for nothing else."""
-    broker = await start(idle_timeout=make.SECOND)
-    a, r = broker.cluster("a"), broker.cluster("r")
-    await a.post("advertisements", {"clusterID": "a", "resources": {"capacity": heavy(1000)}})
-    body = {"requestedResources": heavy(1)}
-    for _ in range(20):
-        made = await asyncio.gather(*(r.post("reservations", body) for _ in range(30)))
-        assert {answer.status for answer in made} == {201}
-        await broker.hang_up()  # kept ones may be closed just when they are used again
-    await waiting.until(lambda: broker.metric("kubelend_open_connections") == 0)
-    async with connected(a) as (_, writer):
-        transport_of(writer).pause_reading()
-        writer.write(GET.replace(b"version", path))
-        await waiting.until(lambda: broker.metric("kubelend_open_connections") == 1)
-        await others_are_served(broker)
-        await waiting.until(lambda: broker.metric("kubelend_open_connections") == 0)
+    store, count = MemoryStore(), 600
+    store.commit(
+        [
+            make.cluster("a", heavy(1000)),
+            *(make.held(n, make.request(heavy(1))) for n in range(count)),
+        ],
+        count,
+    )
+    broker = await start(idle_timeout=make.SECOND, open_store=brokers.reopening(store))
+    for path in (b"instructions/stream", b"reservations?limit=1000"):
+        async with connected(broker.cluster("a")) as (_, writer):
+            transport_of(writer).pause_reading()
+            writer.write(GET.replace(b"version", path))
+            await waiting.until(lambda: broker.metric("kubelend_open_connections") == 1)
+            await others_are_served(broker)
+            await waiting.until(lambda: broker.metric("kubelend_open_connections") == 0)
     assert len(broker.service.streams) == 0
 
 
 def heavy(amount):
     """Resources whose names alone fill ten kilobytes."""
     names = [f"{number:03d}{'x' * 240}.com/{'y' * 60}" for number in range(30)]
-    extended = dict.fromkeys(names, str(amount))
-    return {"cpu": f"{amount}m", "memory": f"{amount}Mi", "extended": extended}
+    extended = ",".join(f"{name}={amount}" for name in names)
+    return f"cpu={amount}m,memory={amount}Mi,{extended}"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="before it spoke"),
+        pytest.param(POST[:20], id="within the header"),
+        pytest.param(POST + b"Content-Length: 100\r\n\r\n{", id="within the body"),
+        pytest.param(POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", id="within a chunk"),
+        pytest.param(GET * 50, id="before the answers"),
+    ],
+)
+@shared_loop
+async def test_client_that_goes_away_leaves_no_trace(shared, log, sent):
+    async with connected(shared.cluster("slow")) as (_, writer):
+        writer.write(sent)
+        await writer.drain()
+        transport_of(writer).abort()
+    await others_are_served(shared)
+    assert "exception" not in log.text
+    assert log.lines("Request failed") == []

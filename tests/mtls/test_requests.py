@@ -10,8 +10,6 @@ from multidict import CIMultiDict
 import brokers
 import make
 from callers import request_body
-from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.models import ClusterId
 from kubelend.stores.kubernetes import objects
 from kubelend.stores.memory import MemoryStore
 
@@ -131,17 +129,7 @@ COUNT = 2345
 
 def held(number):
     requester = "even" if number % 2 == 0 else "odd"
-    return make.reservation(
-        f"rsv-{number:04d}",
-        make.request("cpu=1m,memory=1Mi", requester, duration=24 * make.HOUR),
-        phase=Phase.RESERVED,
-        reason=Reason.LOCKED,
-        target=ClusterId("a"),
-        reserved_at=make.T0,
-        expires_at=make.T0 + 24 * make.HOUR,
-        ticket=number + 1,
-        revision=number + 1,
-    )
+    return make.held(number, make.request("cpu=1m,memory=1Mi", requester, duration=24 * make.HOUR))
 
 
 @pytest.fixture
@@ -202,6 +190,28 @@ async def test_such_a_client_is_shown_the_newest_that_are_over(broker):
     assert [one["id"] for one in page["reservations"]] == [kept["id"], *over[3:]]
     page = await r.read("reservations", role="requester", phase="Released", limit="2")
     assert [one["id"] for one in page["reservations"]] == over[:2]
+
+
+@pytest.mark.parametrize(
+    "noun, method, path, name",
+    [
+        ("members", "POST", "members/cluster/{}/revoke", lambda one: one["name"]),
+        ("policies", "PUT", "clusters/{}/policy", lambda one: one["clusterID"]),
+        ("quotas", "PUT", "quotas/{}", lambda one: one["clusterID"]),
+    ],
+    ids=["members", "policies", "quotas"],
+)
+async def test_what_an_admin_sets_is_listed_in_pages_by_name(
+    broker, admin, noun, method, path, name
+):
+    content = b'{"deny": ["x"]}' if noun == "policies" else b"{}"
+    for each in ("c", "a", "b"):
+        answer = await admin.call(method, *path.format(each).split("/"), content=content)
+        assert answer.status == 200
+    first = await admin.read(noun, limit="2")
+    rest = await admin.read(noun, **{"limit": "2", "continue": first["next"]})
+    assert [[name(one) for one in page[noun]] for page in (first, rest)] == [["a", "b"], ["c"]]
+    assert "next" not in rest
 
 
 FILTERS = [
