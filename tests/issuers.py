@@ -6,13 +6,18 @@ await renewal.renew(directory, issuer.issue, issuer.verify, certificates.now)
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from certificates import Certificates
 from kubelend.core.lifecycle import Role
-from kubelend.pki import csr, files, identity
+from kubelend.pki import csr, files, identity, keys
 from kubelend.pki.authority import LEAF_LIFETIME, Authority
+from kubelend.pki.keys import Algorithm
 from kubelend.wire.admin_bodies import IssuedCertificate
 
 
@@ -42,6 +47,16 @@ class Issuer:
 
     async def verify(self, staged: Path) -> None:
         self.verified.append(files.load_credentials(staged))
+
+
+@functools.cache
+def key_of(kind: str) -> Any:
+    """Of a holder. Made once, and not while tests are collected: keys of RSA take long to make."""
+    if kind == "ed25519":
+        return ed25519.Ed25519PrivateKey.generate()
+    if kind == "p384":
+        return ec.generate_private_key(ec.SECP384R1())
+    return keys.generate(Algorithm(kind))
 
 
 def due(certificates: Certificates, name: str = "a", left: float = 0.1) -> Path:

@@ -187,18 +187,8 @@ def directory(certificates, tmp_path):
 
 
 @pytest.fixture
-def kubelend(monkeypatch, capsys):
-    """Runs a command at a broker with a certificate; gives exit code, output and errors."""
-
-    def run(broker, directory, line):
-        monkeypatch.setenv("KUBELEND_BROKER_URL", broker.url)
-        monkeypatch.setenv("KUBELEND_CERT_PATH", str(directory))
-        capsys.readouterr()
-        code = main.run(line.split())
-        out, err = capsys.readouterr()
-        return code, out.strip(), err.strip()
-
-    return run
+def kubelend(run_command):
+    return lambda broker, directory, line: run_command(line, broker.url, directory)
 
 
 def test_a_certificate_that_is_due_is_renewed_once_after_a_call(

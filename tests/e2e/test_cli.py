@@ -7,7 +7,6 @@ import asyncio
 import io
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -36,19 +35,9 @@ def broker(certificates, tmp_path_factory):
 
 
 @pytest.fixture
-def kubelend(broker, monkeypatch, capsys, tmp_path):
-    """Runs a command line as somebody; gives exit code, output and errors."""
-    monkeypatch.setenv("KUBELEND_CONFIG", str(tmp_path / "config.yaml"))
-
-    def run(line, directory):
-        monkeypatch.setenv("KUBELEND_BROKER_URL", broker.url)
-        monkeypatch.setenv("KUBELEND_CERT_PATH", str(directory))
-        capsys.readouterr()
-        code = main.run(shlex.split(line))
-        out, err = capsys.readouterr()
-        return code, out.strip(), err.strip()
-
-    return run
+def kubelend(broker, run_command):
+    """Runs a command line as somebody."""
+    return lambda line, directory: run_command(line, broker.url, directory)
 
 
 @pytest.fixture
@@ -252,7 +241,8 @@ def test_quotas_are_set_listed_described_and_deleted(admin, paris):
     assert admin("set quota paris --cpu 2")[0] == 0
     assert admin("get quotas -o name") == (0, "quota/paris", "")
     assert json.loads(admin("get quota quota/paris -o json")[1])["quota"]["amounts"] == {"cpu": "2"}
-    assert "LIMIT" in admin("describe quota paris")[1]
+    assert "LIMIT" in admin("describe quota paris")[1] == paris("describe quota paris")[1]
+    assert paris("set quota paris --cpu 64")[0] == paris("get quotas")[0] == 4
     code, out, err = paris("borrow --cpu 3 --memory 1Gi")
     assert (code, out) == (6, "")
     assert "would exceed its quota" in err
@@ -267,13 +257,6 @@ def test_policies_are_set_listed_described_and_deleted(admin):
     assert row.split(maxsplit=1) == ["rome", "not to team-x; keeps back 1 cpu"]
     assert "EFFECTIVE" in admin("describe policy policy/rome")[1]
     assert admin("delete policy cluster/rome") == (0, "policy/rome deleted", "")
-    assert admin("get policies") == (0, "", "No policies found.")
-
-
-def test_a_policy_is_listed_before_its_cluster_advertises(admin):
-    assert admin("set policy naples --max-lent cpu=1")[0] == 0
-    assert admin("get policies -o name") == (0, "policy/naples", "")
-    assert admin("delete policy naples") == (0, "policy/naples deleted", "")
     assert admin("get policies") == (0, "", "No policies found.")
 
 
@@ -304,6 +287,24 @@ def test_members_are_revoked_approved_described_and_deleted(admin):
         "error: no member 'viewer/nobody'; see `kubelend get members`",
     )
     assert admin("get members --status Bogus")[2].startswith("error: --status: 'Bogus' is unknown")
+
+
+def test_a_policy_of_a_cluster_that_does_not_advertise_yet_comes_from_a_file_or_flags(
+    admin, tmp_path
+):
+    path, old = tmp_path / "policy.yaml", tmp_path / "old.yaml"
+    path.write_text("deny: [team-x]\nkeepBack: {cpu: 4, memory: 8Gi}\nhours: ['22:00-06:00']\n")
+    code, from_file, err = admin(f"set policy naples -f {path} -o json")
+    assert (code, err) == (0, "")
+    flags = "--deny team-x --keep-back cpu=4,memory=8Gi --hours 22:00-06:00"
+    assert admin(f"set policy naples {flags} -o json") == (0, from_file, "")
+    assert admin("get policy naples -o json") == (0, from_file, "")
+    assert admin(f"set policy naples {flags} -f {path}")[0] == 2
+    old.write_text("keepback: {cpu: 4}\n")
+    unknown = "is no policy: Object contains unknown field `keepback`"
+    assert unknown in admin(f"set policy naples --file {old}")[2]
+    assert admin("get policies -o name") == (0, "policy/naples", "")
+    assert admin("delete policy naples") == (0, "policy/naples deleted", "")
 
 
 # -- old spellings
@@ -361,6 +362,13 @@ def test_a_pinned_cluster_that_is_unknown_is_said_to_be_unknown(paris):
 @pytest.mark.parametrize(
     "line, problem",
     [
+        ("admin: set policy x", "the policy is empty; `kubelend delete policy x` deletes it"),
+        ("admin: set policy x --keep-back 4", "--keep-back: '4' has no name"),
+        ("admin: set policy x --keep-back cpu=much", "--keep-back cpu: 'much'"),
+        ("admin: set policy x --hours noon", "--hours: 'noon' is not a valid opening-hours text"),
+        ("admin: set policy x -f /nowhere", "--file: /nowhere cannot be read: No such file"),
+        ("admin: set quota x", "the quota is empty"),
+        ("admin: set quota x --budget lots", "--budget: 'lots' is no amount of money"),
         ("admin: set quota paris --cpu much", "--cpu: 'much'"),
         ("admin: set quota paris --amounts gpu=much", "--amounts gpu: 'much'"),
         ("admin: set policy rome --max-lent cpu=much", "--max-lent cpu: 'much'"),
@@ -386,6 +394,21 @@ def test_mistakes_name_the_flag_and_no_field(paris, admin, line, problem):
     run = admin if line.startswith("admin: ") else paris
     code, out, err = run(line.removeprefix("admin: "))
     assert (code, out, err.count("\n")) == (2, "", 0)
+    assert err.startswith(f"error: {problem}")
+
+
+@pytest.mark.parametrize(
+    "noun, problem",
+    [
+        ("get policy", "no cluster 'nobody'"),
+        ("delete policy", "no policy is set for 'nobody'"),
+        ("get quota", "'nobody' has no quota"),
+        ("delete quota", "'nobody' has no quota"),
+    ],
+)
+def test_what_is_not_there_is_exit_code_3(admin, noun, problem):
+    code, out, err = admin(f"{noun} nobody")
+    assert (code, out, err.count("\n")) == (3, "", 0)
     assert err.startswith(f"error: {problem}")
 
 

@@ -140,6 +140,8 @@ RESOURCES = "borrow --cpu 1 --memory 1"
         ("explain r --limit 101", "101 is not in the range 1<=x<=100"),
         ("broker", "--http-cert-path: required"),
         ("broker --http-cert-path x --http-port http", "--http-port: 'http' is no"),
+        ("agent --colour red", "no such option: --colour"),
+        ("agent --broker-url http://localhost", "--broker-url: 'http://localhost'"),
         ("ca issue x --lifetime 1y", "unknown unit 'y'"),
         ("completion tcsh", "invalid value for"),
         ("get clusters --kube-context x", "no-kubeconfig is missing"),

@@ -43,14 +43,6 @@ def test_keys_are_for_their_owner_and_certificates_for_all(tmp_path, authority, 
     assert (tmp_path / "deep" / "a").stat().st_mode & 0o777 == 0o700
 
 
-def test_credentials_come_back_as_they_were_saved(tmp_path, credentials):
-    files.save_credentials(tmp_path, credentials)
-    loaded = files.load_credentials(tmp_path)
-    assert loaded.certificate == credentials.certificate
-    assert loaded.authorities == credentials.authorities
-    assert files.is_certificate_of(loaded.certificate, credentials.key)
-
-
 @pytest.mark.parametrize(
     "save, existing",
     [
@@ -69,10 +61,15 @@ def test_no_file_is_written_where_another_identity_is(
     assert contents(tmp_path) == {existing: b"precious"}
 
 
-def test_files_are_replaced_if_asked(tmp_path, authority, credentials):
+def test_credentials_come_back_as_they_were_saved_and_are_replaced_if_asked(
+    tmp_path, authority, credentials
+):
     files.save_credentials(tmp_path, authority.issue(identity.client_profile("b"), now=NOW))
     files.save_credentials(tmp_path, credentials, overwrite=True)
-    assert files.load_credentials(tmp_path).certificate == credentials.certificate
+    loaded = files.load_credentials(tmp_path)
+    assert loaded.certificate == credentials.certificate
+    assert loaded.authorities == credentials.authorities
+    assert files.is_certificate_of(loaded.certificate, credentials.key)
 
 
 def test_an_authoritys_own_directory_can_be_the_brokers_too(tmp_path, authority):

@@ -77,9 +77,18 @@ def test_the_new_authority_is_trusted_then_signs_and_then_the_old_one_is_dropped
 
 
 @openssl.needed
-@pytest.mark.parametrize("before", Algorithm)
-@pytest.mark.parametrize("after", Algorithm)
-def test_openssl_follows_with_the_bundle(tmp_path, before, after):
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        (Algorithm.P256, None),
+        (Algorithm.RSA, None),
+        (Algorithm.P256, Algorithm.RSA),
+        (Algorithm.RSA, Algorithm.P256),
+    ],
+)
+def test_openssl_follows_with_the_bundle_and_the_new_key_is_of_the_old_kind_by_default(
+    tmp_path, before, after
+):
     ca = tmp_path / "ca"
     Authority.create("kubelend", now=NOW - DAY, algorithm=before).save(ca)
     authority.start_rotation(ca, now=NOW, algorithm=after)
@@ -90,13 +99,7 @@ def test_openssl_follows_with_the_bundle(tmp_path, before, after):
         assert openssl.accepts(tmp_path / step / "tls.crt", trusted, purpose="sslclient")
         if step == "old":
             authority.finish_rotation(ca)
-
-
-@pytest.mark.parametrize("kind", Algorithm)
-def test_the_new_key_is_of_the_old_kind_by_default(tmp_path, kind):
-    Authority.create("kubelend", now=NOW, algorithm=kind).save(tmp_path)
-    rotated(tmp_path)
-    assert keys.algorithm_of_successor(Authority.load(tmp_path).key) is kind
+    assert keys.algorithm_of_successor(Authority.load(ca).key) is (after or before)
 
 
 @pytest.mark.parametrize(
