@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 import virtual_time
 from kubelend.sources.memory_objects import MemoryObjects
-from kubelend.wire.objects import Kind
+from kubelend.wire.objects import Kind, Object
 
 
 class FailingObjects(MemoryObjects):
@@ -28,6 +29,12 @@ class FailingObjects(MemoryObjects):
 
     def __init__(self, clock: Callable[[], datetime] = virtual_time.now) -> None:
         super().__init__(clock)
+        self.reads = Counter[type[Object]]()
+        """How often an object of each kind was read."""
+
+    async def find(self, kind: type[Kind], key: str) -> Kind | None:
+        self.reads[kind] += 1
+        return await super().find(kind, key)
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
         if self.list_error is not None:
@@ -44,7 +51,7 @@ class FailingObjects(MemoryObjects):
     async def set_status(self, wanted: Kind) -> Kind | None:
         if self.error is not None:
             raise self.error
-        found = await self.find(type(wanted), wanted.key)
+        found = await super().find(type(wanted), wanted.key)
         if self.conflicts and found is not None:
             self.conflicts -= 1
             labels = {"team": str(self.conflicts)}

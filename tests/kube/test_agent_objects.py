@@ -232,6 +232,21 @@ async def test_version_that_was_read_last_is_written_without_another_read(kube_c
     await objects.apply(replace(written, metadata=replace(written.metadata, finalizers=())))
 
 
+async def test_version_that_was_watched_is_written_without_a_read(kube_client, namespace):
+    others = KubernetesObjects(kube_client, {})
+    client: Any = Counted(kube_client)
+    objects = KubernetesObjects(client, {ResourceRequest: namespace})
+    wanted = ResourceRequest(Metadata("watched", namespace), ResourceRequestSpec("1", "1Gi"))
+    async with contextlib.aclosing(objects.watch(ResourceRequest)) as events:
+        assert await anext(events) == Listed([])
+        made = await others.apply(wanted)
+        seen: Any = await anext(events)
+    assert seen == made
+    written = await objects.set_status(replace(seen, status=ResourceRequestStatus("Pending")))
+    assert written is not None
+    assert (written.status.phase, client.reads) == ("Pending", 0)
+
+
 async def test_object_that_was_deleted_since_it_was_read_has_no_status(kube_client, namespace):
     objects, others = KubernetesObjects(kube_client, {}), KubernetesObjects(kube_client, {})
     made = await objects.apply(

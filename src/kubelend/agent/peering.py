@@ -274,9 +274,8 @@ class PeeringReconciler:
             await self._report(found, wanted, conditions.report_no_peering(is_active=is_active))
             return
         peer = peer_for(found, wanted)
-        marked: ReservationInstruction | None = found
-        if PEERING_FINALIZER not in found.metadata.finalizers:
-            marked = await self._record_provider(found, wanted)
+        is_marked = PEERING_FINALIZER in found.metadata.finalizers
+        marked = found if is_marked else await self._record_provider(found, wanted)
         if marked is None:
             return
         # An object with the finalizer that reports nothing yet is disconnected from its provider, too: that

@@ -88,7 +88,9 @@ class ProviderReconciler:
         self._reservations = reservations
         self._holds = holds
         self._clock = clock
-        self._on_written = controller.emit_all(emit, events.hold_events)
+        self._emit_events = controller.emit_all(emit, events.hold_events)
+        self._watched: dict[str, ProviderInstruction] = {}
+        """The last watched or written state of each reservation's object."""
         self._queue = ReconcileQueue("ProviderInstruction", self._reconcile, log)
         self._restored = False
         self._fetch_from = 0.0
@@ -147,14 +149,24 @@ class ProviderReconciler:
     def _on_object_event(self, change: ProviderInstruction | Deleted | Listed) -> None:
         match change:
             case Listed(objects):
+                self._watched.clear()
+                names = [self._note(found) for found in objects]
                 # It lacks the objects that were deleted while the watch was down.
-                names = [*map(self._reservation_of, objects), *self._holds]
+                names += self._holds
             case Deleted(last_state):
                 names = [self._reservation_of(last_state)]
+                self._watched.pop(names[0], None)
             case found:
-                names = [self._reservation_of(found)]
+                names = [self._note(found)]
         for reservation in filter(None, names):
             self._queue.add(reservation)
+
+    def _note(self, found: object) -> str:
+        """Returns its reservation; empty if it is not an object of this agent."""
+        reservation = self._reservation_of(found)
+        if reservation and isinstance(found, ProviderInstruction):
+            self._watched[reservation] = found
+        return reservation
 
     def _reservation_of(self, found: object) -> str:
         """The reservation of an object in the agent's namespace whose name the agent gives; else empty."""
@@ -169,7 +181,9 @@ class ProviderReconciler:
     # -- reconcile
 
     async def _reconcile(self, reservation: str) -> None:
-        stored = await self._objects.find(ProviderInstruction, self._key(reservation))
+        # What the watch has shown is enough: a write of an old version is rejected, and then read again.
+        stored = self._watched.get(reservation)
+        stored = stored or await self._objects.find(ProviderInstruction, self._key(reservation))
         found = self._reservations.find(reservation)
         if found is None and self._may_be_held(reservation, stored):
             early = self._fetch_from - asyncio.get_running_loop().time()
@@ -310,12 +324,16 @@ class ProviderReconciler:
     async def _update_status(
         self, stored: ProviderInstruction, status: ProviderInstructionStatus
     ) -> None:
+        def on_written(before: ProviderInstruction, after: ProviderInstruction) -> None:
+            self._note(after)
+            self._emit_events(before, after)
+
         def change(found: ProviderInstruction) -> ProviderInstructionStatus:
             conditions = agent_holds.conditions_of(found, status, self._clock(), self._counted())
             return replace(status, conditions=conditions)
 
         await controller.update_status(
-            self._objects, stored, change, self._clock, self._on_written, is_current=True
+            self._objects, stored, change, self._clock, on_written, is_current=True
         )
 
     async def _delete_finished(self, reservation: str, ended: datetime | None) -> None:

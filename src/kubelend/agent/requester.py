@@ -153,14 +153,10 @@ class ResourceRequestReconciler:
             await self._sync(found)
 
     async def _find(self, key: str) -> ResourceRequest | None:
-        """A request that has its reservation keeps it: what the watch has shown of it is enough."""
+        """What the watch has shown is enough: a write of an old version is rejected, and then read again."""
         known = self._cache.find(key)
-        is_bound = (
-            known is not None and resource_requests.request_state(known) is RequestState.BOUND
-        )
-        if is_bound and known is not None and known.metadata.deletion_timestamp is None:
-            return known
-        return await self._objects.find(ResourceRequest, key)
+        is_live = known is not None and known.metadata.deletion_timestamp is None
+        return known if is_live else await self._objects.find(ResourceRequest, key)
 
     async def _sync(self, found: ResourceRequest) -> None:
         state, requested = resource_requests.request_state(found), found.status.sent_request

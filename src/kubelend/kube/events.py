@@ -15,6 +15,8 @@ from kubelend.kube.client import Client
 from kubelend.wire.events import EventRecord, event_body
 
 MAX_QUEUED_EVENTS: Final = 1000
+DELAY_SECONDS: Final = 1.0
+"""After which an Event is written: what it tells of, such as a status, is written first."""
 
 log = structlog.get_logger("kubelend.events")
 
@@ -27,11 +29,12 @@ class EventRecorder:
         self._client = client
         self._clock = clock
         self._component = component
-        self._queue: asyncio.Queue[EventRecord] = asyncio.Queue(MAX_QUEUED_EVENTS)
+        self._queue = asyncio.Queue[tuple[EventRecord, datetime, float]](MAX_QUEUED_EVENTS)
 
     def emit(self, event: EventRecord) -> None:
+        due = asyncio.get_running_loop().time() + DELAY_SECONDS
         try:
-            self._queue.put_nowait(event)
+            self._queue.put_nowait((event, self._clock(), due))
         except asyncio.QueueFull:
             log.warning(
                 "Event dropped", event_reason=event.reason, error="too many Events are queued"
@@ -40,8 +43,9 @@ class EventRecorder:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            event = await self._queue.get()
-            made = event_body(event, self._clock(), secrets.token_hex(8), self._component)
+            event, at, due = await self._queue.get()
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
+            made = event_body(event, at, secrets.token_hex(8), self._component)
             namespace = event.involved_object.metadata.namespace
             try:
                 await self._client.raw("POST", f"/api/v1/namespaces/{namespace}/events", made)

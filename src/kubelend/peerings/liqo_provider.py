@@ -486,14 +486,13 @@ class LiqoProvider:
                 continue
             since = self._unused_since[requester] = known.get(requester, now)
             left = timedelta(seconds=since - now) + UNUSED_DELAY
+            is_overdue = left + self._options.reclaim_after <= timedelta()
             if left > timedelta():
                 self._queue.add_after(_REMOVAL, left)
-            elif left + self._options.reclaim_after > timedelta() and await self._has_copies(
-                namespace
-            ):
-                self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
-            else:
+            elif is_overdue or not await self._has_copies(namespace):
                 await self._remove_requester(requester, namespace)
+            else:
+                self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
 
     async def _remove_requester(self, requester: str, namespace: LiqoResource) -> None:
         name, remote = namespace.metadata.name, namespace.metadata.labels[REMOTE_LABEL]

@@ -113,12 +113,9 @@ def plan_node_removal(seen: ObservedNode, limits: RemovalLimits, now: datetime) 
         return NOTHING_LEFT
     since = liqo_objects.unreachable_since(seen.foreign)
     if since is not None:
-        at = since + limits.force_after
-        return (
-            _force_node(seen)
-            if now >= at
-            else _wait_for_provider(seen.cluster, at, *_cordon(seen.node))
-        )
+        if now < (at := since + limits.force_after):
+            return _wait_for_provider(seen.cluster, at, *_cordon(seen.node))
+        return _force_node(seen)
     if seen.slice is not None and not seen.slice.is_being_deleted:
         return _drain(seen, seen.slice, limits, now)
     left = _deletions([one for one in seen.pods if not one.is_being_deleted])
@@ -222,12 +219,8 @@ def plan_peering_removal(
     if seen.namespace is None or not seen.namespace.is_managed or seen.is_used:
         return NOTHING_LEFT
     if seen.tenant is not None:
-        is_leaving = seen.tenant.is_being_deleted
-        return (
-            RemovalStep((), f"the Tenant of {seen.cluster} to be deleted")
-            if is_leaving
-            else NOTHING_LEFT
-        )
+        left = RemovalStep((), f"the Tenant of {seen.cluster} to be deleted")
+        return left if seen.tenant.is_being_deleted else NOTHING_LEFT
     # Liqo leaves it, and creates it again as long as the Identity is there.
     if seen.foreign is not None and seen.foreign.status.get("role") in _UNUSED_ROLES:
         return _delete(FOREIGN_CLUSTERS, seen.foreign, f"the ForeignCluster of {seen.cluster}")

@@ -1,7 +1,7 @@
 """Local objects as custom resources of the agent's own cluster.
 
 Each call reads from the API server, and each write names the version that it is based on, so that no
-concurrent change is lost. A write that is based on the version that was read last does not read it again.
+concurrent change is lost. A write that is based on the version that was seen last does not read it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KubernetesObjects:
         self._undecodable: dict[tuple[str, str], str] = {}
         """By kind and `uid`."""
         self._remembered: dict[tuple[type[Object], str], Object | None] = {}
-        """The last version of an object that was read or written, by kind and key; None if it is absent."""
+        """The last version that was read, watched or written, by kind and key; None if there is none."""
 
     @property
     def problem(self) -> str:
@@ -182,6 +182,7 @@ class KubernetesObjects:
                 return Deleted(found)
             case found:
                 self._undecodable.pop((plural, found.metadata.uid), None)
+                self._remember(type(found), found.key, found)
                 return found
 
     def _record_undecodable(self, plural: str, one: UndecodableObject) -> None:

@@ -133,6 +133,18 @@ async def test_reservation_is_held_written_and_acknowledged(rig):
 
 
 @provider()
+async def test_object_that_is_watched_is_not_read_again(rig):
+    found = await rig.place()
+    rig.objects.reads.clear()
+    rig.broker.runner.activate(found)
+    await rig.notify(found)
+    rig.broker.runner.release(found)
+    await rig.notify(found)
+    assert await rig.phase(found) == "Withdrawn"
+    assert rig.objects.reads == {ProviderInstruction: 1}, "by this test"
+
+
+@provider()
 async def test_object_is_written_before_the_acknowledgement_and_held_only_after(rig):
     rig.broker.seconds["acknowledge"] = 2
     found = await rig.place()

@@ -64,6 +64,14 @@ async def test_finalizer_and_request_are_written_before_the_broker_is_called(rig
 
 
 @requester()
+async def test_request_that_is_watched_is_not_read_again(rig):
+    key = await rig.create_request()
+    await passed(5)
+    assert ResourceRequest not in rig.objects.reads
+    await rig.expect(key, "Reserved")
+
+
+@requester()
 async def test_invalid_spec_fails_without_a_call_and_names_the_field(rig):
     key = await rig.create_request(cpu="two")
     status = await rig.expect(key, "Failed", reason="InvalidQuantity")
