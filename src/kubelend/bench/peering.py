@@ -72,8 +72,8 @@ CPU, MEMORY = "100m", "64Mi"
 AMOUNTS: Final = resources.parse_requested({"cpu": CPU, "memory": MEMORY})
 
 _TIMEOUT = 60.0
-_SETTLE_SECONDS = 0.5
-"""Pause after a release, in which controllers and agents finish their work on it."""
+_SETTLE_SECONDS = 1.5
+"""Pause after a release, in which controllers and agents finish their work on it, Events included."""
 _REQUESTS: Final = kube_resources.resource_for(ResourceRequest)
 _POLICY_BINDINGS: Final = Resource(
     "admissionregistration.k8s.io",
