@@ -432,20 +432,21 @@ def handshake_parameters(tenant: LiqoResource) -> bodies.Handshake | None:
 def peering_problem(foreign: LiqoResource | None) -> str:
     """Why the provider cannot be used, from its ForeignCluster; empty if it can.
 
-    It stays after a peering has been removed, so that its existence says nothing.
+    It stays after a peering has been removed, so that its existence says nothing. Liqo asks the API server
+    two seconds after the handshake for the first time: until then the node tells whether it responds.
     """
     if foreign is None:
         return "Liqo has not created a ForeignCluster yet"
     if foreign.status.get("role") not in ("Provider", "ConsumerAndProvider"):
         return "Liqo does not know the cluster as a provider yet"
     authentication = foreign.status.get("modules", {}).get("authentication", {})
-    wanted = {
-        "AuthIdentityControlPlaneStatus": ("Ready", authentication.get("conditions") or []),
-        "APIServerStatus": ("Established", foreign.status.get("conditions") or []),
+    wanted: dict[str, Any] = {
+        "AuthIdentityControlPlaneStatus": (("Ready",), authentication.get("conditions") or []),
+        "APIServerStatus": (("Established", None), foreign.status.get("conditions") or []),
     }
     for kind, (expected, conditions) in wanted.items():
         found: Manifest = next((one for one in conditions if one.get("type") == kind), {})
-        if found.get("status") != expected:
+        if found.get("status") not in expected:
             reason = found.get("message") or found.get("status") or "not reported yet"
             return f"{kind}: {reason}"
     return ""

@@ -1,8 +1,7 @@
 """Plans the removal of a reservation's virtual node, and of a peering after its last one. Pure.
 
     the node       cordon, evict its pods until the deadline, delete the slice, wait until Liqo removed it
-    the peering    NamespaceMap, Identity, ForeignCluster, tenant namespace, in this order, if our handshake
-                   created them
+    the peering    NamespaceMap, Identity, ForeignCluster, tenant namespace, in this order, if they are ours
     the requester  in the provider: Tenant, ForeignCluster, tenant namespace
 
 Each step is planned from the objects as they are, so that an agent may be killed between any two of them. The

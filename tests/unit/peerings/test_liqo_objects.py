@@ -169,6 +169,7 @@ def foreign(role="Provider", identity="Ready", server="Established"):
         (foreign(role="Unknown"), "Liqo does not know the cluster as a provider yet"),
         (foreign(identity="NotReady"), "AuthIdentityControlPlaneStatus: NotReady"),
         (foreign(server="Error"), "APIServerStatus: no answer"),
+        (foreign(server=None), ""),
         (foreign(), ""),
         (foreign(role="ConsumerAndProvider"), ""),
     ],
