@@ -113,42 +113,32 @@ async def test_kinds_and_namespaces_are_kept_apart(objects):
     assert await objects.list(ProviderInstruction) == [other]
 
 
-async def test_changed_spec_counts_a_generation(objects):
+async def test_only_a_changed_spec_counts_a_generation(objects):
     made = await objects.apply(resource_request())
     changed = await objects.apply(resource_request(renew=True))
     assert changed.spec.renew
     assert changed.metadata.generation == 2
-    assert changed.metadata.resource_version != made.metadata.resource_version
     assert changed.metadata.uid == made.metadata.uid
+    fields = {"labels": {"a": "b"}, "annotations": {"a": "b"}, "finalizers": ("x",)}
+    for name, value in fields.items():
+        before, metadata = changed, replace(changed.metadata, **{name: value})
+        changed = await objects.apply(replace(before, metadata=metadata))
+        assert changed.metadata.generation == 2
+        assert changed.metadata.resource_version != before.metadata.resource_version
+        assert getattr(changed.metadata, name) == value
     assert await objects.find(ResourceRequest, "default/sample") == changed
 
 
-async def test_changed_metadata_is_written_and_counts_no_generation(objects):
-    changed = await objects.apply(resource_request())
-    fields = {"labels": {"a": "b"}, "annotations": {"a": "b"}, "finalizers": ("x",)}
-    for name, value in fields.items():
-        made, metadata = changed, {name: value}
-        changed = await objects.apply(replace(made, metadata=replace(made.metadata, **metadata)))
-        assert changed.metadata.generation == 1
-        assert changed.metadata.resource_version != made.metadata.resource_version
-        assert getattr(changed.metadata, name) == value
-
-
-async def test_apply_leaves_the_status_as_it_is(objects):
+async def test_spec_and_status_are_written_apart(objects):
     made = await objects.apply(resource_request())
-    await objects.set_status(pending(made))
-    changed = await objects.apply(resource_request(renew=True))
-    assert changed.status == pending(made).status
-
-
-async def test_status_leaves_everything_else_as_it_is(objects):
-    made = await objects.apply(resource_request())
-    changed = await objects.set_status(
+    stated = await objects.set_status(
         pending(replace(made, spec=resource_request(renew=True).spec))
     )
-    assert changed.spec == made.spec
-    assert changed.metadata.generation == 1
-    assert changed.metadata.resource_version != made.metadata.resource_version
+    assert (stated.spec, stated.metadata.generation) == (made.spec, 1)
+    assert stated.metadata.resource_version != made.metadata.resource_version
+    changed = await objects.apply(resource_request(renew=True))
+    assert changed.status == pending(made).status
+    assert changed.metadata.resource_version != stated.metadata.resource_version
     assert await objects.find(ResourceRequest, "default/sample") == changed
 
 
@@ -173,28 +163,27 @@ async def test_status_keeps_its_times(objects):
 # -- which object is meant
 
 
-async def test_other_uid_than_the_stored_one_is_a_conflict(objects):
+async def test_what_was_deleted_is_neither_written_nor_recreated_from_an_old_version(objects):
     made = await objects.apply(resource_request())
     await objects.delete(ResourceRequest, made.key)
+    with pytest.raises(Conflict):
+        await objects.apply(made)
+    assert await objects.set_status(pending(made)) is None
+    assert await objects.list(ResourceRequest) == []
     again = await objects.apply(resource_request())
     assert again.metadata.uid != made.metadata.uid
     with pytest.raises(Conflict):
         await objects.apply(replace(made, spec=resource_request(renew=True).spec))
+    assert await objects.set_status(pending(made)) is None
     assert await objects.find(ResourceRequest, made.key) == again
 
 
-async def test_change_of_an_old_version_is_a_conflict(objects):
+async def test_change_or_status_of_an_old_version_is_a_conflict(objects):
     made = await objects.apply(resource_request())
     newer = await objects.apply(replace(made, spec=resource_request(renew=True).spec))
     finalizers = replace(made.metadata, finalizers=("example.org/one",))
     with pytest.raises(Conflict, match="was modified"):
         await objects.apply(replace(made, metadata=finalizers))
-    assert await objects.find(ResourceRequest, made.key) == newer
-
-
-async def test_status_of_an_old_version_is_a_conflict(objects):
-    made = await objects.apply(resource_request())
-    newer = await objects.apply(replace(made, spec=resource_request(renew=True).spec))
     with pytest.raises(Conflict, match="was modified"):
         await objects.set_status(pending(made))
     stated = await objects.set_status(pending(newer))
@@ -208,23 +197,6 @@ async def test_status_without_a_version_is_accepted(objects):
     await objects.set_status(pending(made))
     stated = await objects.set_status(pending(resource_request(), "another word"))
     assert (stated.metadata.uid, stated.status.message) == (made.metadata.uid, "another word")
-
-
-async def test_deleted_object_is_not_recreated_from_an_old_version(objects):
-    made = await objects.apply(resource_request())
-    await objects.delete(ResourceRequest, made.key)
-    with pytest.raises(Conflict):
-        await objects.apply(made)
-    assert await objects.list(ResourceRequest) == []
-
-
-async def test_status_of_a_gone_or_other_object_is_none(objects):
-    made = await objects.apply(resource_request())
-    await objects.delete(ResourceRequest, made.key)
-    assert await objects.set_status(pending(made)) is None
-    again = await objects.apply(resource_request())
-    assert await objects.set_status(pending(made)) is None
-    assert await objects.find(ResourceRequest, made.key) == again
 
 
 # -- deleting

@@ -60,8 +60,10 @@ def output(image, *arguments):
 
 def test_program_runs_with_all_commands_that_the_charts_start(image):
     assert output(image, "version").strip() == f"Client: {kubelend.__version__}"
-    for program in ("broker", "agent", "join"):
-        assert "Usage: kubelend" in output(image, program, "--help")
+    for program, known in (("broker", "--store"), ("agent", "--cleanup-deployment"), ("join", "")):
+        text = output(image, program, "--help")
+        assert "Usage: kubelend" in text
+        assert known in text
 
 
 def test_it_signs_the_request_of_a_peering(image):
@@ -79,10 +81,6 @@ def test_it_signs_the_request_of_a_peering(image):
     assert request.is_signature_valid
     assert request.subject.rfc4514_string() == "CN=berlin,O=liqo.io"
     assert request.public_key() == key.public_key()
-
-
-def test_it_cleans_up_after_an_agent(image):
-    assert "--cleanup-deployment" in output(image, "agent", "--help")
 
 
 def test_it_is_small_and_contains_nothing_that_only_builds(image):

@@ -122,28 +122,6 @@ async def test_people_and_callers_without_an_instance_have_no_session(agent, bro
     assert await is_refused(agent("two")), "and they end no session"
 
 
-async def test_end_of_the_stream_ends_the_session_after_the_grace(agent, broker):
-    one, two = agent("one"), agent("two")
-    await one.advertise()
-    async with one.stream() as stream:
-        await stream.event()
-        assert await is_refused(two)
-    assert await is_free_after_the_grace(two, broker)
-    assert await is_refused(one)
-
-
-async def test_silent_agent_loses_its_session_and_its_stream(agent, broker):
-    one, two = agent("one"), agent("two")
-    async with one.stream() as stream:
-        await stream.event()
-        broker.clock.pass_time(90 * make.SECOND - make.MOMENT)
-        assert await is_refused(two)
-        broker.clock.pass_time(make.MOMENT)
-        assert not await is_refused(two)
-        assert [event for event in await stream.rest() if not event.comment] == []
-    assert await is_refused(one)
-
-
 @pytest.mark.broker(agent_timeout=make.SECOND)
 async def test_polls_keep_the_session_for_the_time_that_is_set(agent, broker):
     one, two = agent("one"), agent("two")

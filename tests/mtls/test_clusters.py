@@ -3,7 +3,6 @@
 import pytest
 
 import make
-from callers import request_body
 from kubelend.transports import tls
 
 
@@ -87,20 +86,6 @@ async def test_prices_labels_region_and_endpoint_are_kept_and_shown(a):
     assert {name: seen[name] for name in said} == said
 
 
-async def test_stale_cluster_gets_nothing_new_keeps_what_it_lends_and_comes_back(broker, a, b):
-    await a.advertise()
-    made = await b.reserve(duration="24h")
-    broker.clock.pass_time(10 * make.MINUTE)
-    (listed,) = (await broker.viewer().read("clusters"))["clusters"]
-    assert (listed["status"]["phase"], listed["status"]["active"]) == ("Stale", False)
-    refused = await b.post("reservations", request_body())
-    assert refused.problem.error.startswith("no suitable cluster: 0/1 cluster fits: 1 Stale")
-    assert await b.phase_of(made["id"]) == "Reserved"
-    await a.advertise()
-    assert ((await status_of(a))["phase"], (await status_of(a))["active"]) == ("Active", True)
-    assert (await b.post("reservations", request_body())).status == 201
-
-
 @pytest.fixture
 async def fleet(broker):
     for name, cpu in (("a", "8"), ("b", "4")):
@@ -172,24 +157,6 @@ async def test_drain_is_answered_with_what_moved_and_pushed_to_all_it_concerns(b
     assert cluster["advertisement"]["resources"]["reserved"]["cpu"] == "0"
     again = await admin.post("clusters", "a", "drain", {"reason": "retired"})
     assert again.json["reservations"] == []
-
-
-@pytest.mark.usefixtures("fleet")
-async def test_removed_cluster_is_forgotten(broker, admin, r):
-    made = await r.reserve("3")
-    refused = await admin.delete("clusters", "a")
-    assert refused.refusal == (409, "Conflict")
-    assert refused.problem.error == "a still lends 1 reservation; drain the cluster first"
-    await r.delete("reservations", made["id"])
-    gone = await admin.delete("clusters", "a")
-    assert (gone.status, gone.content) == (204, b"")
-    assert (await admin.get("clusters", "a")).refusal == (404, "NotFound")
-    assert (await admin.delete("clusters", "a")).refusal == (404, "NotFound")
-    assert (await broker.cluster("a").get("advertisements", "a")).refusal == (404, "NotFound")
-    assert (await r.post("reservations", request_body("8"))).status == 409
-    assert (await r.read("reservations", made["id"]))["targetClusterID"] == "a"
-    await broker.cluster("a").advertise("8", "16Gi")
-    assert (await resources_of(broker.cluster("a")))["available"]["cpu"] == "8"
 
 
 @pytest.mark.usefixtures("fleet")

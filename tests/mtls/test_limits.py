@@ -5,11 +5,9 @@ import zlib
 
 import pytest
 
-import brokers
 import make
 from callers import offer, request_body
 from kubelend.core import lending
-from kubelend.stores.sqlite import SqliteStore
 
 LIMIT = 262144
 
@@ -209,23 +207,6 @@ async def test_invalid_cluster_name_has_no_policy_and_no_quota(admin):
     assert (await admin.get("clusters", "unknown", "policy")).refusal == (404, "NotFound")
 
 
-async def test_limits_and_what_is_used_of_them_outlive_a_restart(certificates, tmp_path):
-    path = tmp_path / "kubelend.db"
-    opened = brokers.reopening(SqliteStore.open(path))
-    async with brokers.running(certificates, open_store=opened) as broker:
-        await broker.cluster("a").advertise("8", "16Gi")
-        await set_policy(broker.admin(), POLICY)
-        assert (await broker.admin().put("quotas", "team-a", {"reservations": 1})).status == 200
-        await broker.cluster("team-a").reserve("1")
-    opened = brokers.reopening(SqliteStore.open(path))
-    async with brokers.running(certificates, open_store=opened) as broker:
-        team = broker.cluster("team-a")
-        assert (await broker.admin().read("clusters", "a", "policy"))["admin"] == POLICY
-        assert (await team.post("reservations", request_body())).refusal == (403, "QuotaExceeded")
-        assert await refusal(broker.cluster("team-x")) == {"RequesterDenied": 1}
-        assert (await team.read("quotas", "team-a"))["used"]["reservations"] == 1
-
-
 @pytest.fixture
 async def payer(broker):
     """A requester where a core costs 0.25 EUR an hour."""
@@ -305,15 +286,3 @@ async def test_budget_bounds_the_cost_that_a_reservation_shows(broker, admin, pa
     assert (await payer.read("quotas", "r"))["used"]["spentToday"] == "1"
     await broker.cluster("free").advertise("64", "64Gi")
     assert "cost" not in await payer.reserve("2", targetClusterID="free")
-
-
-async def test_quota_that_is_cleared_bounds_no_more(admin, payer):
-    await allot(admin, {"reservations": 0})
-    refused = await payer.post("reservations", request_body())
-    assert refused.refusal == (403, "QuotaExceeded")
-    assert "retryable" not in refused.json
-    assert (await admin.delete("quotas", "r")).status == 204
-    assert (await admin.delete("quotas", "r")).refusal == (404, "NotFound")
-    missing = await payer.get("quotas", "r")
-    assert (missing.refusal, missing.problem.detail) == ((404, "NotFound"), "'r' has no quota")
-    await payer.reserve()

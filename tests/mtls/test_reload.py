@@ -337,24 +337,21 @@ async def test_calls_that_have_begun_finish_over_the_connection_they_have(holder
         await waiting.until(lambda: answering.open_connections == 1)
 
 
-async def test_an_idle_connection_of_the_old_certificate_is_closed(holder, answering):
-    async with holder.client(answering.url, LATER) as client:
-        await client.version()
-        holder.renew()
-        assert await client.refresh() is True
-        await waiting.until(lambda: answering.open_connections == 0)
-        await client.version()
-        assert len(answering.connections) == 2
-        assert await client.refresh() is False
-
-
-async def test_the_files_are_not_looked_at_for_each_call(holder, answering):
+async def test_files_are_not_looked_at_for_each_call_and_then_idle_connections_are_closed(
+    holder, answering
+):
     old = holder.serial
     async with holder.client(answering.url, LATER) as client:
         await client.version()
         holder.renew()
         await client.version()
-    assert {seen.serial for seen in answering.seen} == {old}
+        assert {seen.serial for seen in answering.seen} == {old}
+        assert await client.refresh() is True
+        await waiting.until(lambda: answering.open_connections == 0)
+        await client.version()
+        assert answering.seen[-1].serial == holder.serial
+        assert len(answering.connections) == 2
+        assert await client.refresh() is False
 
 
 @pytest.mark.parametrize(
@@ -404,27 +401,20 @@ async def test_a_pair_caught_in_the_middle_leaves_the_old_one_in_use(
     assert answering.seen[-1].serial == tls_peers.serial_in(tmp_path / "next")
 
 
-async def test_a_new_certificate_that_the_broker_does_not_accept_is_said_to_be_the_reason(
-    holder, answering
-):
-    async with holder.client(answering.url) as client:
-        await client.version()
-        put(holder.directory, holder.certificates.stranger("a"), "tls.crt", "tls.key")
-        assert await client.refresh()
-        with pytest.raises(BrokerUnreachable, match=r"it may not accept .*tls\.crt"):
-            await client.version()
-
-
-async def test_an_authority_that_is_no_longer_trusted_is_not_spoken_to_again(
+async def test_new_files_that_do_not_fit_the_broker_are_said_to_be_the_reason(
     holder, answering, tmp_path
 ):
     other = Certificates(tmp_path / "other", authority="other")
     async with holder.client(answering.url) as client:
         await client.version()
-        put(holder.directory, other.cluster("a"), "ca.crt")
-        assert await client.refresh()
-        with pytest.raises(BrokerUnreachable, match="not signed by a CA"):
-            await client.version()
+        for source, names, reason in (
+            (holder.certificates.stranger("a"), NAMES[:2], r"it may not accept .*tls\.crt"),
+            (other.cluster("a"), NAMES[2:], "not signed by a CA"),
+        ):
+            put(holder.directory, source, *names)
+            assert await client.refresh()
+            with pytest.raises(BrokerUnreachable, match=reason):
+                await client.version()
 
 
 async def test_a_broker_of_a_new_authority_is_trusted_once_its_certificate_is_there(

@@ -236,34 +236,6 @@ async def test_reservation_is_activated_renewed_and_released(broker, a, r):
     assert await available(a) == "8"
 
 
-async def test_release_by_an_admin_says_so(broker, a, r):
-    made = await r.reserve()
-    answer = await broker.admin().delete("reservations", made["id"])
-    assert answer.json["status"]["reason"] == "ReleasedByAdmin"
-
-
-async def test_archived_reservation_is_released_for_good_and_still_found(start):
-    broker = await start(retention=make.MINUTE)
-    await broker.cluster("a").advertise()
-    r = broker.cluster("r")
-    made = await r.reserve()
-    first = await r.delete("reservations", made["id"])
-    broker.clock.pass_time(24 * make.HOUR)
-    await broker.expire()
-    assert (await r.read("reservations"))["reservations"] == []
-    again = await r.delete("reservations", made["id"])
-    assert (again.status, again.json) == (200, first.json)
-    assert await r.read("reservations", made["id"]) == first.json
-    assert (await r.read("reservations", made["id"], "explain"))["total"] == 1
-    for step in ("activate", "renew"):
-        answer = await r.post("reservations", made["id"], step)
-        assert answer.refusal == (409, "WrongPhase")
-        assert answer.problem.detail == f"{made['id']} is Released"
-        assert answer.problem.hint == "the reservation is finished; request a new one"
-    assert (await broker.cluster("s").get("reservations", made["id"])).status == 404
-    assert (await broker.cluster("s").delete("reservations", made["id"])).status == 404
-
-
 async def test_expiry_is_seen_at_once_by_whoever_asks(broker, a, r):
     """Not only after the second in which the broker ends what has expired."""
     made = await r.reserve("8", duration="10s")
@@ -294,18 +266,6 @@ async def test_both_parties_get_the_same_grant_and_it_says_what_was_promised(bro
     await r.post("reservations", made["id"], "renew", {"duration": "5h"})
     renewed = (await r.read("reservations", made["id"], "grant"))["grant"]
     assert verify_grant(renewed, await keys(r)).exp == int((make.T0 + 5 * make.HOUR).timestamp())
-
-
-async def test_grant_comes_with_the_instruction(broker, a, r):
-    async with a.stream() as provider, r.stream() as requester:
-        await provider.event()
-        await requester.event()
-        made = await r.reserve()
-        hold, use = await provider.event(), await requester.event()
-        assert hold.data["grant"] == use.data["grant"]
-        assert verify_grant(hold.data["grant"], await keys(r)).jti == made["id"]
-        await r.delete("reservations", made["id"])
-        assert "grant" not in (await provider.event()).data
 
 
 async def test_provider_that_it_was_moved_away_from_gets_none(broker, a, r):

@@ -84,13 +84,14 @@ async def test_certificate_that_is_not_due_is_renewed_only_by_force(
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=str)
-async def test_new_certificate_has_a_new_key_of_the_same_algorithm_and_the_same_name(
-    certificates, now, renew, algorithm
+async def test_new_certificate_has_a_new_key_of_the_same_algorithm_which_is_never_sent(
+    certificates, issuer, now, renew, algorithm
 ):
     life, profile = timedelta(days=1), identity.client_profile("a")
     valid = {"at": now - 0.9 * life, "lifetime": life}
     directory = certificates.write("a", profile, algorithm=algorithm, **valid)
     old = files.load_credentials(directory)
+    (directory / "tls.key").chmod(0o640)
     renewed = await renew(directory)
     new = files.load_credentials(directory)
     assert renewed is not None
@@ -100,19 +101,10 @@ async def test_new_certificate_has_a_new_key_of_the_same_algorithm_and_the_same_
     assert type(new.key) is type(old.key)
     assert new.key.public_key() != old.key.public_key()
     assert new.certificate.not_valid_after_utc > now + timedelta(days=364)
-
-
-async def test_key_is_never_sent(issuer, renew):
-    await renew()
+    assert stat.S_IMODE((directory / "tls.key").stat().st_mode) == 0o640
     (request,) = issuer.requests
     assert "PRIVATE" not in request
     assert request.count("-----BEGIN ") == 1
-
-
-async def test_file_modes_are_kept(directory, renew):
-    (directory / "tls.key").chmod(0o640)
-    assert await renew()
-    assert stat.S_IMODE((directory / "tls.key").stat().st_mode) == 0o640
 
 
 async def test_trusted_authorities_follow_the_broker(certificates, directory, issuer, renew, now):

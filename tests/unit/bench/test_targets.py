@@ -100,13 +100,10 @@ def test_table_has_a_row_for_each_target_with_figure_limit_and_verdict():
     assert max(map(len, cli.targets_table(GOOD).splitlines())) <= 80
 
 
-def test_figures_of_a_part_that_was_skipped_have_no_row_and_no_verdict():
+def test_what_did_not_run_has_no_row_and_no_verdict():
     figures = {name: one for name, one in GOOD["agent"].items() if "peering" not in name}
     assert "peering" not in cli.targets_table({"agent": figures})
     assert cli.missed_targets({"agent": figures}) == []
-
-
-def test_benchmark_that_did_not_run_has_no_row():
     _, row = cli.targets_table({"restart": GOOD["restart"]}).splitlines()
     assert row.startswith("restart ")
 

@@ -293,14 +293,6 @@ def test_a_program_reads_the_same_without_the_private_key(certificates, kubelend
     assert trusted["pin"] == tokens.ca_pin(certificates.authority.certificate)
 
 
-def test_a_key_of_another_certificate_is_exit_code_2(certificates, kubelend, tmp_path):
-    directory = shutil.copytree(certificates.cluster("a"), tmp_path / "mixed")
-    (directory / "tls.key").write_bytes((certificates.cluster("b") / "tls.key").read_bytes())
-    code, out, err = kubelend(f"certificate show --cert-path {directory}")
-    assert (code, out) == (2, "")
-    assert "do not match" in err
-
-
 @pytest.mark.parametrize(
     "answer",
     [

@@ -18,11 +18,16 @@ from kubelend.wire.broker_objects import LedgerRecord
 def test_versions_are_those_of_the_program(name):
     chart = yaml.safe_load((CHARTS / f"kubelend-{name}" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (kubelend.__version__,) * 2
+    assert container(rendered(name))["image"] == f"kubelend:{kubelend.__version__}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rendered_image_is_that_of_the_program(name):
-    assert container(rendered(name))["image"] == f"kubelend:{kubelend.__version__}"
+def test_schema_knows_every_value_and_no_other(name):
+    chart = CHARTS / f"kubelend-{name}"
+    schema = json.loads((chart / "values.schema.json").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    assert values.keys() == schema["properties"].keys() - {"global"}
+    assert schema["additionalProperties"] is False
 
 
 def test_each_definition_is_in_the_chart_of_its_group():
@@ -58,15 +63,6 @@ def test_roles_in_the_manual_are_those_of_the_chart():
         if not role["metadata"]["name"].endswith(("-viewer", "-editor"))
     }
     assert own == documented
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_schema_knows_every_value_and_no_other(name):
-    chart = CHARTS / f"kubelend-{name}"
-    schema = json.loads((chart / "values.schema.json").read_text())
-    values = yaml.safe_load((chart / "values.yaml").read_text())
-    assert values.keys() == schema["properties"].keys() - {"global"}
-    assert schema["additionalProperties"] is False
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -36,10 +36,8 @@ def test_last_stage_only_copies_what_the_first_has_made(stages):
         "--from=build /opt/kubelend /opt/kubelend"
     ]
     assert not [rest for word, rest in last if word in {"RUN", "ADD"}]
-
-
-def test_user_is_a_number_and_not_root(stages):
-    assert ("USER", "65532:65532") in stages[-1]
+    assert ("USER", "65532:65532") in last, "a number, and not root"
+    assert ("ENTRYPOINT", '["kubelend"]') in last, "signals reach the program itself"
 
 
 def test_everything_from_outside_is_pinned_by_hash_and_nothing_is_compiled(stages):
@@ -48,10 +46,6 @@ def test_everything_from_outside_is_pinned_by_hash_and_nothing_is_compiled(stage
     assert "--require-hashes --requirement /src/requirements.lock" in outside
     assert "--only-binary :all:" in outside
     assert "--no-deps --no-build-isolation /src" in own
-
-
-def test_entry_is_the_program_itself_so_that_signals_reach_it(stages):
-    assert ("ENTRYPOINT", '["kubelend"]') in stages[-1]
 
 
 def test_whatever_is_copied_is_let_into_the_context(stages):
