@@ -19,6 +19,7 @@ import msgspec
 import structlog
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
+from msgspec import inspect
 
 from kubelend.api.authentication import Authenticator
 from kubelend.broker import authorization
@@ -50,7 +51,7 @@ from kubelend.kits.ratelimit import RateLimiter
 from kubelend.pki import identity
 from kubelend.pki.grants import GrantSigner
 from kubelend.pki.identity import Caller
-from kubelend.wire import problems, route, routes, validation
+from kubelend.wire import problems, route, routes
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.route import MAX_PAGE_SIZE
 
@@ -264,9 +265,29 @@ def _decode_body(text: bytes, kind: type[Body]) -> Body:
     except msgspec.ValidationError:
         if b"null" not in text:
             raise
-        given = validation.without_nulls(msgspec.json.decode(text))
+        given = _without_null_fields(msgspec.json.decode(text), inspect.type_info(kind))
         body = _body_decoder(kind).decode(msgspec.json.encode(given))
     return body
+
+
+def _without_null_fields(given: Any, kind: inspect.Type) -> Any:
+    """Drops the nulls of known fields, which mean no value, at any depth; all other nulls are errors."""
+    match kind:
+        case inspect.Metadata():
+            return _without_null_fields(given, kind.type)
+        case inspect.UnionType():
+            kinds = [one for one in kind.types if isinstance(one, inspect.StructType)]
+            return _without_null_fields(given, kinds[0]) if kinds else given
+        case inspect.ListType() if isinstance(given, list):
+            return [_without_null_fields(one, kind.item_type) for one in given]
+        case inspect.StructType() if isinstance(given, dict):
+            types = {field.encode_name: field.type for field in kind.fields}
+            return {
+                name: _without_null_fields(value, types[name]) if name in types else value
+                for name, value in given.items()
+                if value is not None or name not in types
+            }
+    return given
 
 
 _body_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = lru_cache(maxsize=None)(

@@ -85,7 +85,7 @@ async def _open_agent(
         source=SimulatedSource(_TINY_CLUSTER, clock.utc_now),
         objects=RecordingObjects(name, deliveries, clock.utc_now),
         clock=clock.utc_now,
-        namespace="",
+        namespace="default",
         policy=None,
         offer=_NO_OFFER,
     )

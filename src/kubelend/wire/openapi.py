@@ -22,6 +22,7 @@ _DESCRIPTION = (
     " of another are rejected with IdentityInUse."
 )
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_REFERENCE = re.compile(r'"#/components/schemas/(\w+)"')
 _PATH_PARAMETER_SCHEMA: Json = {"type": "string", "minLength": 1, **json_types.PLAIN}
 
 
@@ -38,6 +39,7 @@ def document(version: str) -> Json:
         types, ref_template="#/components/schemas/{name}"
     )
     schema_of = {repr(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    _allow_nulls(components, [schema_of[repr(route.body)] for route in ROUTES if route.body])
     return {
         "openapi": "3.1.0",
         "info": {
@@ -54,6 +56,37 @@ def document(version: str) -> Json:
             "securitySchemes": {"mutualTLS": {"type": "mutualTLS"}},
         },
     }
+
+
+def _allow_nulls(components: dict[str, Json], bodies: list[Json]) -> None:
+    """In what a request contains, null in an optional field is the same as no field."""
+    for name in _referenced(components, bodies):
+        found = components[name]
+        required = found.get("required", [])
+        for field, schema in found.get("properties", {}).items():
+            if field not in required:
+                found["properties"][field] = _nullable(schema)
+
+
+def _referenced(components: dict[str, Json], schemas: list[Json]) -> set[str]:
+    found: set[str] = set()
+    unread = schemas
+    while unread:
+        text = msgspec.json.encode(unread).decode()
+        names = set(_REFERENCE.findall(text)) - found
+        found |= names
+        unread = [components[name] for name in sorted(names)]
+    return found
+
+
+def _nullable(schema: Json) -> Json:
+    null = {"type": "null"}
+    if "anyOf" in schema:
+        return schema if null in schema["anyOf"] else {**schema, "anyOf": [*schema["anyOf"], null]}
+    if schema.keys().isdisjoint({"enum", "not", "$ref"}):
+        return {**schema, "type": [schema["type"], "null"]}
+    rest = {name: value for name, value in schema.items() if name != "default"}
+    return {"anyOf": [rest, null], "default": schema["default"]}
 
 
 def _types() -> list[Any]:

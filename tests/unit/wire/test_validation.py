@@ -13,7 +13,16 @@ from kubelend.core import durations, resources, scoring
 from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
-from kubelend.wire import bodies, conversion, json_types, openapi, quantities, routes, validation
+from kubelend.wire import (
+    admin_bodies,
+    bodies,
+    conversion,
+    json_types,
+    openapi,
+    quantities,
+    routes,
+    validation,
+)
 from make import T0
 
 # In the order of the routes: workers of one run have to collect the same tests.
@@ -25,12 +34,24 @@ def test_null_in_a_body_is_the_same_as_no_value(kind):
     fields = msgspec.structs.fields(kind)
     optional = {one.encode_name: None for one in fields if not one.required}
     required = {one.encode_name: SAMPLES[one.encode_name] for one in fields if one.required}
-    given = {**required, **optional, "unknown": None}
+    given = {**required, **optional}
     plain = request.decode_body(msgspec.json.encode(required), kind)
     assert request.decode_body(msgspec.json.encode(given), kind) == plain
     for name in required:
         with pytest.raises(InvalidInput, match=f"missing required field `{name}`"):
             request.decode_body(msgspec.json.encode(given | {name: None}), kind)
+
+
+def test_null_is_no_value_inside_a_body_too_but_not_in_a_map_or_an_unknown_field():
+    wanted = {"requestedResources": _AMOUNTS | {"gpu": None}, "constraints": {"exclude": None}}
+    decoded = request.decode_body(msgspec.json.encode(wanted), bodies.ReservationRequest)
+    assert decoded == bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
+    for part in ({"labels": {"zone": None}}, {"exclude": [None]}):
+        text = msgspec.json.encode(wanted | {"constraints": part})
+        with pytest.raises(InvalidInput, match="got `null`"):
+            request.decode_body(text, bodies.ReservationRequest)
+    with pytest.raises(InvalidInput, match="unknown field `reasn`"):
+        request.decode_body(b'{"reasn": null}', admin_bodies.RevokeRequest)
 
 
 _AMOUNTS = {"cpu": "1", "memory": "1Gi"}
