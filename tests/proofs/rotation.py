@@ -30,6 +30,7 @@ from kubelend.apps import join
 from kubelend.core.errors import KubelendError
 from kubelend.kits import backoff
 from kubelend.pki import authority, files, identity, tokens, x509
+from kubelend.pki.files import Credentials
 from kubelend.transports import tls
 from kubelend.transports.client import BrokerClient
 from kubelend.wire import bodies
@@ -50,6 +51,12 @@ class Plan(msgspec.Struct, frozen=True):
     clusters: int = 4
     workers: int = 4
     """At a time, for each cluster."""
+    renew_every: timedelta | None = None
+    """None: when a certificate is due. Else by force, and a slow machine misses no renewal."""
+
+    @property
+    def tick(self) -> timedelta:
+        return self.renew_every or self.lifetime / 60
 
 
 class Report(msgspec.Struct):
@@ -64,7 +71,7 @@ class Report(msgspec.Struct):
 
 
 async def prove(plan: Plan, root: Path) -> Report:
-    """Run it to its end."""
+    """Run it for the duration, and until the authority has been rotated."""
     certificates = Certificates(root / "certificates")
     certificates.authority.save(root / "ca")
     report = Report()
@@ -85,13 +92,16 @@ async def prove(plan: Plan, root: Path) -> Report:
         ]
         for cluster in clusters:
             await cluster.offer()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(plan.duration.total_seconds()), asyncio.TaskGroup() as group:
-                group.create_task(_count_renewals("broker", server, plan, report))
-                holders = [server, *(cluster.directory for cluster in clusters)]
-                group.create_task(_rotate_authority(root / "ca", holders, report))
-                for cluster in clusters:
-                    group.create_task(cluster.live())
+        async with asyncio.TaskGroup() as group:
+            enough = group.create_task(asyncio.sleep(plan.duration.total_seconds()))
+            work = [_count_renewals("broker", server, plan, report)]
+            work += [cluster.live() for cluster in clusters]
+            running = [group.create_task(each) for each in work]
+            holders = [server, *(cluster.directory for cluster in clusters)]
+            await _rotate_authority(root / "ca", holders, clusters, report)
+            await enough
+            for task in running:
+                task.cancel()
     return report
 
 
@@ -108,8 +118,11 @@ class _Cluster:
         profile = identity.client_profile(name)
         self.directory = certificates.write(name, profile, at=_now(), lifetime=plan.lifetime)
         self._client = BrokerClient(
-            self._url, self.directory, backoff=backoff.NO_RETRIES, check_every=plan.lifetime / 60
+            self._url, self.directory, backoff=backoff.NO_RETRIES, check_every=plan.tick
         )
+        self._running: set[object] = set()
+        """Calls that have begun and not ended."""
+        self._events = 0
 
     async def offer(self) -> None:
         """Before the others ask: with one alone there is nobody to borrow from."""
@@ -128,9 +141,21 @@ class _Cluster:
         while True:
             with contextlib.suppress(KubelendError):  # as the agent does, it tries again
                 await join.renew_with_client(
-                    self._client, self._url, self.directory, self._plan.lifetime / 10, _now()
+                    self._client,
+                    self._url,
+                    self.directory,
+                    self._plan.lifetime / 10,
+                    _now(),
+                    force=self._plan.renew_every is not None,
                 )
-            await asyncio.sleep(self._plan.lifetime.total_seconds() / 60)
+            await asyncio.sleep(self._plan.tick.total_seconds())
+
+    async def use_new_certificate(self) -> None:
+        """Until no call and no stream uses an earlier one: a drop does not wait for them."""
+        await self._client.refresh()
+        # A stream compares certificates after each chunk that it receives, which may have several events.
+        earlier, events = set(self._running), self._events
+        await _until(lambda: not earlier & self._running and self._events > events + 10)
 
     async def _work(self) -> None:
         while True:
@@ -141,11 +166,14 @@ class _Cluster:
 
     async def _call(self, call: Awaitable[Answer]) -> Answer | None:
         answer: Answer | None = None
+        running = object()
+        self._running.add(running)
         try:
             answer = await call
             self._report.calls += 1
         except KubelendError as error:
             self._fail(error)
+        self._running.remove(running)
         await asyncio.sleep(REST)
         return answer
 
@@ -159,6 +187,7 @@ class _Cluster:
                         if instruction.revision <= last:
                             self._fail(f"event {instruction.revision} after {last}")
                         last = instruction.revision
+                        self._events += 1
                         self._report.events += 1
             except KubelendError as error:
                 self._fail(error)
@@ -167,19 +196,23 @@ class _Cluster:
         self._report.failures.append(f"{_now():%H:%M:%S.%f} {self._name}: {problem}")
 
 
-async def _rotate_authority(ca: Path, holders: list[Path], report: Report) -> None:
-    """Each step when all have what the one before brings."""
+async def _rotate_authority(
+    ca: Path, holders: list[Path], clusters: list[_Cluster], report: Report
+) -> None:
+    """Each step when all use what the one before brings."""
+
+    async def until_used(is_renewed: Callable[[Credentials], bool]) -> None:
+        await _until(lambda: all(is_renewed(files.load_credentials(one)) for one in holders))
+        for cluster in clusters:
+            await cluster.use_new_certificate()
+
     old = authority.Authority.load(ca).certificate
     new = authority.start_rotation(ca, now=_now())
     report.steps.append("rotate")
-    await _until(lambda: all(new in files.load_credentials(each).authorities for each in holders))
+    await until_used(lambda found: new in found.authorities)
     authority.finish_rotation(ca)
     report.steps.append("sign")
-    await _until(
-        lambda: all(
-            x509.is_issued_by(files.load_credentials(each).certificate, new) for each in holders
-        )
-    )
+    await until_used(lambda found: x509.is_issued_by(found.certificate, new))
     authority.drop_authority(ca, tokens.ca_pin(old))
     report.steps.append("drop")
 
@@ -194,7 +227,7 @@ async def _until(is_done: Callable[[], bool]) -> None:
 async def _count_renewals(name: str, directory: Path, plan: Plan, report: Report) -> None:
     serial = tls.own_certificate(directory).serial_number
     while True:
-        await asyncio.sleep(plan.lifetime.total_seconds() / 20)
+        await asyncio.sleep(plan.tick.total_seconds())
         found = tls.own_certificate(directory).serial_number
         report.renewals[name] += found != serial
         serial = found
