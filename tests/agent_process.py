@@ -73,7 +73,9 @@ class Running:
             assert found or self.process.poll() is None, f"it has ended: {self.text}"
             return found
 
-        wait_until(holds, patience, explain=lambda: f"{self.get('/readyz')}: {self.text}")
+        wait_until(
+            holds, patience, poll=0.03, explain=lambda: f"{self.get('/readyz')}: {self.text}"
+        )
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Signal it, wait for its end, and give its exit code."""

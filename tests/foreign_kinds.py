@@ -6,7 +6,6 @@ and our manifests use, and require what those require: all else is refused when 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,10 +82,7 @@ KINDS = (
 def cluster(lab: ApiServers, name: str) -> Iterator[LocalCluster]:
     """One that has these kinds, and none of ours until a manifest brings it."""
     [started] = lab.start(f"{name}-{secrets.token_hex(4)}")
-    path = started.directory / "foreign.json"
-    items = [_definition(*kind) for kind in KINDS]
-    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    servers.apply_manifests(started, [path])
+    servers.create_crds(started, [_definition(*kind) for kind in KINDS])
     yield started
     started.kill()
 

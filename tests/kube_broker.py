@@ -24,6 +24,7 @@ from clocks import Clock
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.controllers.manager import ControllerManager
+from kubelend.controllers.reconciler import TICK_SECONDS
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.envtest.servers import LocalCluster
@@ -41,8 +42,10 @@ Explain = Callable[[], object]
 Kind = TypeVar("Kind", bound=Object)
 
 TERMS = RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
-SILENCE = 3.0
+SILENCE = 2 * TICK_SECONDS
 """Seconds in which nothing is written, after which nothing is going to be."""
+POLL = 0.02
+"""Seconds between two questions to an API server, which takes a millisecond of a core for each."""
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 
@@ -167,7 +170,7 @@ class Objects:
         )
 
     async def until(self, condition: Callable[[], Any], explain: Explain = lambda: "") -> None:
-        await until(condition, explain=explain)
+        await until(condition, poll=POLL, explain=explain)
 
 
 class Running(Objects):

@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
@@ -29,6 +27,7 @@ import brokers
 from certificates import Certificates
 from clocks import RunningClock
 from kube_broker import Explain, Objects
+from kubelend.cli import main
 from kubelend.core import audit
 from kubelend.core.errors import AlreadyExists, Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
@@ -47,9 +46,9 @@ Fault = Callable[[], Awaitable[None]]
 
 POLL = 0.1
 BY_OBJECT, BY_REST = "lender-by-object", "lender-by-rest"
-CPUS = 5
+CPUS = 3
 """Of each lender: as many reservations of one CPU fit."""
-BORROWERS = 3
+BORROWERS = 2
 """Borrowers of either kind at once, each of which keeps one; there is no room for all that they want."""
 LIVE = {"Pending", "Reserved", "Active"}
 LEASE: dict[str, Any] = {
@@ -57,7 +56,6 @@ LEASE: dict[str, Any] = {
     "leader_elect_renew_deadline": timedelta(seconds=2),
     "leader_elect_retry_period": timedelta(milliseconds=500),
 }
-KUBELEND = Path(sys.executable).with_name("kubelend")
 REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
 
 
@@ -124,6 +122,11 @@ class Load:
                 self._is_over = True
         kept = {one.result() for one in workers}
         return kept | await self.fill_up()
+
+    async def answers(self, count: int) -> None:
+        """Waits for so many more answers, of either kind."""
+        enough = self.answered + count
+        await eventually(lambda: self.answered >= enough)
 
     async def borrow(self, borrower: str, key: str) -> str:
         """Over REST; gives its name, or nothing if there was no room."""
@@ -269,9 +272,7 @@ class Load:
         assert audit.overcommitted_clusters(ledger) == []
         assert {one.id for one in ledger.reservations.values() if one.is_live} == promised
         url = f"kubernetes://{self._cluster.admin_kubeconfig}?namespace={namespace}"
-        command = (KUBELEND, "audit", f"--store={url}")
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert main.run(["audit", "check", f"--store={url}"]) == 0
 
 
 def is_live(found: Reservation) -> bool:

@@ -206,9 +206,9 @@ def clusters(lab):
 @pytest.fixture
 def namespace(kube, request):
     """Of this test alone. Nobody empties it afterwards: there are no controllers in a lab."""
-    name = _namespace_name(request.node.name)
-    body = f'{{"apiVersion": "v1", "kind": "Namespace", "metadata": {{"name": "{name}"}}}}'
-    kube.call("POST", "/api/v1/namespaces", body.encode())
+    import kube_objects
+
+    name = kube_objects.create_namespace(kube, _namespace_name(request.node.name))
     yield name
     kube.call("DELETE", f"/api/v1/namespaces/{name}")
 

@@ -11,7 +11,7 @@ import msgspec
 
 from kubelend.agent.ports import Snapshot
 from kubelend.core import pod_requests
-from kubelend.core.errors import AlreadyExists
+from kubelend.core.errors import AlreadyExists, InvalidInput
 from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import config, resources
 from kubelend.kube.client import Client
@@ -27,6 +27,30 @@ async def opened(cluster: LocalCluster, user: str = "") -> AsyncIterator[Client]
     kubeconfig = cluster.kubeconfig_for(user) if user else cluster.admin_kubeconfig
     async with Client.open(config.config_from_kubeconfig(kubeconfig)) as client:
         yield client
+
+
+def send(cluster: LocalCluster, method: str, path: str, document: Json) -> Json:
+    """As kubectl sends it, but without the tenth of a second that it takes; unknown fields are refused.
+
+    `InvalidInput`, with what the server says, unless it takes the document.
+    """
+    body = json.dumps(document).encode()
+    answer = cluster.request(method, f"{path}?fieldValidation=Strict", body)
+    found: Json = json.loads(answer.body)
+    if not 200 <= answer.status < 300:
+        raise InvalidInput(found["message"])
+    return found
+
+
+def create_namespace(cluster: LocalCluster, name: str, **labels: str) -> str:
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    send(cluster, "POST", "/api/v1/namespaces", body)
+    return name
+
+
+def listed(cluster: LocalCluster, path: str) -> list[Json]:
+    found: list[Json] = json.loads(cluster.call("GET", path))["items"]
+    return found
 
 
 async def clear(client: Client) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import http.client
+import http
 import json
 import os
 import select
@@ -24,6 +24,7 @@ import yaml
 
 import processes
 from kubelend.apps.agent_launcher import SETTINGS_VARIABLE
+from kubelend.envtest.processes import LocalConnection
 from kubelend.lab import hosts
 from kubelend.lab.state import LabDirectory
 from kubelend.transports import tls
@@ -77,23 +78,12 @@ class Api:
         entry = yaml.safe_load((directory / f"{cluster}.kubeconfig").read_text())
         port = int(entry["clusters"][0]["cluster"]["server"].rpartition(":")[2])
         context = tls.client_context(directory / "lab" / cluster / "admin")
-        self._connection = http.client.HTTPSConnection(
-            "127.0.0.1", port, timeout=10, context=context
-        )
+        self._connection = LocalConnection(port, context)
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
         """Status 0 if there is no server."""
-        is_open = self._connection.sock is not None
         content = None if body is None else json.dumps(body).encode()
-        form = "merge-patch+json" if method == "PATCH" else "json"
-        try:
-            self._connection.request(method, path, content, {"Content-Type": f"application/{form}"})
-            answer = self._connection.getresponse()
-            return answer.status, answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            # A server that was started again does not know the connection.
-            return self.call(method, path, body) if is_open else (0, str(error).encode())
+        return self._connection.request(method, path, content)
 
     def close(self) -> None:
         self._connection.close()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import msgspec
 import pytest
 
+import kube_objects
 from kubelend.broker import ports
 from kubelend.core.events import Change
 from kubelend.core.models import Cluster as Record
@@ -40,10 +40,7 @@ def in_kubernetes(cluster: LocalCluster) -> Callable[[], ports.Store]:
 
 
 def new_namespace(cluster: LocalCluster) -> str:
-    name = f"store-{secrets.token_hex(4)}"
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    cluster.call("POST", "/api/v1/namespaces", msgspec.json.encode(body))
-    return name
+    return kube_objects.create_namespace(cluster, f"store-{secrets.token_hex(4)}")
 
 
 LOCAL_KINDS = {"memory": in_memory, "sqlite": in_sqlite}

@@ -17,7 +17,7 @@ _DOTS = " ..."
 _CHANGING = (
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z"), "TIME"),
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "UUID"),
-    (re.compile(r"\b[0-9a-f]{32}\b"), "SEAL"),
+    (re.compile(r"Checksum: +[0-9a-f]{8}\b"), "Checksum: CRC"),
     # Amounts of CPU look like minutes, so an age has to have seconds.
     (re.compile(r"(?<!\S)(\d+m)?\d+s(?!\S)"), "AGE"),
     (re.compile(r"(Version|Revision|Generation): +\d+"), r"\1: COUNT"),

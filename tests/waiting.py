@@ -70,7 +70,7 @@ def wait_until(
     condition: Callable[[], Any],
     patience: float = PATIENCE,
     *,
-    poll: float = 2 * _POLL,
+    poll: float = 4 * _POLL,
     explain: Callable[[], object] = _nothing,
 ) -> None:
     """The same as `until`, outside of an event loop."""

@@ -1,7 +1,6 @@
 """The agent as a person runs it in Kubernetes: with the documented roles and no more, asked by kubectl."""
 
 import secrets
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,7 +21,6 @@ from kubelend.wire.objects import (
 
 pytestmark = pytest.mark.timeout(180)
 
-DEFINITIONS = Path(__file__).parents[2] / "deploy" / "crds"
 LENDING = "lending"
 
 REQUEST = """
@@ -66,9 +64,9 @@ def pair(lab):
     """Two clusters that know our kinds."""
     found = lab.start(*(f"{name}-{secrets.token_hex(4)}" for name in ("rome", "bonn")))
     for cluster in found:
-        servers.apply_manifests(cluster, sorted(DEFINITIONS.glob("*.yaml")))
+        servers.install_crds(cluster)
         for namespace in ("team", LENDING):
-            cluster.kubectl("create", "namespace", namespace)
+            kube_objects.create_namespace(cluster, namespace)
     yield found
     for cluster in found:
         cluster.kill()
@@ -182,7 +180,7 @@ def test_missing_definitions_are_reported_and_waited_for(lab, start):
         with start("empty", empty) as agent:
             agent.wait_for(lambda: "apply the CRDs" in agent.get("/readyz")[1])
             assert agent.get("/readyz")[0] == 503
-            servers.apply_manifests(empty, sorted(DEFINITIONS.glob("*.yaml")))
+            servers.install_crds(empty)
             agent.wait_until_ready()
             agent.shows(Advertisement, "cluster-advertisement", has("Active"))
     finally:

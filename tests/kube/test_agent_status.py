@@ -1,7 +1,6 @@
 """What kubectl shows of a request and its instructions, written by agents under the documented roles."""
 
 import secrets
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
-DEFINITIONS = Path(__file__).parents[2] / "deploy" / "crds"
 REQUEST = """
 apiVersion: rear.fluidos.eu/v1alpha1
 kind: ResourceRequest
@@ -43,9 +41,9 @@ def broker(certificates, root):
 def cluster(lab):
     """One for both agents, which share no namespace."""
     [found] = lab.start(f"status-{secrets.token_hex(4)}")
-    servers.apply_manifests(found, sorted(DEFINITIONS.glob("*.yaml")))
+    servers.install_crds(found)
     for namespace in ("team", "rome", "bonn"):
-        found.kubectl("create", "namespace", namespace)
+        kube_objects.create_namespace(found, namespace)
     yield found
     found.kill()
 
@@ -122,7 +120,8 @@ def has_events(agent, kind, name, namespace, *reasons):
         lambda: all(
             f" {reason} " in described(agent, kind, name, namespace).partition("Events:")[2]
             for reason in reasons
-        )
+        ),
+        poll=0.2,
     )
 
 

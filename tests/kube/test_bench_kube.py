@@ -49,7 +49,7 @@ def test_idle_broker_writes_nothing_and_its_start_on_a_history_is_measured(found
 
 def test_an_interrupted_benchmark_leaves_nothing_behind(kube_assets, tmp_path):
     started = processes.kubelend("dev", "bench", "kube", *SMALL, temporary=tmp_path)
-    wait_until(lambda: len(processes.naming(tmp_path)) > 1)
+    wait_until(lambda: len(processes.naming(tmp_path)) > 1, poll=0.1)
     started.send_signal(signal.SIGTERM)
     code, out, _ = processes.finished(started, 6 * PATIENCE)
     assert (code, out) == (130, "")

@@ -4,7 +4,6 @@ Under load from both sides, and each ends as in `test_broker_faults`.
 """
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -16,20 +15,13 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
 pytestmark = pytest.mark.timeout(240)
 
+ANSWERS = 40
+
 
 @pytest.fixture
 async def loaded(kube, namespace, certificates):
     async with kube_faults.loaded(kube, namespace, certificates) as loaded:
         yield loaded
-
-
-async def for_a_while(work, seconds=6.0):
-    """Again and again, at most as often as the server answers."""
-    end = asyncio.get_running_loop().time() + seconds
-    for number in itertools.count():
-        if asyncio.get_running_loop().time() > end:
-            return
-        await work(number)
 
 
 async def edit(load, kind, name, change, subresource=""):
@@ -46,6 +38,7 @@ async def edit_each(load, kind, change, subresource=""):
 
 
 async def test_constant_edits_of_all_objects_block_nothing(loaded):
+    """As often as the server answers, until enough requests have been answered all the same."""
     load = loaded.load
 
     async def edit_all(number):
@@ -55,8 +48,13 @@ async def test_constant_edits_of_all_objects_block_nothing(loaded):
         forged = {"resources": {"reserved": amounts, "available": amounts}}
         await edit_each(load, ClusterAdvertisement, {"metadata": noise, "spec": forged})
 
-    promised = await load.under(lambda: for_a_while(edit_all))
-    await load.check(promised)
+    async def fault():
+        answers, number = asyncio.create_task(load.answers(ANSWERS)), 0
+        while not answers.done():
+            await edit_all(number := number + 1)
+        await answers
+
+    await load.check(await load.under(fault))
 
 
 WIPES = [{"status": None}, {"status": {"record": None}}]
@@ -65,16 +63,26 @@ WIPES = [{"status": None}, {"status": {"record": None}}]
 async def test_edited_objects_are_repaired_and_keep_their_reservations(loaded):
     load = loaded.load
 
-    async def wipe(number):
-        for kind in (Reservation, ClusterAdvertisement):
-            await edit_each(load, kind, WIPES[number % 2], "status")
-        await edit_each(load, Reservation, {"metadata": {"finalizers": None}})
-        await asyncio.sleep(0.5)
+    async def fault():
+        for change in 2 * WIPES:
+            for kind in (Reservation, ClusterAdvertisement):
+                await edit_each(load, kind, change, "status")
+            await edit_each(load, Reservation, {"metadata": {"finalizers": None}})
+            await load.answers(ANSWERS // 4)
 
-    promised = await load.under(lambda: for_a_while(wipe))
+    promised = await load.under(fault)
+    await eventually(lambda: are_repaired(load))
     await load.check(promised)
-    for found in await load.listed(Reservation):
-        assert (found.status.record is not None) == (found.status.phase != "Failed"), found
+
+
+async def are_repaired(load):
+    """All have records, but those that were refused."""
+    found = [
+        one.status
+        for kind in (Reservation, ClusterAdvertisement)
+        for one in await load.listed(kind)
+    ]
+    return all((one.record is not None) == (one.phase != "Failed") for one in found)
 
 
 async def test_recreated_advertisements_have_their_reservations(loaded):

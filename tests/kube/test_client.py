@@ -15,7 +15,7 @@ from kubelend.core.errors import (
     Unauthenticated,
 )
 from kubelend.kube import config
-from kubelend.kube.client import PAGE_SIZE, Client
+from kubelend.kube.client import Client
 from kubelend.kube.config import DataOrFile
 from kubelend.kube.resources import Resource
 
@@ -77,10 +77,11 @@ async def test_undefined_kind_is_not_a_missing_object(kube_client):
 
 
 async def test_all_pages_are_of_one_version(kube_client, namespace):
-    names = {f"many-{number:04}" for number in range(2 * PAGE_SIZE + 50)}
+    paged = msgspec.structs.replace(CONFIG_MAPS, page_size=20)
+    names = {f"many-{number}" for number in range(50)}
     made = (config_maps.make(name, namespace, labels={"many": "yes"}) for name in names)
     await asyncio.gather(*(kube_client.create(CONFIG_MAPS, one) for one in made))
-    listing = await kube_client.list(CONFIG_MAPS, namespace, labels="many=yes")
+    listing = await kube_client.list(paged, namespace, labels="many=yes")
     assert {one.metadata.name for one in listing.objects} == names
     newest = max(int(one.metadata.resource_version) for one in listing.objects)
     assert int(listing.resource_version) >= newest

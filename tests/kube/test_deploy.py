@@ -10,6 +10,7 @@ import yaml
 
 import charts
 import foreign_kinds
+import kube_objects
 from charts import KUSTOMIZE
 from kubelend.cli import app, options
 
@@ -121,16 +122,14 @@ patches:
 @pytest.fixture(scope="module")
 def cluster(lab):
     with foreign_kinds.cluster(lab, "deploy") as cluster:
-        cluster.kubectl("create", "namespace", "liqo")
+        kube_objects.create_namespace(cluster, "liqo")
         yield cluster
 
 
 def make_namespace(cluster, name):
     """Of the strictest kind: what is not allowed to any pod of it is an error."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    cluster.call("POST", "/api/v1/namespaces", json.dumps(body).encode())
-    return name
+    return kube_objects.create_namespace(cluster, name, **labels)
 
 
 def apply(cluster, found, *flags):

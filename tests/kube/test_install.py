@@ -193,10 +193,10 @@ def site(kube_assets, liqo_assets, helm, certificates, tmp_path_factory):
         asyncio.run(install_liqo(pair, liqo_assets))
         site = Site(helm, root, *pair)
         for cluster in pair:
-            cluster.kubectl("create", "namespace", HOME)
+            kube_objects.create_namespace(cluster, HOME)
             add_secret(cluster, "agent-client-tls", certificates.cluster(cluster.name))
         add_secret(site.rome, "broker-server-tls", certificates.server())
-        site.rome.kubectl("create", "namespace", "team")
+        kube_objects.create_namespace(site.rome, "team")
         yield site
 
 
@@ -210,7 +210,7 @@ def start(lab, name, liqo_assets, stack):
         process.start()
         process.wait_until_ready()
     asyncio.run(add_node(cluster))
-    cluster.kubectl("create", "namespace", servers.NAMESPACE)
+    kube_objects.create_namespace(cluster, servers.NAMESPACE)
     kubelet = servers.KubeletProcess(cluster, liqo_assets)
     stack.callback(kubelet.stop)
     kubelet.start()
@@ -321,7 +321,7 @@ def test_no_right_for_liqo_is_granted_that_nobody_uses(life, site):
 def test_agent_may_change_only_what_belongs_to_a_peering(life, site):
     """RBAC alone would let it create and delete any namespace, and any Secret."""
     agent = site.bonn.kubeconfig_of_account("kubelend-agent", HOME)
-    site.bonn.kubectl("create", "namespace", "liqo-tenant-other")
+    kube_objects.create_namespace(site.bonn, "liqo-tenant-other")
     site.bonn.kubectl("run", "local", "--image=none", "--namespace=default")
     eviction = site.bonn.directory / "eviction.json"
     names = {"name": "local", "namespace": "default"}

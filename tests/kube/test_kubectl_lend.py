@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kube_objects
 import kubectl_lend
 import processes
 from kubelend.envtest import servers
@@ -88,7 +89,7 @@ def test_developer_borrows_lists_and_releases_with_a_kubeconfig_only(site, devel
     assert (borrowed.code, borrowed.err) == (0, "")
     name = name_in(borrowed.out)
     assert re.fullmatch(rf"{name} is (Reserved|Active) on {PROVIDER} for 2h\n", borrowed.out)
-    wait_until(lambda: site.is_reserved("500m"))
+    wait_until(lambda: site.is_reserved("500m"), poll=0.2)
 
     shown = developer.lend("get", "reservations").out
     assert re.search(rf"^{name} +(Reserved|Active) +{PROVIDER} +500m +256Mi +\d+s$", shown, re.M)
@@ -100,7 +101,7 @@ def test_developer_borrows_lists_and_releases_with_a_kubeconfig_only(site, devel
     # The broker's name for it is as good as its own.
     assert developer.lend("release", reservation) == (0, f"{name} is Released: released\n", "")
     assert site.requests(AGENT) == []
-    wait_until(lambda: site.is_reserved("0"))
+    wait_until(lambda: site.is_reserved("0"), poll=0.2)
     said = developer.lend("get", "reservations")
     assert said == (0, "", "No reservations found in namespace team.\n")
 
@@ -121,7 +122,7 @@ def test_request_that_does_not_fit_is_reported_with_a_suggestion_and_leaves_noth
     said = developer.lend("borrow", "--cpu", "500", "--memory", "256Mi")
     assert (said.code, said.out) == (5, "")
     assert re.search(r"a cluster fits if you request \d+m? cpu less\n$", said.err)
-    wait_until(lambda: site.requests(AGENT) == [])
+    wait_until(lambda: site.requests(AGENT) == [], poll=0.2)
 
 
 @pytest.mark.parametrize("command", [("get", "reservations"), BORROW, ("release", "x")], ids=str)
@@ -158,18 +159,18 @@ def test_operator_sees_clusters_in_the_brokers_context(site):
 
 def test_operator_borrows_in_the_brokers_cluster_by_reservations(site):
     name = name_in(site.operator.lend(*BORROW).out)
-    wait_until(lambda: site.is_reserved("500m"))
+    wait_until(lambda: site.is_reserved("500m"), poll=0.2)
     listed = site.operator.lend("get", "reservations", "--phase=Reserved", "-owide").out
     assert re.search(rf"^{name} .* default ", listed, re.M)
     assert site.operator.lend("release", name).out == f"{name} is Released: released\n"
-    wait_until(lambda: site.is_reserved("0"))
+    wait_until(lambda: site.is_reserved("0"), poll=0.2)
     assert site.operator.lend("release", name).code == 3
 
 
 def test_provider_sees_the_requesters(site, developer):
     name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     lends = ("get", "reservations", "--role=provider", "--phase=Reserved", "-owide")
-    wait_until(lambda: AGENT in site.operator.lend(*lends, "--context", PROVIDER).out)
+    wait_until(lambda: AGENT in site.operator.lend(*lends, "--context", PROVIDER).out, poll=0.2)
     everywhere = site.operator.lend("get", "reservations", "-A", "-oname", "--context", AGENT).out
     assert everywhere == f"reservation/team/{name}\n"
     assert site.operator.lend("release", everywhere.strip(), "--context", AGENT).code == 0
@@ -227,16 +228,7 @@ def operator(empty):
 
 
 def define(cluster, *kinds):
-    paths = [cluster.directory / f"{kind.plural}.json" for kind in kinds]
-    for kind, path in zip(kinds, paths, strict=True):
-        path.write_text(json.dumps(crds.crd(kind)))
-    servers.apply_manifests(cluster, paths)
-
-
-def create_namespace(cluster, namespace, **labels):
-    metadata = {"name": namespace, "labels": labels}
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
-    cluster.call("POST", "/api/v1/namespaces", json.dumps(body).encode())
+    servers.create_crds(cluster, map(crds.crd, kinds))
 
 
 def create_advertisement(cluster, namespace, name):
@@ -267,7 +259,7 @@ def test_each_kind_of_cluster_is_told_apart_by_what_it_serves(empty, operator):
 
     # An agent's cluster that is also the broker's.
     define(empty, ClusterAdvertisement, Reservation)
-    create_namespace(empty, "lending")
+    kube_objects.create_namespace(empty, "lending")
     create_advertisement(empty, "lending", "rome")
     want = ("borrow", "--cpu=1", "--memory=1Gi", "--timeout=1s")
     assert "Not reconciled by a broker yet" in operator.lend(*want, "-nlending").err
@@ -285,8 +277,8 @@ def brokers(empty, operator):
 
 
 def test_requester_in_a_cluster_namespace_is_its_cluster(empty, brokers):
-    create_namespace(empty, "mail-7", **{cluster_namespaces.CLUSTER_LABEL: "rome"})
-    create_namespace(empty, "team")
+    kube_objects.create_namespace(empty, "mail-7", **{cluster_namespaces.CLUSTER_LABEL: "rome"})
+    kube_objects.create_namespace(empty, "team")
     for namespace in ("mail-7", "team"):
         body = {
             "apiVersion": f"{Reservation.group}/{Reservation.version}",
@@ -308,12 +300,12 @@ def test_requester_in_a_cluster_namespace_is_its_cluster(empty, brokers):
 
 def test_brokers_namespace_is_found_unless_there_are_several(empty, brokers):
     assert brokers.lend("get", "clusters").err == "No clusters found in namespace default.\n"
-    create_namespace(empty, "only")
+    kube_objects.create_namespace(empty, "only")
     create_advertisement(empty, "only", "rome")
     assert brokers.lend("get", "clusters", "-oname").out == "cluster/rome\n"
     assert brokers.lend("get", "reservations").err == "No reservations found in namespace only.\n"
 
-    create_namespace(empty, "other")
+    kube_objects.create_namespace(empty, "other")
     create_advertisement(empty, "other", "oslo")
     said = brokers.lend("get", "clusters")
     assert (said.code, said.out) == (2, "")

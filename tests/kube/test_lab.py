@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 import kube_fixtures
+import kube_objects
 import processes
 from kubelend.core.errors import InvalidSettings, Unavailable, UnexpectedResponse
 from kubelend.envtest import assets, servers
@@ -16,10 +17,6 @@ pytestmark = pytest.mark.timeout(120)
 def names(cluster):
     found = msgspec.json.decode(cluster.call("GET", "/api/v1/namespaces"))
     return {each["metadata"]["name"] for each in found["items"]}
-
-
-def make_namespace(cluster, name):
-    cluster.kubectl("create", "namespace", name)
 
 
 def make_program(path, script):
@@ -38,7 +35,7 @@ def pair(lab):
 
 def test_clusters_on_one_store_are_apart(pair):
     one, other = pair
-    make_namespace(one, "only-here")
+    kube_objects.create_namespace(one, "only-here")
     assert "only-here" in names(one)
     assert "only-here" not in names(other)
     # Nor does anybody from one get into the other.
@@ -51,7 +48,7 @@ def test_clusters_on_one_store_are_apart(pair):
 
 def test_restart_keeps_the_data_and_the_address(pair):
     cluster, _ = pair
-    make_namespace(cluster, "kept")
+    kube_objects.create_namespace(cluster, "kept")
     before = cluster.pid, cluster.url
     cluster.restart()
     assert "kept" in names(cluster)

@@ -140,7 +140,7 @@ def test_step_that_is_not_seen_fails_the_test(site, provider):
     assert "is Reserved" in out
     # What it asked for is given back all the same.
     idle = re.compile(r"^agent-cluster-2 +8950m .* 0 0 ", re.M)
-    wait_until(lambda: idle.search(site.lab("status")[1]) is not None)
+    wait_until(lambda: idle.search(site.lab("status")[1]) is not None, poll=0.5)
 
 
 def test_agent_that_died_is_reported(site, provider):
@@ -153,7 +153,7 @@ def test_agent_that_died_is_reported(site, provider):
 
 def test_down_cleans_up_after_a_killed_supervisor(site):
     os.kill(site.supervisor, signal.SIGKILL)
-    wait_until(lambda: site.lab("test")[0] == 3)
+    wait_until(lambda: site.lab("test")[0] == 3, poll=0.5)
     code, _, err = site.lab("status")
     assert (code, "not ready: supervisor: not running\n" in err) == (7, True)
     assert len(site.runs()) >= 6
@@ -168,13 +168,13 @@ def test_up_that_is_interrupted_leaves_nothing_running(kube_assets, fresh, numbe
     site = fresh
     up = site.start("up", "--no-liqo")
     # The supervisor, etcd and the API servers, which are starting.
-    wait_until(lambda: len(site.runs()) >= 5)
+    wait_until(lambda: len(site.runs()) >= 5, poll=0.1)
     up.send_signal(number)
     code, _, err = processes.finished(up, LONGEST)
     if number is signal.SIGINT:
         assert (code, err) == (130, "")
         assert site.is_gone()
-    wait_until(lambda: not site.runs())
+    wait_until(lambda: not site.runs(), poll=0.1)
     assert site.lab("down")[0] == 0
     assert site.is_gone()
 

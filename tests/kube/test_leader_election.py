@@ -230,10 +230,6 @@ def logged(tmp_path, event):
     return [line for line in lines if line["event"] == event]
 
 
-def has_answered(load, enough):
-    return load.answered >= enough
-
-
 async def tells_of(load, promised):
     return promised <= {one.id for one in await load.all_reservations()}
 
@@ -278,7 +274,7 @@ async def test_deleted_lease_releases_nothing_and_one_broker_leads(contest, tmp_
             await leases.pass_on()
             # Both look once more, one stops and one reads the store: far less than it may lead without.
             await eventually(leases.has_one_leader)
-            await eventually(partial(has_answered, load, load.answered + 10))
+            await load.answers(10)
 
     promised = await load.under(pass_on_again_and_again)
     await eventually(

@@ -48,6 +48,7 @@ BORROWED = "team-rome"
 """The namespace of rome's pods."""
 
 ACCOUNT = f"{HOME}/kubelend-agent"
+ADVERTISEMENTS = f"/apis/rear.fluidos.eu/v1alpha1/namespaces/{HOME}/advertisements"
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +73,8 @@ def cluster(lab, controllers, root):
         for process in (cluster, *cluster.controllers):
             process.start()
             process.wait_until_ready()
-        cluster.kubectl("create", "namespace", HOME)
-        cluster.kubectl("create", "namespace", BORROWED)
-        cluster.kubectl("label", "namespace", BORROWED, "liqo.io/remote-cluster-id=rome")
+        for name, labels in ((HOME, {}), (BORROWED, {"liqo.io/remote-cluster-id": "rome"})):
+            kube_objects.create_namespace(cluster, name, **labels)
         servers.install_crds(cluster)
         shipped.install(cluster, "agent")
         shipped.apply(cluster, charts.rendered("agent", "components/hold-gate"))
@@ -102,12 +102,12 @@ async def add_nodes(cluster):
         for name in ("n1", "n2", "n3"):
             await kube_objects.Machines(client).node(name, cpu="8", memory="32Gi")
     wait_until(
-        lambda: not any(one["spec"].get("taints") for one in items(cluster, "/api/v1/nodes"))
+        lambda: (
+            not any(
+                one["spec"].get("taints") for one in kube_objects.listed(cluster, "/api/v1/nodes")
+            )
+        )
     )
-
-
-def items(cluster, path):
-    return json.loads(cluster.call("GET", path))["items"]
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ class Lender:
         return self.condition(reservation)[2]
 
     def events(self, reservation):
-        found = items(self.cluster, f"/api/v1/namespaces/{HOME}/events")
+        found = kube_objects.listed(self.cluster, f"/api/v1/namespaces/{HOME}/events")
         about = f"{reservation}-provider"
         return [one["reason"] for one in found if one["involvedObject"]["name"] == about]
 
@@ -204,7 +204,7 @@ class Lender:
 
     def placeholders(self):
         """Node and CPU of each."""
-        found = items(self.cluster, f"/api/v1/namespaces/{HOME}/pods")
+        found = kube_objects.listed(self.cluster, f"/api/v1/namespaces/{HOME}/pods")
         return sorted(
             (one["spec"].get("nodeName", ""), cpu_of(one))
             for one in found
@@ -273,7 +273,7 @@ class Lender:
 
     def clear(self):
         for namespace in ("default", BORROWED):
-            for pod in items(self.cluster, f"/api/v1/namespaces/{namespace}/pods"):
+            for pod in kube_objects.listed(self.cluster, f"/api/v1/namespaces/{namespace}/pods"):
                 self.delete(pod["metadata"]["name"], namespace)
 
 
@@ -321,19 +321,14 @@ def test_a_reservation_is_held_on_as_few_nodes_as_possible(lender, held):
 
 
 def test_placeholders_are_not_advertised_as_usage(lender, held):
-    found = lender.cluster.kubectl(
-        *("get", "advertisements", f"--namespace={HOME}", "--output=json")
-    )
-    [advertised] = json.loads(found)["items"]
     wait_until(lambda: available(lender) == "4", explain=lambda: available(lender))
+    [advertised] = kube_objects.listed(lender.cluster, ADVERTISEMENTS)
     assert advertised["spec"]["resources"]["allocated"]["cpu"] == "0"
 
 
 def available(lender):
-    found = lender.cluster.kubectl(
-        *("get", "advertisements", f"--namespace={HOME}", "--output=json")
-    )
-    return json.loads(found)["items"][0]["spec"]["resources"]["available"]["cpu"]
+    [advertised] = kube_objects.listed(lender.cluster, ADVERTISEMENTS)
+    return advertised["spec"]["resources"]["available"]["cpu"]
 
 
 def test_local_pods_stay_pending_and_the_requesters_pod_gets_the_room(lender, held):
@@ -403,7 +398,7 @@ def test_system_pods_take_held_room_and_the_condition_says_so(lender, held):
 def test_a_placeholder_that_a_kubelet_has_rejected_is_replaced(lender, cluster):
     reservation = lender.reserve("6")
     lender.becomes(reservation, "True", "Held")
-    [pod] = items(cluster, f"/api/v1/namespaces/{HOME}/pods")
+    [pod] = kube_objects.listed(cluster, f"/api/v1/namespaces/{HOME}/pods")
     name = pod["metadata"]["name"]
     patch = ("patch", "pod", name, f"--namespace={HOME}", "--subresource=status", "--type=merge")
     cluster.kubectl(*patch, '--patch={"status":{"phase":"Failed","reason":"OutOfcpu"}}')

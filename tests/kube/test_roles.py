@@ -14,6 +14,7 @@ import shipped
 from audited_cluster import Right
 from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest import servers
+from kubelend.kube import resources
 from kubelend.wire import cluster_namespaces
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
@@ -135,7 +136,7 @@ def installed(lab, name, *parts):
     cluster = audited_cluster.started(lab, name)
     try:
         for namespace in (HOME, "team"):
-            cluster.kubectl("create", "namespace", namespace)
+            kube_objects.create_namespace(cluster, namespace)
         servers.install_crds(cluster)
         shipped.install(cluster, *parts)
         asyncio.run(add_node(cluster))
@@ -225,7 +226,7 @@ def life(bonn, rome, brokers, hub):
     rome.apply(GHOSTS)
     for kind, name in ((Reservation, "orphan"), (ClusterAdvertisement, "orphan-adv")):
         rome.wait_for(lambda kind=kind, name=name: rome.find_in(kind, name, HOME) is None)
-    rome.wait_for(lambda: objects_in_namespace(hub) == "")
+    rome.wait_for(lambda: not objects_in_namespace(hub))
     hub.kubectl("label", "pod", PODS[0], f"--namespace={HOME}", "kubelend.io/role-")
     rome.wait_for(lambda: leading(hub) == [PODS[0]])
     leader = [leading(hub)]
@@ -256,8 +257,8 @@ def live(borrower, lender):
 
 def objects_in_namespace(hub):
     """What was said there, until the ledger archives it."""
-    kinds = "reservations,providerinstructions"
-    return hub.kubectl("get", kinds, f"--namespace={NAMESPACE}", "--output=name")
+    kinds = (resources.resource_for(kind) for kind in (Reservation, ProviderInstruction))
+    return [one for kind in kinds for one in kube_objects.listed(hub, kind.path(NAMESPACE))]
 
 
 def leading(hub):
@@ -268,10 +269,8 @@ def leading(hub):
         if one["metadata"]["name"] == "liqo-resource-broker"
     )
     wanted = f"kubelend.io/role={service['spec']['selector']['kubelend.io/role']}"
-    found = hub.kubectl(
-        "get", "pods", f"--namespace={HOME}", f"--selector={wanted}", "--output=name"
-    )
-    return [name.removeprefix("pod/") for name in found.split()]
+    found = kube_objects.listed(hub, f"/api/v1/namespaces/{HOME}/pods?labelSelector={wanted}")
+    return [one["metadata"]["name"] for one in found]
 
 
 def reserve_by_hand(rome):
@@ -284,7 +283,7 @@ def reserve_by_hand(rome):
     path.write_text(BY_HAND)
     rome.cluster.kubectl("apply", f"--filename={path}", kubeconfig=alice)
     rome.shows(Reservation, "by-hand", has("Reserved"), HOME)
-    rome.wait_for(lambda: objects_in_namespace(rome.cluster) != "")
+    rome.wait_for(lambda: bool(objects_in_namespace(rome.cluster)))
     rome.cluster.kubectl("delete", "--timeout=30s", f"--filename={path}", kubeconfig=alice)
 
 

@@ -167,7 +167,7 @@ async def test_nothing_is_missed_or_invented_under_many_writers(kube, kube_clien
     short = {"watch_duration": timedelta(seconds=1)}
     async with following_behind_a_line(kube, namespace, **short) as (line, follower):
         writers = asyncio.gather(
-            *(churn(kube_client, namespace, seed, rounds=10) for seed in range(200))
+            *(churn(kube_client, namespace, seed, rounds=10) for seed in range(80))
         )
         while not writers.done():
             await asyncio.wait([writers], timeout=0.5)

@@ -13,10 +13,11 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
@@ -149,29 +150,43 @@ class HttpResponse(NamedTuple):
     body: bytes
 
 
-def call_http(
-    port: int,
-    path: str,
-    *,
-    method: str = "GET",
-    body: bytes | None = None,
-    tls: ssl.SSLContext | None = None,
-    timeout: float = 10.0,
-) -> HttpResponse:
-    """Calls a server on localhost once, over TLS if a context is given."""
-    connection = (
-        http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-        if tls is None
-        else http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=tls)
-    )
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return HttpResponse(answer.status, answer.read())
-    except (OSError, http.client.HTTPException) as error:
-        return HttpResponse(0, str(error).encode())
-    finally:
-        connection.close()
+class LocalConnection:
+    """For several threads. It stays open: a TLS handshake costs both sides more than most calls."""
+
+    def __init__(
+        self, port: int, context: ssl.SSLContext | None = None, timeout: float = 10.0
+    ) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+        if context is not None:
+            self._connection = http.client.HTTPSConnection(
+                "127.0.0.1", port, timeout=timeout, context=context
+            )
+        self._lock = threading.Lock()
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> HttpResponse:
+        form = {"Content-Type": f"application/{'merge-patch+' if method == 'PATCH' else ''}json"}
+        with self._lock:
+            is_new = self._connection.sock is None
+            try:
+                self._connection.request(method, path, body, form)
+                answer = self._connection.getresponse()
+                return HttpResponse(answer.status, answer.read())
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                if is_new or isinstance(error, TimeoutError):
+                    return HttpResponse(0, str(error).encode())
+        # The server has closed it since the last call.
+        return self.request(method, path, body)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+def call_http(port: int, path: str, *, timeout: float = 10.0) -> HttpResponse:
+    """Calls a server on localhost once, without TLS."""
+    with closing(LocalConnection(port, timeout=timeout)) as connection:
+        return connection.request("GET", path)
 
 
 class _LogLine(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ class _TlsServer(SupervisedProcess):
         self._port = envtest_assets.free_port()
         self._issuer = issuer
         self._server = issuer.server_directory()
-        self._tls = tls.client_context(client)
+        self._connection = processes.LocalConnection(self._port, tls.client_context(client))
 
     @property
     def port(self) -> int:
@@ -56,7 +56,11 @@ class _TlsServer(SupervisedProcess):
 
     def request(self, method: str, path: str, body: bytes | None = None) -> HttpResponse:
         """Calls the server with the client certificate."""
-        return processes.call_http(self._port, path, method=method, body=body, tls=self._tls)
+        return self._connection.request(method, path, body)
+
+    def kill(self) -> None:
+        super().kill()
+        self._connection.close()
 
 
 class LocalCluster(_TlsServer):
@@ -357,33 +361,24 @@ def _make_directory(directory: Path) -> Path:
 CEL_SINCE = KubernetesVersion(1, 25)
 """First version that supports CEL validation rules in CRDs; kubectl of older ones rejects them."""
 
-_CRD_PREFIX = "customresourcedefinition.apiextensions.k8s.io/"
+_CRDS_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
-def apply_manifests(cluster: LocalCluster, paths: Iterable[Path]) -> list[str]:
-    """Applies files or directories and waits until CRDs are established; returns the objects' names."""
-    named = [f"--filename={path}" for path in paths]
-    if not named:
-        return []
-    applied = cluster.kubectl("apply", "--output=name", *named).split()
-    if definitions := [name for name in applied if name.startswith(_CRD_PREFIX)]:
-        cluster.kubectl(
-            "wait",
-            "--for=condition=Established",
-            f"--timeout={30 * waiting.FACTOR:g}s",
-            *definitions,
-        )
-    return applied
-
-
-def install_crds(cluster: LocalCluster) -> list[str]:
+def install_crds(cluster: LocalCluster) -> None:
     """Installs our CRDs, without CEL rules on servers that do not support them."""
-    directory = cluster.directory / "definitions"
-    directory.mkdir(exist_ok=True)
-    documents = crds.crd_documents(cel=cluster.assets.version >= CEL_SINCE)
-    for name, document in documents.items():
-        (directory / name).with_suffix(".json").write_bytes(msgspec.json.encode(document))
-    return apply_manifests(cluster, [directory])
+    create_crds(cluster, crds.crd_documents(cel=cluster.assets.version >= CEL_SINCE).values())
+
+
+def create_crds(cluster: LocalCluster, documents: Iterable[Document]) -> None:
+    """Creates CRDs, and waits until they are established."""
+    paths = []
+    for document in documents:
+        cluster.call("POST", _CRDS_PATH, msgspec.json.encode(document))
+        paths.append(f"{_CRDS_PATH}/{document['metadata']['name']}")
+    shown = b'"type":"Established","status":"True"'
+    waiting.wait_until(
+        lambda: all(shown in cluster.call("GET", path) for path in paths), "no CRDs", 30
+    )
 
 
 NAMESPACE: Final = "liqo"
