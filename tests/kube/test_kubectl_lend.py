@@ -125,6 +125,13 @@ def test_request_that_does_not_fit_is_reported_with_a_suggestion_and_leaves_noth
     wait_until(lambda: site.requests(AGENT) == [], poll=0.2)
 
 
+@pytest.mark.parametrize("context", [AGENT, hosts.BROKER_CLUSTER])
+def test_rejected_request_has_the_error_of_the_broker(site, context):
+    said = site.operator.lend(*BORROW, "--for=90000h", "--context", context)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: --for: ")
+
+
 @pytest.mark.parametrize("command", [("get", "reservations"), BORROW, ("release", "x")], ids=str)
 def test_missing_permissions_are_reported(stranger, command):
     said = stranger.lend(*command)

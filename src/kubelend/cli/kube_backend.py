@@ -17,12 +17,12 @@ from collections import defaultdict
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
     Mapping,
 )
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -45,6 +45,7 @@ from kubelend.core.errors import (
 )
 from kubelend.core.pod_requests import VIRTUAL_NODE_LABEL
 from kubelend.core.resources import NOTHING
+from kubelend.kits.backoff import Backoff
 from kubelend.kube import config, informer, resources
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
@@ -62,7 +63,9 @@ from kubelend.wire.objects import (
 REQUEST_HASH: Final = "kubelend.io/request-hash"
 """Annotation with the hash of the request, to detect a key that is reused for another one."""
 
-POLL_SECONDS: Final = 0.2
+WATCH_BACKOFF: Final = Backoff(
+    retries=informer.UNLIMITED_RETRIES, first=timedelta(milliseconds=100)
+)
 DEFAULT: Final = "default"
 
 _ADVERTISEMENTS: Final = resources.resource_for(ClusterAdvertisement)
@@ -240,15 +243,8 @@ class KubeBackend:
         with _with_role_hint():
             found = await self._find(reservation)
             await self._delete(found)
-            selected = await self._select()
-            try:
-                await self._until(lambda: self._is_gone(found))
-            except TimeoutError:
-                raise Unavailable(
-                    f"{reservation} is deleted, but was not released within {self._waited}",
-                    hint=f"check that there is {selected.adapter.controller}",
-                ) from None
-            return _as_released(selected.body(found))
+            await self._wait_for(found, "released", lambda _: False)
+            return _as_released((await self._select()).body(found))
 
     async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
         """All objects, and then each change. Only the first list may fail."""
@@ -315,10 +311,6 @@ class KubeBackend:
             hint="give another --namespace",
         )
 
-    async def _newest(self, made: Object) -> Object | None:
-        known, resource = made.metadata, (await self._select()).adapter.resource
-        return await self._client.find(resource, known.name, known.namespace)
-
     async def _wait_or_withdraw(self, made: Object) -> Object:
         """Wait for the decision; on any error delete the object, which would be orphaned."""
         try:
@@ -333,27 +325,10 @@ class KubeBackend:
 
     async def _wait_until_decided(self, made: Object) -> Object:
         adapter = (await self._select()).adapter
-        newest = made
-
-        async def check() -> bool:
-            nonlocal newest
-            found = await self._newest(made)
-            if found is None:
-                raise NotFound(
-                    f"{made.metadata.name} was deleted by another client", hint="try again"
-                )
-            newest = found
-            return adapter.is_decided(newest)
-
-        try:
-            await self._until(check)
-        except TimeoutError as error:
-            last = str(error) or adapter.to_body(newest).status.message
-            raise Unavailable(
-                f"{made.metadata.name} was not reconciled within {self._waited}: {last}",
-                hint=f"check that there is {adapter.controller}",
-            ) from None
-        return newest
+        found = await self._wait_for(made, "reconciled", adapter.is_decided)
+        if found is None:
+            raise NotFound(f"{made.metadata.name} was deleted by another client", hint="try again")
+        return found
 
     async def _withdraw(self, made: Object) -> str:
         """Delete the object; returns the outcome as text."""
@@ -367,31 +342,39 @@ class KubeBackend:
         known, resource = found.metadata, (await self._select()).adapter.resource
         await self._client.delete(resource, known.name, known.namespace, uid=known.uid)
 
-    async def _is_gone(self, found: Object) -> bool:
-        newest = await self._newest(found)
-        return newest is None or newest.metadata.uid != found.metadata.uid
+    async def _wait_for(
+        self, found: Object, outcome: str, is_met: Callable[[Any], bool]
+    ) -> Object | None:
+        """Watch an object until its state meets the condition; None when it is gone.
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Poll until the condition holds; retryable errors are retried, `TimeoutError` has the last one."""
-        problem = ""
+        Errors that may pass are retried; `Unavailable` after the timeout has the last one.
+        """
+        adapter, known, problems = (await self._select()).adapter, found.metadata, [""]
+        changes = informer.list_and_watch(
+            *(self._client, adapter.resource, known.namespace),
+            fields=f"metadata.name={known.name}",
+            report=problems.append,
+            backoff=WATCH_BACKOFF,
+            retries_all=False,
+        )
         try:
-            async with asyncio.timeout(self._target.timeout.total_seconds()):
-                while True:
-                    try:
-                        if await condition():
-                            return
-                        problem = ""
-                    except KubelendError as error:
-                        if not error.retryable:
-                            raise
-                        problem = error.message
-                    await asyncio.sleep(POLL_SECONDS)
+            async with (
+                asyncio.timeout(self._target.timeout.total_seconds()),
+                contextlib.aclosing(changes),
+            ):
+                async for change in changes:
+                    newest = _object_in(change, known.uid)
+                    if newest is None or is_met(newest):
+                        return newest
+                    found = newest
         except TimeoutError:
-            raise TimeoutError(problem) from None
-
-    @property
-    def _waited(self) -> str:
-        return durations.format_duration_short(self._target.timeout)
+            last = problems[-1] or adapter.to_body(found).status.message
+            raise Unavailable(
+                f"{known.name} was not {outcome} within"
+                f" {durations.format_duration_short(self._target.timeout)}: {last}",
+                hint=f"check that there is {adapter.controller}",
+            ) from None
+        raise AssertionError  # it watches until it is cancelled
 
     # -- selection of kind and namespace
 
@@ -442,6 +425,12 @@ class KubeBackend:
         except Forbidden:
             return set()
         return {one.metadata.namespace for one in found if one.status.record is not None}
+
+
+def _object_in(change: informer.Change[Any], uid: str) -> Object | None:
+    """The object of this UID after a change of its name; None if it is gone."""
+    found = change.objects if isinstance(change, informer.Listed) else [change]
+    return next((one for one in found if isinstance(one, Object) and one.metadata.uid == uid), None)
 
 
 def _name_at_broker(found: bodies.Reservation) -> str:

@@ -18,7 +18,7 @@ from kubelend.core import durations
 from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity, NotFound
 from kubelend.core.lifecycle import Phase
 from kubelend.kits import tables
-from kubelend.wire import bodies
+from kubelend.wire import bodies, json_types
 
 if TYPE_CHECKING:
     from kubelend.cli.calls import Backend
@@ -79,7 +79,8 @@ def borrow(
     if has_failed:
         is_object = isinstance(target, KubeTarget)
         hint = "" if is_object else f"see `kubelend explain {found.id}`"
-        raise NoCapacity(found.status.message, hint=hint)
+        with calls.naming_flags(request_flags.FIELDS):
+            raise rejection(found.status, hint)
 
 
 @options.takes(request=request_flags.request_from_flags, settings=options.client)
@@ -195,6 +196,11 @@ def activate(
 ) -> None:
     """Mark a reservation as in use. Agents do this by themselves."""
     _show(calls.call_broker(settings, lambda client: client.activate(name)), format)
+
+
+def rejection(status: bodies.ReservationStatus, hint: str) -> KubelendError:
+    """The error of a failed reservation, by its reason: the same as from the broker itself."""
+    return json_types.ERRORS_BY_CODE.get(status.reason, NoCapacity)(status.message, hint=hint)
 
 
 # -- lists

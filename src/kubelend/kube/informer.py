@@ -54,17 +54,17 @@ async def list_and_watch(
     resource: Resource[Kind],
     namespace: str = "",
     *,
-    labels: str = "",
-    fields: str = "",
     report: WatchReport = lambda _: None,
     backoff: Backoff = WATCH_BACKOFF,
+    retries_all: bool = True,
+    **selected: str,
 ) -> AsyncGenerator[Change[Kind], None]:
     """List and watch until cancelled. Yields `Listed` first and after each relist, else single changes.
 
     All errors are retried with backoff, because all can be fixed from outside: permissions granted, CRDs
-    applied, servers started. `report` is called when the watch fails or recovers.
+    applied, servers started; only the retryable ones without `retries_all`. `report` is called when the
+    watch fails or recovers. `selected`: the selectors `labels` and `fields`.
     """
-    selected = {"labels": labels, "fields": fields}
     watcher = _ListWatcher(
         partial(client.list, resource, namespace, **selected),
         partial(client.watch, resource, namespace, **selected),
@@ -80,6 +80,8 @@ async def list_and_watch(
         except Gone:
             watcher.since = ""
         except KubelendError as error:
+            if not (retries_all or error.retryable):
+                raise
             failure = error
         if watcher.succeeded:
             delays = backoff.delays()

@@ -27,7 +27,7 @@ from kubelend.kube.client import Client
 from kubelend.wire import bodies, broker_objects, cluster_namespaces, objects
 from kubelend.wire.broker_objects import Reservation, ReservationSpec
 from kubelend.wire.objects import Condition, Metadata, ProviderInstruction, ResourceRequest
-from scripted_api import found, status
+from scripted_api import event, found, page, status, watch
 from waiting import until
 
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
@@ -180,7 +180,7 @@ def test_lists_are_filtered_by_phase_and_cluster(filters, matches):
 
 WANTED = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
 MADE = {
-    "metadata": {"name": "lend-1", "namespace": "team", "uid": "u"},
+    "metadata": {"name": "lend-1", "namespace": "team", "uid": "u", "resourceVersion": "11"},
     "spec": {"requestedCPU": "1", "requestedMemory": "1Gi"},
 }
 RESERVED = MADE | {"status": {"phase": "Reserved", "reservationName": "rsv-1"}}
@@ -195,22 +195,25 @@ async def server(certificates):
 
 @pytest.fixture
 async def backend(server, monkeypatch):
-    monkeypatch.setattr(kube_backend, "POLL_SECONDS", 0.01)
+    quick = Backoff(retries=100, first=timedelta(milliseconds=10))
+    monkeypatch.setattr(kube_backend, "WATCH_BACKOFF", quick)
     target = KubeTarget(namespace="team", timeout=timedelta(seconds=0.3))
     async with Client.open(server.access(), backoff=Backoff(retries=0)) as client:
         yield KubeBackend(client, target, frozenset({ResourceRequest}))
 
 
-def script(server, *reads, create=None, delete=None):
-    """`reads` are the answers to GET; the last one is called for each further GET."""
-    reading = iter(reads[:-1])
+def script(server, *lists, create=None, delete=None, events=()):
+    """`lists`: answers to lists, the last one called for each further one; `events` of the watch."""
+    reading = iter(lists[:-1])
     by_method = {
         "POST": lambda: create or found(MADE),
-        "GET": lambda: next(reading, None) or reads[-1](),
+        "GET": lambda: next(reading, None) or lists[-1](),
         "DELETE": lambda: delete or found({}),
     }
 
     async def answer(request):
+        if "watch" in request.query:
+            return await watch(*(event("MODIFIED", one) for one in events))(request)
         if (response := by_method[request.method]()) is not HANG_UP:
             return response
         request.transport.abort()
@@ -251,8 +254,8 @@ async def test_an_object_that_cannot_be_deleted_is_reported(server, backend):
 @pytest.mark.parametrize(
     "read, create, kind, calls",
     [
-        (status(404, name="lend-1"), None, NotFound, ["POST", "GET"]),
-        (found(RESERVED), status(403), Forbidden, ["POST"]),
+        (page(), None, NotFound, ["POST", "GET"]),
+        (page(RESERVED), status(403), Forbidden, ["POST"]),
     ],
     ids=["deleted by another client", "not created"],
 )
@@ -266,23 +269,30 @@ async def test_an_object_that_does_not_exist_is_not_deleted(
 
 
 async def test_errors_that_may_pass_are_retried(server, backend):
-    script(server, status(429), status(503), HANG_UP, lambda: found(RESERVED))
+    script(server, status(503), HANG_UP, lambda: page(RESERVED))
     assert (await backend.reserve(WANTED)).status.phase == "Reserved"
-    assert methods(server) == ["POST", *["GET"] * 4]
+    assert methods(server) == ["POST", *["GET"] * 3]
+
+
+async def test_the_decision_is_watched_for(server, backend):
+    script(server, lambda: page(MADE), events=[MADE, RESERVED])
+    assert (await backend.reserve(WANTED)).status.phase == "Reserved"
+    assert methods(server) == ["POST", "GET", "GET"]
+    assert server.asked[-1].query["fieldSelector"] == "metadata.name=lend-1"
 
 
 @pytest.mark.parametrize("key, is_deleted", [("", True), ("deploy-7", False)])
 async def test_an_object_that_may_have_been_created_is_deleted_unless_a_key_names_it(
     server, backend, key, is_deleted
 ):
-    script(server, lambda: found(RESERVED), create=HANG_UP)
+    script(server, lambda: page(RESERVED), create=HANG_UP)
     with pytest.raises(Unavailable):
         await backend.reserve(WANTED, key=key)
     assert methods(server) == ["POST", "DELETE"][: 1 + is_deleted]
 
 
 async def test_an_interrupted_command_deletes_its_object(server, backend):
-    script(server, lambda: found(MADE))
+    script(server, lambda: page(MADE))
     task = asyncio.create_task(backend.reserve(WANTED))
     await until(lambda: "GET" in methods(server))
     task.cancel()

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from kubelend.cli import clusters, output, request_flags, reservations
 from kubelend.cli.output import OutputFormat
 from kubelend.cli.reservations import ReservationFilter
-from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidInput, NotFound, RateLimited
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    Forbidden,
+    InvalidDuration,
+    InvalidInput,
+    NoCapacity,
+    NotFound,
+    QuotaExceeded,
+    RateLimited,
+)
 from kubelend.wire import bodies
 
 # -- flags of a request
@@ -274,6 +283,20 @@ async def test_all_are_released_though_the_output_is_lost(monkeypatch, format):
         error = caught
     assert isinstance(error, OSError)
     assert backend.released == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "reason, kind",
+    [
+        ("QuotaExceeded", QuotaExceeded),
+        ("InvalidDuration", InvalidDuration),
+        ("NoCapacity", NoCapacity),
+        ("WaitExpired", NoCapacity),
+    ],
+)
+def test_a_failed_reservation_has_the_error_of_its_reason(reason, kind):
+    error = reservations.rejection(bodies.ReservationStatus("Failed", "why", reason), "")
+    assert (type(error), str(error)) == (kind, "why")
 
 
 # -- watches
