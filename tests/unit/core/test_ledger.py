@@ -5,10 +5,9 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import audit
-from kubelend.core.audit_log import AuditEntry
-from kubelend.core.events import Archived, ClusterDeleted, Event, Nominated, WorkingSet
+from kubelend.core.events import Archived, Event, Nominated, WorkingSet
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import Advertisement, Cluster, ClusterId, RequestKey, Reservation
+from kubelend.core.models import Advertisement, ClusterId, RequestKey
 
 
 def cpu(runner, cluster="a"):
@@ -96,22 +95,6 @@ def test_unknown_event_is_a_mistake_of_ours():
         Ledger().apply(Event(make.T0))
 
 
-def test_each_event_gives_what_a_store_has_to_keep():
-    runner = make.CommandRunner()
-    runner.advertise("a")
-    held = runner.reserve("cpu=1,memory=1Gi")
-    runner.release(held)
-    runner.pass_time(make.RETENTION)
-    runner.expire()
-    runner.remove("a")
-    kinds = [type(change) for change in runner.changes]
-    actions = [change.action for change in runner.changes if isinstance(change, AuditEntry)]
-    changes = [kind for kind in kinds if kind is not AuditEntry]
-    assert changes == [Cluster, Reservation, Reservation, Archived, ClusterDeleted]
-    assert actions == ["Advertised", "Requested", "Released", "ClusterRemoved"]
-    assert runner.kept()[:3] == ([], [], runner.ledger.revision)
-
-
 def test_finished_reservations_are_forgotten_after_the_retention(runner):
     held = runner.reserve("cpu=1,memory=1Gi", requester="r", key="k")
     runner.release(held)
@@ -161,20 +144,6 @@ def test_deadlines_of_the_finished_do_not_pile_up(runner):
     runner.pass_time(999 * make.HOUR)
     runner.expire()
     assert runner[kept].reason == "Expired"
-
-
-def test_restored_ledger_is_the_one_that_was_kept():
-    runner = make.runner(b="cpu=4,memory=8Gi,example.com/fpga=2", a="cpu=2,memory=4Gi,gpu=1")
-    active = runner.reserve("cpu=1,memory=1Gi,example.com/fpga=1", requester="a", key="k")
-    runner.activate(active)
-    runner.release(runner.reserve("cpu=1,memory=1Gi"))
-    low = runner.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
-    high = runner.reserve("cpu=4,memory=1Gi", wait=make.HOUR, priority=5)
-    runner.cordon("a")
-    restored = Ledger.restore(runner.kept())
-    assert make.state(restored) == make.state(runner.ledger)
-    assert [waiter.id for waiter in restored.waiting()] == [high, low]
-    assert restored.by_key(ClusterId("a"), RequestKey("k")) == runner[active]
 
 
 def test_restored_ledger_ends_and_forgets_in_the_order_of_time():

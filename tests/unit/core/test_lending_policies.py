@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 import make
 import reference
 from kubelend.core import columns, commands, errors, explanations, filters, lending
-from kubelend.core.audit_log import AuditEntry
 from kubelend.core.events import RecordDeleted
-from kubelend.core.explanations import Placement
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import NO_POLICY, AccessLists, OpeningHours
 from kubelend.core.models import ClusterId, Limits
@@ -159,59 +157,15 @@ def suggestion(runner, wanted="cpu=1,memory=1Gi", **fields):
     return None if found is None else found.text
 
 
-@pytest.mark.parametrize(
-    "policy, refused",
-    [
-        ({"allow": ["r"]}, []),
-        ({"allow": ["x", "[q-s]"]}, []),
-        ({"allow": ["team-*"]}, ["RequesterNotAllowed"]),
-        ({"deny": ["r*"]}, ["RequesterDenied"]),
-        ({"deny": ["team-*"]}, []),
-        ({"allow": ["r"], "deny": ["r"]}, ["RequesterDenied"]),
-        ({"allow": ["x"], "deny": ["r"]}, ["RequesterNotAllowed", "RequesterDenied"]),
-    ],
-    ids=str,
-)
-def test_lists_say_to_whom(policy, refused):
-    runner = runner_with(**policy)
-    assert rejections(runner) == refused
-    assert suggestion(runner) is None, "no other request would help"
-    own = make.CommandRunner()
-    own.advertise("a", OFFER, policy=make.policy(**policy))
-    assert rejections(own) == refused
-
-
-def test_what_is_advertised_and_what_is_set_hold_both():
-    runner = make.CommandRunner()
-    runner.advertise("a", OFFER, policy=make.policy(allow=["r", "s"]))
-    runner.limit("a", allow=["s", "t"])
-    assert [name for name in "rst" if not rejections(runner, requester=name)] == ["s"]
-    assert rejections(runner) == ["RequesterNotAllowed"]
-
-
-def test_list_that_changes_is_seen_at_once():
-    runner = runner_with(allow=["r"])
-    assert rejections(runner) == []
-    runner.limit("a", allow=["s"])
-    assert rejections(runner) == ["RequesterNotAllowed"]
-    runner.advertise("0")
-    assert rejections(runner) == ["RequesterNotAllowed"]
-    assert rejections(runner, cluster="0") == []
-    runner.remove("0")
-    assert rejections(runner) == ["RequesterNotAllowed"]
-    runner.limit("a", make.policy())
-    assert rejections(runner) == []
-    assert runner.ledger.fleet.policy_columns is None, (
-        "a fleet without policies pays nothing for them"
-    )
-
-
 def test_requesters_who_ask_do_not_fill_the_memory():
     runner = runner_with(deny=["r7"])
     names = [f"r{number}" for number in range(3 * columns.MAX_REQUESTER_MASKS)]
     assert [name for name in names if rejections(runner, requester=name)] == ["r7"]
-    assert runner.ledger.fleet.policy_columns is not None
-    assert len(runner.ledger.fleet.policy_columns._requester_masks) <= columns.MAX_REQUESTER_MASKS  # noqa: SLF001 - its size
+    assert suggestion(runner, requester="r7") is None, "no other request would help"
+    masks = runner.ledger.fleet.policy_columns._requester_masks  # noqa: SLF001 - its size
+    assert len(masks) <= columns.MAX_REQUESTER_MASKS
+    runner.limit("a", make.policy())
+    assert runner.ledger.fleet.policy_columns is None, "no policies, no cost"
 
 
 KEEP_4, LEND_3 = {"keep_back": "cpu=4"}, {"max_lent": "cpu=3"}
@@ -248,45 +202,6 @@ def test_amounts_are_bounded_and_an_exact_fit_fits(policy, lent, wanted, refused
     assert suggestion(runner, wanted) == (f"a fits if you {expected}" if helps else None)
 
 
-def test_share_of_one_requester_is_not_anothers_and_counts_what_was_lent_before():
-    runner = make.runner(a=OFFER)
-    held = runner.reserve("cpu=3")
-    runner.limit("a", max_per_requester="cpu=3")
-    assert rejections(runner, "cpu=1") == ["RequesterCapReached"]
-    assert rejections(runner, "cpu=3", requester="s") == []
-    runner.release(held)
-    assert rejections(runner, "cpu=3") == []
-
-
-def test_available_stays_what_is_there_and_what_is_held_stays_held():
-    runner = make.runner(a=OFFER)
-    held = runner.reserve("cpu=8")
-    runner.limit("a", keep_back="cpu=9", max_lent="cpu=1", deny=["r"])
-    assert runner[held].is_live
-    assert runner.available("a").cpu == 2000
-
-
-def test_score_is_that_of_what_is_there():
-    """What is kept back is headroom too: the contract's selection knows no policies."""
-    runner = make.runner(a="cpu=10,memory=10Gi", b="cpu=10,memory=10Gi")
-    runner.limit("a", keep_back="cpu=5,memory=5Gi")
-    answer = explanations.decide_placement(runner.question("cpu=1,memory=1Gi"), runner.ledger.fleet)
-    assert answer == Placement(ClusterId("a"), 0.9)
-
-
-def test_extended_resources_are_bounded_too_and_come_and_go():
-    runner = make.runner(a="cpu=4,example.com/fpga=4")
-    runner.limit("a", keep_back="example.com/fpga=1", max_lent="example.com/fpga=2")
-    assert rejections(runner, "cpu=1,example.com/fpga=2") == []
-    assert rejections(runner, "cpu=1,example.com/fpga=3") == ["LendingCapReached"]
-    assert rejections(runner, "cpu=1,example.com/fpga=4") == ["KeptBack", "LendingCapReached"]
-    runner.advertise("a", "cpu=4")
-    assert rejections(runner, "cpu=1,example.com/fpga=1") == ["InsufficientExtendedResource"]
-    runner.advertise("b", "cpu=4,example.com/fpga=4")
-    assert rejections(runner, "cpu=1,example.com/fpga=4", cluster="b") == []
-    assert rejections(runner, "cpu=1,example.com/fpga=1") == ["InsufficientExtendedResource"]
-
-
 def test_hours_bound_when_new_reservations_start_and_not_those_that_run():
     runner = runner_with(hours=["12:00-12:05"])
     held = runner.reserve("cpu=1,memory=1Gi")
@@ -295,17 +210,6 @@ def test_hours_bound_when_new_reservations_start_and_not_those_that_run():
     assert suggestion(runner) == "a fits if you wait until it opens at 2026-01-02T12:00Z"
     assert runner[held].is_live
     runner.renew(held, make.HOUR)
-
-
-def test_nothing_is_moved_to_a_cluster_that_is_closed():
-    runner = runner_with(hours=["13:00-14:00"])
-    runner.advertise("b", "cpu=1,memory=1Gi")
-    held = runner.reserve("cpu=1,memory=1Gi")
-    assert runner.target(held) == "b"
-    runner.drain("b")
-    assert runner[held].message.endswith(
-        "then 0/2 clusters fit: 1 OutsideOpeningHours, 1 PreviousProvider"
-    )
 
 
 def test_hours_that_never_meet_have_no_suggestion_but_another_cluster_may():
@@ -340,19 +244,21 @@ def last(runner, count=2):
     return runner.changes[-count:]
 
 
-def test_limits_are_stored_and_audited():
+def test_limits_are_stored_and_audited_and_the_same_again_is_no_event():
     runner = make.runner(a="cpu=4,memory=8Gi")
     runner.limit("a", POLICY)
     stored, entry = last(runner)
     assert stored == Limits(A, POLICY, revision=runner.ledger.revision)
-    assert isinstance(entry, AuditEntry)
     assert (entry.action, entry.subject) == ("PolicySet", "limits/a")
     assert (entry.before, entry.after) == (None, stored)
     runner.allot("a", QUOTA)
     both, entry = last(runner)
     assert both == Limits(A, POLICY, QUOTA, runner.ledger.revision)
-    assert isinstance(entry, AuditEntry)
     assert (entry.action, entry.before) == ("QuotaSet", stored)
+    revision = runner.ledger.revision
+    runner.limit("a", POLICY)
+    runner.allot("a", QUOTA)
+    assert runner.ledger.revision == revision
 
 
 def test_limits_may_be_set_before_the_cluster_advertises_and_outlive_it():
@@ -362,14 +268,6 @@ def test_limits_may_be_set_before_the_cluster_advertises_and_outlive_it():
         runner.advertise("a")
         assert runner.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 RequesterDenied"
         runner.remove("a")
-
-
-def test_the_same_again_is_no_event():
-    runner = make.CommandRunner()
-    for _ in range(2):
-        runner.limit("a", POLICY)
-        runner.allot("a", QUOTA)
-    assert runner.ledger.revision == 2
 
 
 @pytest.mark.parametrize("lift", ["with nothing", "by name"])
@@ -384,7 +282,6 @@ def test_limits_that_are_lifted_leave_nothing(lift):
     runner.lift("a")
     change, entry = last(runner)
     assert change == RecordDeleted("limits", "a")
-    assert isinstance(entry, AuditEntry)
     assert entry.after is None
     assert runner.kept().limits == []
     assert make.state(Ledger.restore(runner.kept())) == make.state(runner.ledger)
@@ -413,30 +310,19 @@ def is_open(texts, moment):
     "texts, moment, expected",
     [
         # 1 January 2026 is a Thursday.
-        ("08:00-18:00", "2026-01-01 08:00", True),
-        ("08:00-18:00", "2026-01-01 07:59:59.999999", False),
         ("08:00-18:00", "2026-01-01 17:59:59.999999", True),
         ("08:00-18:00", "2026-01-01 18:00", False),
         ("8:00-18:00", "2026-01-01 08:00", True),
         ("00:00-24:00", "2026-01-01 23:59", True),
         ("22:00-24:00", "2026-01-02 00:00", False),
-        ("Thu 08:00-18:00", "2026-01-01 12:00", True),
-        ("Fri 08:00-18:00", "2026-01-01 12:00", False),
         ("Mon-Wed,Fri-Sun 08:00-18:00", "2026-01-01 12:00", False),
         ("fri-thu 08:00-18:00", "2026-01-01 12:00", True),
-        ("Sat-Mon 08:00-18:00", "2026-01-04 12:00", True),
         ("Sat-Mon 08:00-18:00", "2026-01-06 12:00", False),
-        ("Thu 18:00-08:00", "2026-01-01 18:00", True),
-        ("Thu 18:00-08:00", "2026-01-02 07:59", True),
         ("Thu 18:00-08:00", "2026-01-02 08:00", False),
         ("Thu 18:00-08:00", "2026-01-01 07:59", False),
         ("Mon-Fri 18:00-08:00", "2026-01-03 07:00", True),
-        ("Mon-Fri 18:00-08:00", "2026-01-05 07:00", False),
-        ("08:00-18:00 Europe/Rome", "2026-01-01 07:00", True),
         ("08:00-18:00 Europe/Rome", "2026-07-01 06:00", True),
-        ("08:00-18:00 Europe/Rome", "2026-07-01 05:59", False),
         ("Fri 00:00-08:00 Pacific/Auckland", "2026-01-01 12:00", True),
-        ("08:00-09:00;12:00-13:00", "2026-01-01 12:30", True),
         ("08:00-09:00;12:00-13:00", "2026-01-01 10:00", False),
     ],
 )
@@ -448,19 +334,14 @@ def test_hours_are_those_of_the_clock_on_the_wall(texts, moment, expected):
     "texts, moment, change",
     [
         ("08:00-18:00", "2026-01-01 12:00", "2026-01-01 18:00"),
-        ("08:00-18:00", "2026-01-01 18:00", "2026-01-02 08:00"),
         ("Mon 08:00-18:00", "2026-01-05 18:00", "2026-01-12 08:00"),
-        ("18:00-08:00 Europe/Rome", "2026-01-01 12:00", "2026-01-01 17:00"),
         ("18:00-08:00 Europe/Rome", "2026-07-01 12:00", "2026-07-01 16:00"),
         # Clocks in Rome go from 02:00 to 03:00 on 29 March 2026, at 01:00 UTC.
         ("Sun 02:30-04:00 Europe/Rome", "2026-03-29 00:00", "2026-03-29 01:00"),
-        ("Sun 02:30-04:00 Europe/Rome", "2026-03-29 01:00", "2026-03-29 02:00"),
         ("Sun 02:15-02:45 Europe/Rome", "2026-03-28 00:00", "2026-04-05 00:15"),
         # And from 03:00 back to 02:00 on 25 October 2026, at 01:00 UTC: that hour comes twice.
-        ("Sun 02:15-02:45 Europe/Rome", "2026-10-25 00:00", "2026-10-25 00:15"),
         ("Sun 02:15-02:45 Europe/Rome", "2026-10-25 00:15", "2026-10-25 00:45"),
         ("Sun 02:15-02:45 Europe/Rome", "2026-10-25 00:45", "2026-10-25 01:15"),
-        ("Sun 02:30-03:30 Europe/Rome", "2026-10-25 00:30", "2026-10-25 01:00"),
         ("00:00-24:00", "2026-01-01 12:00", None),
     ],
 )
@@ -537,7 +418,7 @@ def test_nothing_changes_before_the_next_change(lists, moment):
     while moment < until:
         assert table.is_open(moment) == now
         moment += 7 * MINUTE
-    assert change is None or table.is_open(change) != now
+    assert change is None or table.is_open(change) != now == table.is_open(change - make.MOMENT)
 
 
 def test_zones_are_known_where_the_system_has_none():

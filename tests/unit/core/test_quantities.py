@@ -8,7 +8,7 @@ from datetime import timedelta
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kubelend.core import durations, errors, quantities
@@ -87,14 +87,6 @@ def test_prints_the_canonical_text_of_kubernetes(row):
     assert str(Quantity.parse(text)) == canonical
 
 
-@pytest.mark.parametrize(
-    "one, other", [("1", "1000m"), ("1Gi", "1024Mi"), ("1e3", "10e2"), ("0", "0m")]
-)
-def test_equal_values_of_one_format_are_equal(one, other):
-    assert Quantity.parse(one) == Quantity.parse(other)
-    assert hash(Quantity.parse(one)) == hash(Quantity.parse(other))
-
-
 MOST = str(MAX_AMOUNT)
 NO_NUMBERS = ". - Ki e3 --1 1.1.M 1+1.0M 1e1.5 -3.01e- 0x10 1_000 1,5 NaN inf -Infinity ١٢ aoeu"
 NO_QUANTITIES = {
@@ -126,14 +118,19 @@ def test_anything_else_is_refused_with_what_is_wrong_and_an_example(text, proble
     assert set(SUFFIXES) <= set(caught.value.hint.replace(",", "").split())
 
 
+@pytest.mark.parametrize("parse", [Quantity.parse, durations.parse_duration])
 @pytest.mark.parametrize(
-    "text", ["1" * 2**20, "." * 2**20, "1e" + "1" * 2**20, "1" + "i" * 2**20, "\N{SNOWMAN}" * 2**20]
+    "text",
+    ["1" * 2**20, "." * 2**20, "1e" + "1" * 2**20, "1h" * 2**19, "\N{SNOWMAN}" * 2**20],
+    ids=lambda text: text[:2],
 )
 @pytest.mark.timeout(1)
-def test_a_megabyte_is_refused_at_once_in_one_short_line(text):
-    with pytest.raises(errors.InvalidQuantity, match="more than 64") as caught:
-        Quantity.parse(text)
-    assert len(str(caught.value)) < 250
+def test_a_megabyte_is_refused_at_once_in_one_short_line(parse, text):
+    with pytest.raises(
+        (errors.InvalidQuantity, errors.InvalidDuration), match="more than 64"
+    ) as no:
+        parse(text)
+    assert len(str(no.value)) < 250
 
 
 @pytest.mark.timeout(1)
@@ -141,6 +138,9 @@ def test_the_costliest_texts_that_are_short_enough_cost_little():
     for text in ["1e" + "9" * 62, "9" * 61 + "e64", "1" + "." * 63] * 1000:
         with pytest.raises(errors.InvalidQuantity):
             Quantity.parse(text)
+    for text in ["1h" * 31 + "1x", "1m" * 31 + "1", "1." * 32, "9" * 64] * 1000:
+        with pytest.raises(errors.InvalidDuration):
+            durations.parse_duration(text)
 
 
 digits = st.text(string.digits, min_size=1, max_size=12)
@@ -241,29 +241,23 @@ def test_the_short_cut_says_the_same_or_nothing(places, number, suffix):
 
 
 @given(st.integers(-(10**6), MAX_AMOUNT))
+@example(0)
 @pytest.mark.parametrize("format", Format)
 @pytest.mark.parametrize("places", PLACES)
 def test_the_short_cut_back_says_the_same_or_nothing(places, format, amount):
-    text = quantities.format_plain_amount(amount, places, format)
-    assert text in (None, str(Quantity.of(amount, places, format)))
-
-
-@pytest.mark.parametrize("format", Format)
-@pytest.mark.parametrize("places", PLACES)
-def test_so_it_does_where_the_suffix_changes(places, format):
-    for amount in WHERE_THE_SUFFIX_CHANGES:
-        text = quantities.format_plain_amount(amount, places, format)
-        assert text in (None, str(Quantity.of(amount, places, format))), amount
+    for one in (amount, *(WHERE_THE_SUFFIX_CHANGES if amount == 0 else ())):
+        text = quantities.format_plain_amount(one, places, format)
+        assert text in (None, str(Quantity.of(one, places, format))), one
 
 
 @pytest.mark.parametrize(
     "amount, places, format, text",
     [
-        (0, 3, Format.DECIMAL_SI, "0"),
-        (5950, 3, Format.DECIMAL_SI, "5950m"),
-        (64000, 3, Format.DECIMAL_SI, "64"),
-        (8, 0, Format.DECIMAL_SI, "8"),
-        (77 << 30, 0, Format.BINARY_SI, "77Gi"),
+        (0, 3, DECIMAL, "0"),
+        (5950, 3, DECIMAL, "5950m"),
+        (64000, 3, DECIMAL, "64"),
+        (8, 0, DECIMAL, "8"),
+        (77 << 30, 0, BINARY, "77Gi"),
     ],
 )
 def test_the_short_cut_back_is_taken_for_what_is_common(amount, places, format, text):
@@ -366,21 +360,6 @@ def test_anything_else_is_no_duration_and_says_why(text, problem):
         durations.parse_duration(text)
     assert problem in caught.value.message
     assert "for example 1h30m, 90s or 500ms" in caught.value.hint
-
-
-@pytest.mark.parametrize("text", ["1" * 2**20, "1h" * 2**19, "." * 2**20, "1h" * 2**19 + "x"])
-@pytest.mark.timeout(1)
-def test_a_megabyte_is_no_duration_and_refused_at_once(text):
-    with pytest.raises(errors.InvalidDuration, match="more than 64") as caught:
-        durations.parse_duration(text)
-    assert len(str(caught.value)) < 200
-
-
-@pytest.mark.timeout(1)
-def test_the_costliest_durations_cost_little():
-    for text in ["1h" * 31 + "1x", "1m" * 31 + "1", "1." * 32, "9" * 64] * 1000:
-        with pytest.raises(errors.InvalidDuration):
-            durations.parse_duration(text)
 
 
 duration_numbers = st.one_of(

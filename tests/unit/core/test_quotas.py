@@ -84,20 +84,15 @@ def test_waiting_requests_count_so_that_serving_them_exceeds_nothing(runner):
 
 def test_number_of_reservations_is_bounded_waiting_ones_too(runner):
     runner.allot("r", reservations=2)
-    first = runner.reserve("cpu=60,memory=1Gi")
+    first = runner.reserve("cpu=60,memory=1Gi", key="k")
     runner.reserve("cpu=60,memory=1Gi", **WAIT)
+    assert runner.reserve("cpu=60,memory=1Gi", key="k") == first, "the same request again"
     assert exceeded(runner, "cpu=1,memory=1Gi") == (
         "r has 2 of 2 reservations, and one more would exceed its quota;"
         " release a reservation, or wait until one ends"
     )
     runner.release(first)
     runner.reserve("cpu=1,memory=1Gi")
-
-
-def test_same_key_is_answered_whatever_the_quota_says(runner):
-    runner.allot("r", reservations=1)
-    first = runner.reserve("cpu=1,memory=1Gi", key="k")
-    assert runner.reserve("cpu=1,memory=1Gi", key="k") == first
 
 
 def test_quota_that_is_lowered_takes_nothing_back_and_stops_who_waits(runner):
@@ -111,15 +106,6 @@ def test_quota_that_is_lowered_takes_nothing_back_and_stops_who_waits(runner):
     assert runner[waiter].phase == "Pending"
     runner.allot("r", "cpu=20")
     assert runner[waiter].is_live
-
-
-def test_quota_that_was_lowered_serves_a_waiter_once_enough_is_given_back(runner):
-    first, second = (runner.reserve("cpu=30,memory=1Gi") for _ in range(2))
-    waiter = runner.reserve("cpu=5,memory=1Gi", **WAIT)
-    runner.allot("r", "cpu=35")
-    runner.release(first)
-    assert runner[waiter].is_live
-    assert runner[second].is_live
 
 
 def test_excesses_say_all_at_once(runner):
@@ -177,24 +163,6 @@ def test_each_day_has_its_own_budget_and_a_reservation_has_to_fit_all_it_touches
     assert runner.refused("cpu=1m,memory=1Gi").endswith("1 OverBudget"), "tomorrow is paid for"
 
 
-def test_cluster_without_a_price_is_free_and_another_currency_is_refused(runner):
-    priced(runner, "1", "a")
-    priced(runner, "1", "b", currency="USD")
-    runner.allot("r", budget="0", currency="EUR")
-    assert runner.refused("cpu=1,memory=1Gi") == (
-        "0/2 clusters fit: 1 CurrencyMismatch, 1 OverBudget"
-    )
-    runner.advertise("c")
-    assert runner.target(runner.reserve("cpu=1,memory=1Gi")) == "c"
-
-
-def test_the_cheaper_cluster_is_taken_when_the_dearer_is_beyond_the_budget(runner):
-    priced(runner, "9", "a")
-    priced(runner, "1", "b", offer="cpu=2,memory=4Gi")
-    runner.allot("r", budget="1", currency="EUR")
-    assert runner.target(runner.reserve("cpu=1,memory=1Gi")) == "b"
-
-
 def test_renewal_has_to_fit_the_budget_too(runner):
     priced(runner)
     runner.allot("r", budget="10", currency="EUR")
@@ -241,32 +209,6 @@ def test_move_to_what_the_budget_does_not_pay_for_is_none(runner):
     runner.pass_time(make.MINUTE)
     runner.drain("a")
     assert runner[held].message.endswith("then 0/2 clusters fit: 1 OverBudget, 1 PreviousProvider")
-
-
-@pytest.mark.parametrize("again", ["released", "raised"])
-def test_waiter_is_served_when_the_budget_allows_for_it_again(runner, again):
-    priced(runner)
-    runner.allot("r", budget="10", currency="EUR")
-    held = runner.reserve("cpu=10,memory=1Gi")
-    waiter = runner.reserve("cpu=5,memory=1Gi", wait=DAY)
-    assert runner.nominations() == {}, "a cluster is not kept for who cannot pay"
-    runner.reserve("cpu=49,memory=1Gi", requester="other")
-    if again == "released":
-        runner.release(held)
-    else:
-        runner.allot("r", budget="15", currency="EUR")
-    assert runner[waiter].is_live
-
-
-def test_waiter_is_served_when_something_ends_elsewhere_that_it_could_not_have_used(runner):
-    """What comes free is too small for it, but the money is enough."""
-    priced(runner, "1", "a")
-    priced(runner, "1", "b", offer="cpu=4,memory=8Gi")
-    runner.allot("r", budget="10", currency="EUR")
-    held = runner.reserve("cpu=4,memory=1Gi", pinned="b")
-    waiter = runner.reserve("cpu=8,memory=1Gi", **WAIT)
-    runner.release(held)
-    assert runner.target(waiter) == "a"
 
 
 def test_waiter_is_served_when_a_new_day_brings_a_new_budget(runner):
