@@ -1,7 +1,6 @@
 """The demo as a person runs it: all steps, exit code 0, and nothing left behind."""
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -50,19 +49,20 @@ def test_a_demo_that_is_terminated_leaves_nothing_behind(tmp_path):
     assert clean(tmp_path)
 
 
-def shown_until(started, text):
-    """What a demo has shown when this is in it."""
+def staying(tmp_path):
+    """A demo that has been told to stay, and what it has shown until then."""
+    started = processes.kubelend("dev", "demo", "--stay", temporary=tmp_path)
     shown = []
+    assert started.stdout is not None
     for line in started.stdout:
         shown.append(line)
-        if text in line:
+        if "audit check --store" in line:
             break
-    return shown
+    return started, shown
 
 
 def test_demo_that_stays_prints_commands_that_work_and_ends_with_ctrl_c(tmp_path):
-    started = processes.kubelend("dev", "demo", "--stay", temporary=tmp_path)
-    shown = shown_until(started, "audit check --store")
+    started, shown = staying(tmp_path)
     first = next(number for number, line in enumerate(shown) if line.startswith("export "))
     assert f"export KUBELEND_CERT_PATH={tmp_path}" in shown[first + 1]
     last = shown.index("EOF\n")
@@ -80,14 +80,15 @@ def test_demo_that_stays_prints_commands_that_work_and_ends_with_ctrl_c(tmp_path
 
 
 def test_a_step_that_shows_something_else_is_one_line_and_exit_code_1(tmp_path):
-    started = processes.kubelend("dev", "demo", temporary=tmp_path)
-    shown_until(started, story.LIFECYCLE_STEPS[0].title)
+    started, _ = staying(tmp_path)
     (broker,) = (one for one in processes.naming(tmp_path) if " broker " in one.command)
     os.kill(broker.pid, signal.SIGKILL)
+    started.send_signal(signal.SIGINT)
     code, _, err = processes.finished(started, LONGEST)
     (line,) = err.splitlines()
     assert code == 1
-    assert re.match(r"error: step \d+, '", line)
+    assert line.startswith("error: step 14, 'Stop all processes': processes exited with codes")
+    assert "-9" in line
     assert clean(tmp_path)
 
 
