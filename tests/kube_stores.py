@@ -53,8 +53,11 @@ class Place:
         return self.run(lambda client: client.find(resource, name, self.namespace))
 
     def edit(self, resource: Resource[Any], name: str, change: Any, subresource: str = "") -> None:
-        options = {"subresource": subresource}
-        self.run(lambda client: client.patch(resource, name, self.namespace, change, **options))
+        self.run(
+            lambda client: client.patch(
+                resource, name, self.namespace, change, subresource=subresource
+            )
+        )
 
     def delete(self, resource: Resource[Any], name: str, *, force: bool = False) -> None:
         """As with `kubectl delete`; with `force` without the finalizers."""
@@ -129,10 +132,10 @@ def stored_state(store: Store, reservations: list[str]) -> tuple[Any, ...]:
     """All that a store has, of those reservations also from the archive."""
     with closing(store):
         loaded = store.load()
+        first, limits = (loaded.clusters, loaded.reservations), loaded.limits
         records = [
             {record.id: record for record in found}
-            for found in loaded
-            if not isinstance(found, int)
+            for found in (*first, loaded.members, loaded.tokens, limits)
         ]
         archived = {name: store.archived(ReservationId(name)) for name in reservations}
         return (

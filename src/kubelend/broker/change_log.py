@@ -279,6 +279,7 @@ def _truncated(entry: AuditEntry) -> LogLine:
 
 LINES: Final[dict[str, Callable[[AuditEntry], LogLine]]] = {
     events.Requested.__name__: _requested,
+    events.TakenOver.__name__: _of_reservation("Reservation taken over"),
     events.Placed.__name__: _placed,
     events.FailoverBlocked.__name__: _of_reservation("Reservation failover blocked, will retry"),
     events.ProviderRecovered.__name__: _of_reservation("Reservation provider recovered"),

@@ -95,6 +95,10 @@ class Broker(LedgerWriter):
     def _restore(self, records: WorkingSet) -> None:
         super()._restore(records)
         self._ledger.explain_others = self._rules.explain_others
+        if any(records.left):
+            ledger, now = self._ledger, self.clock()
+            command = commands.take_over(records.left, self._rules.stale_after, now)
+            self._run(ledger, command, now)
 
     # -- providers
 

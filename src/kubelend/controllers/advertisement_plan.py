@@ -14,11 +14,9 @@ import msgspec
 from kubelend.broker.service import ClusterView
 from kubelend.controllers import labels
 from kubelend.core import models
-from kubelend.core.errors import InvalidInput
-from kubelend.core.models import ClusterId
 from kubelend.kube import resources
 from kubelend.stores.kubernetes import objects, projection
-from kubelend.wire import bodies, conversion, quantities, validation
+from kubelend.wire import bodies, conversion, quantities
 from kubelend.wire.bodies import Amounts
 from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterAdvertisementStatus
 from kubelend.wire.objects import Condition, merge_conditions
@@ -153,16 +151,6 @@ class AdvertisementAction(Enum):
     IGNORE_OUTDATED = "the spec is new, but older than the cluster's latest advertisement"
     REPAIR = "it differs from the record"
     DELETE_ORPHAN = "it is labelled as managed by the broker, which has no record of it"
-
-
-def advertisement_from_object(found: ClusterAdvertisement) -> models.Advertisement:
-    """The advertisement in the spec; `InvalidInput` if it is invalid."""
-    spec, made_at = found.spec, found.metadata.creation_timestamp
-    sent_at = spec.timestamp or made_at
-    if sent_at is None:
-        raise InvalidInput("neither spec.timestamp nor metadata.creationTimestamp is set")
-    cluster = ClusterId(validation.check_plain(spec.cluster_id, "clusterID"))
-    return conversion.to_advertisement(conversion.advertisement_from_spec(spec), cluster, sent_at)
 
 
 def plan_advertisement(

@@ -25,7 +25,7 @@ from kubelend.core.members import Member, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.kube.client import Client
 from kubelend.kube.events import EventRecorder
-from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes import objects, projection
 from kubelend.wire.broker_objects import ClusterAdvertisement
 from kubelend.wire.events import EventRecord
 
@@ -200,7 +200,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             return None, ""
         try:
             labels.check_not_revoked(self._broker.members, ClusterId(found.spec.cluster_id))
-            return advertisement_plan.advertisement_from_object(found), ""
+            return projection.advertisement_from_object(found), ""
         except (InvalidInput, Revoked) as error:
             return None, f"{advertisement_plan.REJECTED_PREFIX}{error}"
 

@@ -14,13 +14,9 @@ import msgspec
 
 from kubelend.controllers import labels
 from kubelend.core import models
-from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import FINAL, Phase, Reason
-from kubelend.core.models import ClusterId
 from kubelend.stores.kubernetes import objects, projection
-from kubelend.wire import conversion, validation
 from kubelend.wire.broker_objects import Reservation
-from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.objects import Condition
 
 
@@ -62,20 +58,6 @@ def plan_reservation(
         return _plan_without_record(found)
     requested = wanted_change(found, record)
     return _plan_repair(found, record) if requested is None else requested
-
-
-def request_from_object(found: Reservation, terms: RequestLimits) -> models.Request:
-    """The request in the spec; `InvalidInput` if it is invalid."""
-    name, spec = found.metadata.name, found.spec
-    if objects.record_object_name("reservation", name) != name:
-        raise InvalidInput(
-            f"the name {name[:40]!r} cannot be used", hint="choose one of at most 240 characters"
-        )
-    requester = ClusterId(
-        validation.check_plain(spec.requester_id, "requesterID") or found.metadata.namespace
-    )
-    key = objects.request_key_for_uid(found.metadata.uid)
-    return conversion.to_request(spec, requester, key, terms)
 
 
 def _plan_deletion(

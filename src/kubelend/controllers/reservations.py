@@ -23,7 +23,7 @@ from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
 from kubelend.kube.client import Client
 from kubelend.kube.events import EventRecorder
-from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes import objects, projection
 from kubelend.wire import conversion
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Renewal, Reservation
 from kubelend.wire.conversion import RequestLimits
@@ -164,7 +164,7 @@ class ReservationReconciler(Reconciler[Reservation]):
 
     async def _reserve(self, found: Reservation) -> None:
         try:
-            request = reservation_plan.request_from_object(found, self._terms)
+            request = projection.request_from_object(found, self._terms)
             labels.check_not_revoked(self._broker.members, request.requester)
             await self._broker.reserve(request, ReservationId(found.metadata.name))
         except KubelendError as error:

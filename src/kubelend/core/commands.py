@@ -26,6 +26,7 @@ from kubelend.core.events import (
     Event,
     Failed,
     HoldReported,
+    LeftByAnother,
     LimitsEvent,
     MembershipEvent,
     Nominated,
@@ -37,6 +38,7 @@ from kubelend.core.events import (
     Requested,
     ReservationEvent,
     RetentionExpired,
+    TakenOver,
     Uncordoned,
 )
 from kubelend.core.explanations import NoFit, Placement
@@ -86,6 +88,14 @@ def advertise(
     valid_for = stale_after if valid_for is None else min(valid_for, stale_after)
     yield Advertised(now, advertisement, now + valid_for, certificate_until)
     return ledger.cluster(advertisement.cluster)
+
+
+def take_over(left: LeftByAnother, stale_after: timedelta, now: datetime) -> Command[None]:
+    """Takes over what another broker has left, also where it exceeds limits or what its provider has."""
+    for found in left.advertisements:
+        yield Advertised(now, found, min(found.sent_at, now) + stale_after)
+    for reservation in left.reservations:
+        yield TakenOver(now, reservation)
 
 
 class WaitLimits(NamedTuple):
@@ -410,7 +420,7 @@ _NOT_AUDITED = (Nominated, RetentionExpired)
 def record_before(ledger: Ledger, event: Event) -> AuditedRecord | None:
     """The record that an event will change; None if it is new."""
     match event:
-        case Requested():
+        case Requested() | TakenOver():
             return None
         case ReservationEvent():
             return ledger.reservations.get(event.reservation)

@@ -62,6 +62,12 @@ class Requested(Event, frozen=True):
     reservation: Reservation
 
 
+class TakenOver(Event, frozen=True):
+    """A reservation that another broker has made, as it left it."""
+
+    reservation: Reservation
+
+
 class ReservationEvent(Event, frozen=True):
     """An event of an existing reservation."""
 
@@ -231,6 +237,16 @@ Change = (
 """A change that a store persists: a new record, a deletion or archival, or an audit log entry."""
 
 
+class LeftByAnother(NamedTuple):
+    """What another broker left in a new store, to be taken over by `commands.take_over`."""
+
+    advertisements: Sequence[Advertisement] = ()
+    reservations: Sequence[Reservation] = ()
+
+
+NOTHING_LEFT = LeftByAnother()
+
+
 class WorkingSet(NamedTuple):
     """All live records of a store, from which a ledger is restored."""
 
@@ -240,6 +256,7 @@ class WorkingSet(NamedTuple):
     members: Sequence[Member] = ()
     tokens: Sequence[Token] = ()
     limits: Sequence[Limits] = ()
+    left: LeftByAnother = NOTHING_LEFT
 
     def reservations_by_age(self) -> list[Reservation]:
         """The reservations, oldest first, without nominations of clusters that no longer exist.

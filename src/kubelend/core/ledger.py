@@ -33,6 +33,7 @@ from kubelend.core.events import (
     Requested,
     ReservationEvent,
     RetentionExpired,
+    TakenOver,
     Uncordoned,
     WorkingSet,
 )
@@ -113,7 +114,7 @@ class Ledger:
             case ClusterRemoved():
                 self._delete_cluster(event.cluster)
                 change = ClusterDeleted(event.cluster)
-            case Requested():
+            case Requested() | TakenOver():
                 created = {"ticket": self.revision, "revision": self.revision}
                 change = self._put_reservation(None, replace(event.reservation, **created))
             case RetentionExpired():

@@ -125,6 +125,7 @@ class Client:
         *,
         subresource: str = "",
         content_type: str = MERGE_PATCH,
+        dry_run: bool = False,
     ) -> Kind:
         """Apply a JSON merge patch: null removes a field, fields that are not named stay.
 
@@ -134,6 +135,7 @@ class Client:
         call = ApiRequest(
             "PATCH",
             resource.path(namespace, name, subresource),
+            {"dryRun": "All"} if dry_run else {},
             body=msgspec.json.encode(change),
             content_type=content_type,
         )

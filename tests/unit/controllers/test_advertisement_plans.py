@@ -10,9 +10,10 @@ import broker_samples as samples
 import make
 from kubelend.broker import service
 from kubelend.controllers import advertisement_plan
-from kubelend.controllers.advertisement_plan import AdvertisementAction, advertisement_from_object
+from kubelend.controllers.advertisement_plan import AdvertisementAction
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import Cluster, ClusterId
+from kubelend.stores.kubernetes.projection import advertisement_from_object
 from kubelend.wire.bodies import Amounts, Quantities
 from kubelend.wire.broker_objects import ClusterAdvertisementStatus
 

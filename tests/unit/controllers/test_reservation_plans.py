@@ -11,7 +11,7 @@ from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Constraints
-from kubelend.stores.kubernetes import objects
+from kubelend.stores.kubernetes import objects, projection
 from kubelend.wire import route
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Renewal
 from kubelend.wire.conversion import RequestLimits
@@ -189,12 +189,12 @@ def test_active_condition_for_one_provider_does_not_count_for_the_next(after, ac
 
 
 def test_request_has_the_requester_and_the_key_of_the_object():
-    asked = reservation_plan.request_from_object(
+    asked = projection.request_from_object(
         samples.request_object(requester_id="me", target_cluster_id="there"), TERMS
     )
     assert (asked.requester, asked.constraints.pinned) == ("me", "there")
     assert (asked.key, asked.duration) == ("object→u-1", make.HOUR)
-    assert reservation_plan.request_from_object(NEW, TERMS).requester == "hub"
+    assert projection.request_from_object(NEW, TERMS).requester == "hub"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_request_has_the_requester_and_the_key_of_the_object():
 )
 def test_invalid_request_is_rejected_with_a_message(name, spec, error, message):
     with pytest.raises(error) as raised:
-        reservation_plan.request_from_object(samples.request_object(name, **spec), TERMS)
+        projection.request_from_object(samples.request_object(name, **spec), TERMS)
     assert message in str(raised.value)
 
 

@@ -150,6 +150,13 @@ def fenced_error() -> StoreFailed:
     )
 
 
+def record_dropped_error(kind: str) -> StoreFailed:
+    return StoreFailed(
+        f"the CRD of {kind} has no status.record: it is another version's, or the Go broker's",
+        hint="update the CRDs: kubectl apply -f deploy/crds",
+    )
+
+
 def head_deleted_error() -> StoreFailed:
     return StoreFailed("LedgerRecord head was deleted", hint=RESTORE_OBJECT_HINT)
 

@@ -1,4 +1,4 @@
-"""Projects records to spec and status of Kubernetes objects, and decodes stored records. Pure.
+"""Projects records to spec and status of Kubernetes objects, reads specs and stored records. Pure.
 
 Spec and status are informative. The state is the stored record: its JSON text with a checksum.
 """
@@ -11,10 +11,12 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.core import durations, prices, resources
+from kubelend.core import durations, models, prices, resources
+from kubelend.core.errors import InvalidInput
 from kubelend.core.models import (
     UNCONSTRAINED,
     Cluster,
+    ClusterId,
     Constraints,
     HoldReport,
     Reservation,
@@ -23,13 +25,15 @@ from kubelend.stores import batch
 from kubelend.stores.batch import CorruptRecord, Document
 from kubelend.stores.kubernetes import objects
 from kubelend.stores.kubernetes.objects import AnyStoredObject, RecordKind, Spec
-from kubelend.wire import bodies, conversion, quantities, validation
+from kubelend.wire import bodies, broker_objects, conversion, quantities, validation
 from kubelend.wire.broker_objects import (
     AdvertisedResources,
+    ClusterAdvertisement,
     ClusterAdvertisementSpec,
     ReservationSpec,
     StoredRecord,
 )
+from kubelend.wire.conversion import RequestLimits
 
 Status = dict[str, object]
 RECORD_DECODERS: Final[dict[RecordKind, msgspec.json.Decoder[Any]]] = {
@@ -140,6 +144,30 @@ def _hold_report(found: HoldReport | None) -> Status | None:
     if found is None:
         return None
     return {"held": found.is_held, "reason": found.reason, "message": found.message}
+
+
+def request_from_object(found: broker_objects.Reservation, terms: RequestLimits) -> models.Request:
+    """The request in the spec; `InvalidInput` if it is invalid."""
+    name, spec = found.metadata.name, found.spec
+    if objects.record_object_name("reservation", name) != name:
+        raise InvalidInput(
+            f"the name {name[:40]!r} cannot be used", hint="choose one of at most 240 characters"
+        )
+    requester = ClusterId(
+        validation.check_plain(spec.requester_id, "requesterID") or found.metadata.namespace
+    )
+    key = objects.request_key_for_uid(found.metadata.uid)
+    return conversion.to_request(spec, requester, key, terms)
+
+
+def advertisement_from_object(found: ClusterAdvertisement) -> models.Advertisement:
+    """The advertisement in the spec; `InvalidInput` if it is invalid."""
+    spec, made_at = found.spec, found.metadata.creation_timestamp
+    sent_at = spec.timestamp or made_at
+    if sent_at is None:
+        raise InvalidInput("neither spec.timestamp nor metadata.creationTimestamp is set")
+    cluster = ClusterId(validation.check_plain(spec.cluster_id, "clusterID"))
+    return conversion.to_advertisement(conversion.advertisement_from_spec(spec), cluster, sent_at)
 
 
 def stored_record(kind: RecordKind, id: str, text: bytes, sequence: int) -> StoredRecord:

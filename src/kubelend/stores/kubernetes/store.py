@@ -38,7 +38,7 @@ from kubelend.stores import batch as stores_batch
 from kubelend.stores.batch import CorruptRecord, Document, WriteBatch
 from kubelend.stores.kubernetes import cache as kubernetes_cache
 from kubelend.stores.kubernetes import head as kubernetes_head
-from kubelend.stores.kubernetes import loader, objects, projection, writer
+from kubelend.stores.kubernetes import loader, objects, projection, published, writer
 from kubelend.stores.kubernetes.cache import CachedObject, ObjectKey, StaleWrite, StoredObjectCache
 from kubelend.stores.kubernetes.head import (
     AuditPosition,
@@ -78,7 +78,10 @@ class KubernetesLedger:
         self._log_without_record(found.without_record.intersection(key for key, _ in placeholders))
         await tasks.gather_limited(self._delete_placeholder, placeholders)
         await self.head.collect_garbage()
-        return loader.working_set(found.records, self.head.state.revision)
+        records = loader.working_set(found.records, self.head.state.revision)
+        if self.head.state.sequence:
+            return records
+        return records._replace(left=await published.read_left(self._client, self._namespace))
 
     async def read_only(self) -> WorkingSet:
         """The working set as a consistent snapshot, without writing anything."""

@@ -213,6 +213,8 @@ class ObjectApplier:
         """Write the record, which makes it valid."""
         if cached is not None:
             patched = await self._patch_record(write, cached)
+            if not patched.sequence:
+                raise objects.record_dropped_error(kubernetes_cache.resource_for(write.key[0]).kind)
             await self._remove_finalizer_if_finished(write, patched)
 
     async def _patch_record(self, write: ObjectWrite, cached: CachedObject) -> CachedObject:
