@@ -18,8 +18,6 @@ from kubelend.kits import clock, logs
 # In two pieces, so that no scanner takes this file for a leak.
 BEGIN = "-----BEGIN " + "PRIVATE KEY-----"
 PEM = f"{BEGIN}\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----"
-
-
 pytestmark = pytest.mark.usefixtures("own_logging")
 
 
@@ -103,32 +101,25 @@ def test_one_event_is_one_line_and_nesting_is_limited(stream, line):
 # -- console format
 
 
-def test_console_line_is_plain_text_with_escaped_control_characters(stream):
+@pytest.mark.parametrize("is_coloured", [False, True])
+def test_console_line_has_no_control_characters_of_others(monkeypatch, stream, is_coloured):
+    """Colours on a terminal, unless the user wants none."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    if not is_coloured:
+        monkeypatch.setenv("NO_COLOR", "1")
     logs.setup("info", "console", stream)
     structlog.get_logger("test").warning("store failed", problem="disk full", tries=2)
     structlog.get_logger("test").info("hello\n\x1b[2J", name="a\r\nfake line\x07")
+    assert ("\x1b[" in stream.getvalue()) == is_coloured
+    assert not set("\r\x07") & set(stream.getvalue())
+    assert "\x1b[2J" not in stream.getvalue()
     found, _ = stream.getvalue().split("\n")[:-1]
-    assert not set("\x1b\r\x07") & set(stream.getvalue())
-    assert "[warning" in found
-    assert "store failed" in found
-    assert "[test]" in found
-    assert "problem='disk full' tries=2" in found
-    assert found.split()[0].endswith("Z")
-
-
-def test_console_has_colours_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    for no_color, coloured in (None, True), ("1", False):
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        if no_color:
-            monkeypatch.setenv("NO_COLOR", no_color)
-        terminal = Terminal()
-        logs.setup("info", "console", terminal)
-        structlog.get_logger("test").info("hello")
-        assert ("\x1b[" in terminal.getvalue()) == coloured
+    if not is_coloured:
+        assert "[warning" in found
+        assert "[test]" in found
+        assert "problem='disk full' tries=2" in found
+        assert found.split()[0].endswith("Z")
 
 
 def test_console_traceback_has_no_variables(stream):
@@ -147,15 +138,15 @@ def test_console_traceback_has_no_variables(stream):
 # -- secrets
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("token", "join_token", "bearerToken", "Authorization", "proxy-authorization"),
-        *("password", "db_password", "passphrase", "secret", "client_secret", "Cookie"),
-        *("credentials", "private_key", "privateKey", "api_key", "apiKey", "X-Api-Key"),
-        *("key", "ca_key", "keys", "key_pem", "private_bytes", "key_material_token"),
-    ],
-)
+SECRET_KEYS = """
+    token join_token bearerToken Authorization proxy-authorization password db_password passphrase secret
+    client_secret Cookie credentials private_key privateKey api_key apiKey X-Api-Key key ca_key keys key_pem
+    private_bytes key_material_token
+"""
+OTHER_KEYS = "cluster idempotency_key Idempotency-Key request_key key_file token_id keyspace path"
+
+
+@pytest.mark.parametrize("name", SECRET_KEYS.split())
 def test_values_of_secret_keys_are_redacted(line, name):
     assert line(**{name: None})[name] is None
     for value in ("hunter2", b"hunter2", {"deep": "hunter2"}, ["hunter2"], 42):
@@ -163,52 +154,37 @@ def test_values_of_secret_keys_are_redacted(line, name):
     assert line(outer={"inner": [{name: "hunter2"}]})["outer"] == {"inner": [{name: logs.REDACTED}]}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("cluster", "idempotency_key", "Idempotency-Key", "request_key"),
-        *("key_file", "token_id", "keyspace", "path"),
-    ],
-)
+@pytest.mark.parametrize("name", OTHER_KEYS.split())
 def test_values_of_other_keys_are_not_redacted(line, name):
     assert line(**{name: "shown"})[name] == "shown"
 
 
-@pytest.mark.parametrize(
-    "secret, shown",
-    [
-        (PEM, "[redacted]"),
-        (f"before {PEM} after", "before [redacted] after"),
-        (f"{PEM}\nbetween\n{PEM}", "[redacted]\nbetween\n[redacted]"),
-        (BEGIN + "\nMIGHAgEAcut off", "[redacted]"),
-        (repr(PEM), "'[redacted]'"),
-        ("postgres://me:hunter2@db/x", "postgres://[redacted]@db/x"),
-        ("see https://a/b and https://hunter2@c", "see https://a/b and https://[redacted]@c"),
-        ("Bearer hunter2.x-y", "Bearer [redacted]"),
-        ("authorization: bearer hunter2", "authorization: bearer [redacted]"),
-        ("join --token kl1.abc234.hunter2", "join --token kl1.abc234.[redacted]"),
-        ('{"token":"kl1.abc234.hunter2"}', '{"token":"kl1.abc234.[redacted]"}'),
-    ],
-    ids=[
-        *("a key", "amid text", "two keys", "half a key", "its repr"),
-        *("password in URL", "user in URL", "bearer", "header", "a joining token", "one in JSON"),
-    ],
-)
-@pytest.mark.parametrize("place", ["event", "value", "deep", "error", "foreign"])
-def test_secrets_inside_texts_are_redacted(line, stream, secret, shown, place):
-    match place:
-        case "event":
-            assert line(secret)["event"] == shown
-        case "value":
-            assert line(value=secret)["value"] == shown
-        case "deep":
-            assert line(value=[{"a": secret}])["value"] == [{"a": shown}]
-        case "error":
-            found = line(problem=ValueError(secret), exc_info=ValueError(secret))
-            assert f"ValueError: {shown}" in found["exception"]
-        case "foreign":
-            logging.getLogger("library").warning("it said %s", secret)
-            assert json.loads(stream.getvalue())["event"] == f"it said {shown}"
+SECRETS = {
+    "a key": (PEM, "[redacted]"),
+    "amid text": (f"before {PEM} after", "before [redacted] after"),
+    "two keys": (f"{PEM}\nbetween\n{PEM}", "[redacted]\nbetween\n[redacted]"),
+    "half a key": (BEGIN + "\nMIGHAgEAcut off", "[redacted]"),
+    "its repr": (repr(PEM), "'[redacted]'"),
+    "password in URL": ("postgres://me:hunter2@db/x", "postgres://[redacted]@db/x"),
+    "user in URL": (
+        "see https://a/b and https://hunter2@c",
+        "see https://a/b and https://[redacted]@c",
+    ),
+    "bearer": ("Bearer hunter2.x-y", "Bearer [redacted]"),
+    "header": ("authorization: bearer hunter2", "authorization: bearer [redacted]"),
+    "a joining token": ("join --token kl1.abc234.hunter2", "join --token kl1.abc234.[redacted]"),
+    "one in JSON": ('{"token":"kl1.abc234.hunter2"}', '{"token":"kl1.abc234.[redacted]"}'),
+}
+
+
+@pytest.mark.parametrize("secret, shown", SECRETS.values(), ids=SECRETS)
+def test_secrets_inside_texts_are_redacted(line, stream, secret, shown):
+    assert line(secret)["event"] == shown
+    found = line(value=secret, deep=[{"a": secret}], exc_info=ValueError(secret))
+    assert (found["value"], found["deep"]) == (shown, [{"a": shown}])
+    assert f"ValueError: {shown}" in found["exception"]
+    logging.getLogger("library").warning("it said %s", secret)
+    assert json.loads(stream.getvalue().split("\n")[-2])["event"] == f"it said {shown}"
     for piece in "MIGHAgEA", "hunter2":
         assert piece not in stream.getvalue()
 
@@ -238,19 +214,13 @@ def test_libraries_log_to_the_same_stream_in_the_same_format(line, stream):
     assert found["timestamp"].endswith("Z")
 
 
-@pytest.mark.parametrize(
-    "level, shown", [(5, None), (15, "debug"), (35, "warning"), (99, "critical")]
-)
-def test_custom_levels_become_the_nearest_below(line, stream, level, shown):
-    logging.getLogger("library").log(level, "hello")
-    found = [json.loads(text)["level"] for text in stream.getvalue().splitlines()]
-    assert found == ([] if shown is None else [shown])
-
-
-def test_record_with_wrong_arguments_is_logged(line, stream):
+def test_custom_levels_become_the_nearest_below_and_wrong_arguments_are_shown(line, stream):
     del logging.getLogger().handlers[1:]  # those of pytest do not forgive it
-    logging.getLogger("library").warning("%d bytes", "many")
-    assert json.loads(stream.getvalue())["event"] == "%d bytes ('many',)"
+    for level in (5, 15, 35, 99):
+        logging.getLogger("library").log(level, "%d bytes", "many")
+    found = [json.loads(text) for text in stream.getvalue().splitlines()]
+    assert [one["level"] for one in found] == ["debug", "warning", "critical"]
+    assert {one["event"] for one in found} == {"%d bytes ('many',)"}
 
 
 def test_warnings_are_logged(line, stream):
@@ -306,17 +276,13 @@ def test_unknown_settings_are_rejected(level, format):
         logs.setup(level, format)
 
 
-def test_full_disk_does_not_stop_the_process():
-    stream = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, and that is asserted
-    logs.setup("info", "json", stream)
-    structlog.get_logger("ours").info("hello")
-    logging.getLogger("theirs").info("hello")
+def test_full_disk_and_closed_stream_do_not_stop_the_process(stream):
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, and that is asserted
+    for each in (full, stream):
+        logs.setup("info", "json", each)
+        if each is stream:
+            stream.close()
+        structlog.get_logger("ours").info("hello")
+        logging.getLogger("theirs").info("hello")
     with pytest.raises(OSError, match="No space left"):
-        stream.close()
-
-
-def test_closed_stream_does_not_stop_the_process(stream):
-    logs.setup("info", "json", stream)
-    stream.close()
-    structlog.get_logger("ours").info("hello")
-    assert stream.closed
+        full.close()

@@ -11,7 +11,6 @@ from kubelend.core.errors import RateLimited
 from kubelend.kits import ratelimit
 from kubelend.kits.ratelimit import CoalescingTimer, LogThrottle, RateLimiter
 from virtual_time import in_virtual_time
-from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -36,6 +35,7 @@ def test_burst_is_admitted_and_refills_with_time_up_to_a_burst(time):
     time.now += 3600
     assert admitted(limiter, "a", 20) == 5
     assert admitted(limiter, "b", 20) == 5  # callers are counted apart
+    assert admitted(RateLimiter(0, 1, time), "a", 10_000) == 10_000, "a rate of 0 is unlimited"
 
 
 def test_rate_holds_over_a_long_time_and_rejected_calls_cost_nothing(time):
@@ -72,10 +72,6 @@ def test_error_has_the_time_after_which_a_call_is_admitted(time):
     assert rejected.value.retry_after == pytest.approx(0.25)
     time.now += rejected.value.retry_after
     limiter.admit("a")
-
-
-def test_rate_of_zero_is_unlimited(time):
-    assert admitted(RateLimiter(0, 1, time), "a", 10_000) == 10_000
 
 
 def test_refunded_token_can_be_taken_again_but_a_burst_is_the_maximum(time):
@@ -169,27 +165,22 @@ def test_of_many_keys_the_one_logged_longest_ago_is_evicted(time):
 # -- coalesced actions
 
 
+@in_virtual_time
 async def test_rare_action_runs_now_and_frequent_ones_together():
-    done: list[str] = []
-    over = asyncio.Event()
-    timer = CoalescingTimer(0.05)
-    for name in "abcd":
-        timer.schedule(partial(done.append, name))
-    timer.schedule(over.set)
-    assert done == ["a"]
-    await asyncio.wait_for(over.wait(), PATIENCE)
-    assert done == ["a", "b", "c", "d"]
-
-
-async def test_actions_run_again_after_a_tick_and_one_that_fails_affects_no_other():
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    timer = CoalescingTimer(0.05)
-    for _ in range(3):
-        over = asyncio.Event()
-        timer.schedule(lambda: None)
-        timer.schedule(partial([].pop, 0))
-        timer.schedule(over.set)
-        await asyncio.wait_for(over.wait(), PATIENCE)
+    done: list[str] = []
+    timer, immediate = CoalescingTimer(0.05), CoalescingTimer(0.0)
+    for turn in range(3):
+        for name in "abc":
+            timer.schedule(partial(done.append, name))
+        timer.schedule(partial([].pop, 0))  # which fails, and affects no other
+        timer.schedule(partial(done.append, "d"))
+        assert done == list("abcd" * turn + "a")
+        await asyncio.sleep(0.1)
+    assert done == list("abcd" * 3)
+    for name in "efg":
+        immediate.schedule(partial(done.append, name))
+    assert done == list("abcd" * 3 + "efg")
 
 
 @in_virtual_time
@@ -205,11 +196,3 @@ async def test_actions_are_batched_from_a_rate_on():
     assert len(done) < 60
     await asyncio.sleep(0.3)
     assert done == list(range(60))
-
-
-async def test_timer_of_zero_seconds_runs_all_actions_now():
-    done: list[str] = []
-    timer = CoalescingTimer(0.0)
-    for name in "abc":
-        timer.schedule(partial(done.append, name))
-    assert done == ["a", "b", "c"]

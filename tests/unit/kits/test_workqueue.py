@@ -92,22 +92,13 @@ async def test_delayed_key_is_reconciled_when_it_is_due(rig):
     assert rig.done == [(0, "b"), (5, "a")]
 
 
-@pytest.mark.parametrize("delays", [(5, 3), (3, 5), (3, 3)])
+@pytest.mark.parametrize("delays, due", [((5, 3), 3), ((3, 5), 3), ((3, 3), 3), ((3, None, 2), 0)])
 @queue()
-async def test_earliest_of_several_delays_counts_and_only_that(rig, delays):
+async def test_earliest_of_several_delays_counts_and_only_that(rig, delays, due):
     for delay in delays:
-        rig.queue.add_after("a", delay * SECOND)
+        rig.queue.add("a") if delay is None else rig.queue.add_after("a", delay * SECOND)
     await asyncio.sleep(10)
-    assert rig.done == [(3, "a")]
-
-
-@queue()
-async def test_reconcile_now_cancels_the_delayed_one(rig):
-    rig.queue.add_after("a", 3 * SECOND)
-    rig.queue.add("a")
-    rig.queue.add_after("a", 2 * SECOND)
-    await asyncio.sleep(10)
-    assert rig.done == [(0, "a")]
+    assert rig.done == [(due, "a")]
 
 
 @queue(takes=10)
@@ -123,17 +114,14 @@ def pauses(rig, key, count):
     return [rig.queue.retry(key).total_seconds() for _ in range(count)]
 
 
-@queue()
-async def test_backoff_doubles_up_to_a_maximum_and_a_minimum_is_kept(rig):
-    assert pauses(rig, "a", 9) == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert set(pauses(rig, "a", 2000)) == {MAX_DELAY.total_seconds()}
+@pytest.mark.parametrize("chance, share", [(0.0, 1.0), (1.0, 0.5)])
+async def test_backoff_doubles_up_to_a_maximum_and_jitter_subtracts_up_to_half(chance, share):
+    rig = Rig(chance=chance)
+    assert pauses(rig, "a", 9) == [share * n for n in (0.5, 1, 2, 4, 8, 16, 32, 60, 60)]
+    assert set(pauses(rig, "a", 2000)) == {share * MAX_DELAY.total_seconds()}
     assert rig.queue.retry("b", 100 * SECOND) == 100 * SECOND
-    assert rig.queue.retry("b", SECOND / 10) == SECOND
-
-
-@queue(chance=1.0)
-async def test_jitter_subtracts_up_to_half_of_a_delay(rig):
-    assert pauses(rig, "a", 3) == [0.25, 0.5, 1]
+    assert rig.queue.retry("b", SECOND / 10) == share * SECOND
+    await stopped(rig.task)
 
 
 @queue(takes=1000)
@@ -159,17 +147,16 @@ async def test_retry_now_enqueues_keys_in_backoff_and_keeps_their_failure_count(
     rig.queue.add_after("delayed", 5 * SECOND)
     rig.queue.retry("limited", 100 * SECOND)
     rig.queue.retry_now()
-    await asyncio.sleep(103)
-    assert rig.done == [(600, "failed"), (605, "delayed"), (660, "failed"), (700, "limited")]
-
-
-@queue()
-async def test_retry_now_ignores_what_was_reconciled_since(rig):
-    rig.queue.retry("a")
-    await asyncio.sleep(10)
+    await asyncio.sleep(1)
+    rig.errors.clear()
+    rig.queue.retry("reconciled since")
+    await asyncio.sleep(102)
     rig.queue.retry_now()
     await settled()
-    assert rig.done == [(0.5, "a")]
+    assert rig.done == [
+        *((600, "failed"), (601.5, "reconciled since")),
+        *((605, "delayed"), (660, "failed"), (700, "limited")),
+    ]
 
 
 @queue()
