@@ -33,6 +33,11 @@ def resource_slice(amounts=AMOUNTS, kind="kubelend", conditions=(AUTHENTICATED,)
     )
 
 
+def granted(**amounts):
+    """Accepted by both, with these amounts instead of what is reserved."""
+    return resource_slice(conditions=(AUTHENTICATED, GRANTED), resources=AMOUNTS | amounts)
+
+
 def test_slice_asks_for_every_reserved_amount_and_what_a_node_needs():
     assert liqo_objects.slice_amounts(RESERVED) == AMOUNTS
     manifest = liqo_objects.slice_manifest(PEER, "liqo-b", "signed")
@@ -91,13 +96,11 @@ def test_grant_keeps_the_conditions_of_liqo_and_the_version_that_was_read():
 
 
 def test_granted_slice_is_not_written_again():
-    both = (AUTHENTICATED, GRANTED)
-    assert patch_for(resource_slice(conditions=both, resources=AMOUNTS)) == {}
+    assert patch_for(granted()) == {}
 
 
 def test_amounts_that_a_requester_gave_itself_are_taken_back():
-    raised = AMOUNTS | {"cpu": "64", "example.com/fpga": "8"}
-    change = patch_for(resource_slice(conditions=(AUTHENTICATED, GRANTED), resources=raised))
+    change = patch_for(granted(**{"cpu": "64", "example.com/fpga": "8"}))
     assert change["status"]["resources"] == AMOUNTS | {"example.com/fpga": None}
 
 
@@ -108,45 +111,35 @@ def node(ready="True", amounts=AMOUNTS):
     )
 
 
+DENIED = {"type": "Resources", "status": "Denied", "message": "no more GPUs"}
+
+
 @pytest.mark.parametrize(
     "found, virtual, reason",
     [
         (None, None, "ResourceSlice rsv-1 not found yet"),
+        (resource_slice(conditions=()), None, "berlin has not set condition Authentication yet"),
         (resource_slice(), None, "berlin has not set condition Resources yet"),
         (
-            resource_slice(
-                conditions=(AUTHENTICATED, GRANTED), resources=AMOUNTS | {"cpu": "1500m"}
-            ),
-            node(),
-            "500m CPU / 0 Memory less is granted than reserved",
-        ),
-        (
-            resource_slice(conditions=(AUTHENTICATED, GRANTED), resources=AMOUNTS),
+            resource_slice(conditions=(AUTHENTICATED, DENIED)),
             None,
-            "virtual node rsv-1 not found yet",
+            "ResourceSlice rsv-1: Resources not accepted: no more GPUs",
         ),
-        (
-            resource_slice(conditions=(AUTHENTICATED, GRANTED), resources=AMOUNTS),
-            node("False"),
-            "virtual node rsv-1 not ready: it says so",
-        ),
-        (
-            resource_slice(conditions=(AUTHENTICATED, GRANTED), resources=AMOUNTS),
-            node(amounts=AMOUNTS | {"nvidia.com/gpu": "0"}),
-            "1 GPU less is offered",
-        ),
+        (granted(cpu="1500m"), node(), "500m CPU / 0 Memory less is granted than reserved"),
+        (granted(), None, "virtual node rsv-1 not found yet"),
+        (granted(), node("False"), "virtual node rsv-1 not ready: it says so"),
+        (granted(), node(amounts=AMOUNTS | {"nvidia.com/gpu": "0"}), "1 GPU less is offered"),
+        (granted(pods="220"), node(), ""),
     ],
-    ids=["no-slice", "undecided", "granted-less", "no-node", "node-not-ready", "node-offers-less"],
+    ids=[
+        *("no-slice", "early", "undecided", "denied", "granted-less", "no-node", "node-not-ready"),
+        *("node-offers-less", "ready"),
+    ],
 )
-def test_nothing_less_than_a_ready_node_with_all_amounts_is_ready(found, virtual, reason):
+def test_only_a_ready_node_with_all_granted_amounts_is_ready(found, virtual, reason):
     readiness = liqo_objects.readiness(found, virtual, PEER)
-    assert not readiness.is_ready
+    assert readiness.is_ready == (not reason)
     assert reason in readiness.reason
-
-
-def test_granted_and_offered_in_full_is_ready():
-    granted = resource_slice(conditions=(AUTHENTICATED, GRANTED), resources=AMOUNTS)
-    assert liqo_objects.readiness(granted, node(), PEER).is_ready
 
 
 def foreign(role="Provider", identity="Ready", server="Established"):

@@ -94,20 +94,18 @@ REASONS = [
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_slice_without_a_grant_that_counts_is_denied_with_the_reason(reason):
-    unproven = Denial(reason, "because")
-    assert decided(resource_slice(), unproven) == ("Denied", reason, "because", {})
-
-
-@pytest.mark.parametrize("reason", REASONS)
-def test_accepted_slice_stays_if_its_grant_has_only_become_unverifiable(reason):
+def test_without_a_valid_grant_a_slice_is_denied_unless_it_was_accepted_and_cannot_be_verified(
+    reason,
+):
     """After a rotation of keys, or when the broker is unreachable at the end of the last known time."""
-    found = resource_slice(resources=GRANTED)
-    decision = decided(found, Denial(reason, "because"))
-    stays = reason in ("UnknownKey", "Expired")
-    assert (decision.status, decision.amounts) == (
-        ("Accepted", GRANTED) if stays else ("Denied", {})
-    )
+    unproven = Denial(reason, "because")
+    denied = decided(resource_slice(), unproven)
+    assert denied == ("Denied", reason, "because", {})
+    accepted = decided(resource_slice(resources=GRANTED), unproven)
+    if reason in ("UnknownKey", "Expired"):
+        assert (accepted.status, accepted.amounts) == ("Accepted", GRANTED)
+    else:
+        assert accepted == denied
 
 
 def test_accepted_slice_that_asks_for_more_keeps_the_reserved_amounts():

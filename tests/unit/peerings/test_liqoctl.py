@@ -146,11 +146,6 @@ async def test_peering_is_removed_with_the_last_slice(liqo, peering, is_restarte
     assert (liqo.slices, liqo.peered) == (set(), set())
 
 
-async def test_unpeer_is_not_run_without_a_peering(liqo, peering):
-    await peering.disconnect(PEER)
-    assert liqo.commands == ["kubectl get", "kubectl get"]
-
-
 async def test_peering_that_another_client_removed_is_created_again(liqo, peering):
     await connect(peering, PEER)
     liqo.slice("one", PEER.reservation).unlink()
@@ -261,62 +256,43 @@ async def test_disconnect_goes_before_waiting_connects(liqo, peering):
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_all_commands_of_a_call_share_its_time(liqo, peering, clock):
-    await connect(peering, PEER)
-    liqo.behave("kubectl get", "wait")
-    parting = asyncio.create_task(peering.disconnect(PEER))
-    await until((liqo.root / "waiting").exists)
-    clock.now += liqoctl.COMMAND_TIMEOUT.total_seconds()
-    (liqo.root / "waiting").unlink()
-    liqo.behave("kubectl get")
-    with pytest.raises(Unavailable):
-        await parting
-    assert liqo.commands[2:] == ["kubectl get"]
-    await peering.disconnect(PEER)
-    assert liqo.peered == set()
+async def test_all_commands_of_a_call_share_its_time(liqo, clock):
+    class SlowGrants(Grants):
+        async def exchange_handshake(self, reservation, handshake):
+            clock.now += liqoctl.COMMAND_TIMEOUT.total_seconds()
+            return await super().exchange_handshake(reservation, handshake)
+
+    peering = made(liqo, exchange=SlowGrants(), now=clock)
+    await peering.connect(PEER)
+    with pytest.raises(Unavailable, match="peering commands for one exceeded 5m"):
+        await peering.size(PEER)
+    assert liqo.commands == ["liqoctl peer"]
 
 
 # -- what goes wrong
 
 
-async def test_failure_has_the_last_line_of_the_output_and_is_retryable(liqo, peering):
-    liqo.behave("liqoctl peer", "fail", "ERRO  no route to host")
-    with pytest.raises(
-        Unavailable, match=r"^liqoctl peer failed: ERRO no route to host$"
-    ) as failed:
-        await peering.connect(PEER)
-    assert failed.value.retryable
-    liqo.behave("liqoctl peer")
-    await peering.connect(PEER)
-    assert liqo.peered == {"one"}
-
-
-async def test_command_that_hangs_is_killed_with_its_children(liqo):
-    peering = made(liqo, timeout=SHORT)
-    liqo.behave("liqoctl create resourceslice", "hang")
-    await peering.connect(PEER)
-    with pytest.raises(Unavailable, match="liqoctl create resourceslice timed out after"):
-        await peering.size(PEER)
-    await until(lambda: not alive(liqo))
-
-
-async def test_failed_deletion_of_a_slice_is_retried(liqo, peering):
-    await connect(peering, PEER)
-    liqo.behave("kubectl delete", "fail", "forbidden")
-    with pytest.raises(Unavailable, match="kubectl delete failed: forbidden"):
-        await peering.disconnect(PEER)
-    liqo.behave("kubectl delete")
-    await peering.disconnect(PEER)
-    assert (liqo.slices, liqo.peered) == (set(), set())
-
-
-async def test_failed_get_is_an_error_and_undecodable_output_is_unexpected(liqo, peering):
-    liqo.behave("kubectl get", "fail", "The connection to the server was refused")
-    with pytest.raises(Unavailable, match="kubectl get failed: The connection to the server"):
-        await peering.ready(PEER)
-    liqo.behave("kubectl get", "say", "<html>")
-    with pytest.raises(UnexpectedResponse):
-        await peering.ready(PEER)
+@pytest.mark.parametrize(
+    "call, command, how, error",
+    [
+        ("connect", "liqoctl peer", "fail", r"^liqoctl peer failed: ERRO no route$"),
+        ("ready", "kubectl get", "fail", "kubectl get failed: ERRO no route"),
+        ("ready", "kubectl get", "say", "cannot decode the output of kubectl"),
+        ("disconnect", "kubectl delete", "fail", "kubectl delete failed: ERRO no route"),
+    ],
+)
+async def test_failure_has_the_last_line_of_the_output_and_is_retried(
+    liqo, peering, call, command, how, error
+):
+    if call == "disconnect":
+        await connect(peering, PEER)
+    liqo.behave(command, how, "ERRO  no route")
+    with pytest.raises(Unavailable if how == "fail" else UnexpectedResponse, match=error) as failed:
+        await getattr(peering, call)(PEER)
+    assert failed.value.retryable == (how == "fail")
+    liqo.behave(command)
+    await getattr(peering, call)(PEER)
+    assert liqo.peered == ({"one"} if call == "connect" else set())
 
 
 @pytest.mark.parametrize("program", ["liqoctl", "kubectl"])
@@ -349,55 +325,6 @@ async def test_invalid_name_reaches_no_program(liqo, peering, name):
             with pytest.raises(InvalidInput):
                 await call(peer)
     assert liqo.log == []
-
-
-# -- what is ready
-
-
-ACCEPTED = [{"type": kind, "status": "Accepted"} for kind in ("Authentication", "Resources")]
-GRANTED = {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "2", "ephemeral-storage": "5Gi"}
-READY = [{"type": "Ready", "status": "True"}]
-
-
-DENIED = {"type": "Resources", "status": "Denied", "message": "no more GPUs"}
-DOWN = {"type": "Ready", "status": "False", "reason": "NetworkDown"}
-SLICE = "ResourceSlice rsv-home-1: "
-NODE = "virtual node rsv-home-1 "
-
-
-@pytest.mark.parametrize(
-    "found, reason",
-    [
-        ({"conditions": []}, SLICE + "one has not set condition Authentication yet"),
-        ({"conditions": ACCEPTED[:1]}, SLICE + "one has not set condition Resources yet"),
-        ({"conditions": [ACCEPTED[0], DENIED]}, SLICE + "Resources not accepted: no more GPUs"),
-        (
-            {"granted": {**GRANTED, "nvidia.com/gpu": "1"}},
-            "0 CPU / 0 Memory / 1 GPU less is granted than reserved",
-        ),
-        ({"node": None}, NODE + "not found yet"),
-        ({"node": [DOWN]}, NODE + "not ready: NetworkDown"),
-        (
-            {"offered": {**GRANTED, "cpu": "400m"}},
-            "100m CPU / 0 Memory less is offered by the virtual node than reserved",
-        ),
-        ({"conditions": [DENIED, *ACCEPTED], "granted": {**GRANTED, "pods": "110"}}, ""),
-    ],
-    ids=["new", "unanswered", "denied", "partial", "no node", "down", "small node", "granted"],
-)
-async def test_readiness_says_what_is_missing(liqo, peering, found, reason):
-    await connect(peering, PEER)
-    state = {"conditions": ACCEPTED, "granted": GRANTED, "node": READY, "offered": GRANTED} | found
-    name = {"name": PEER.reservation}
-    status = {"conditions": state["conditions"], "resources": state["granted"]}
-    objects = [{"kind": "ResourceSlice", "metadata": name, "status": status}]
-    if state["node"] is not None:
-        status = {"conditions": state["node"], "allocatable": state["offered"]}
-        objects.append({"kind": "Node", "metadata": name, "status": status})
-    liqo.slice("one", PEER.reservation).write_bytes(msgspec.json.encode(objects))
-    readiness = await peering.ready(PEER)
-    assert readiness.is_ready == (not reason)
-    assert not reason or readiness.reason == reason
 
 
 def alive(liqo):

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
 from kubelend.core.errors import Unavailable
 from kubelend.peerings import liqoctl
-from kubelend.peerings.liqoctl import ProviderLocks, TimeBudget
+from kubelend.peerings.liqoctl import ProviderLocks
 from waiting import PATIENCE
 
 LIMIT = timedelta(seconds=10)
@@ -29,13 +28,13 @@ class Holders:
         self.gates = {}
         self.tasks = {}
 
-    async def start(self, name, *, is_urgent=False, cluster="one"):
+    async def start(self, name, *, is_urgent=False):
         self.gates[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._work(name, cluster, is_urgent))
+        self.tasks[name] = asyncio.create_task(self._work(name, is_urgent))
         await settled()
 
-    async def _work(self, name, cluster, is_urgent):
-        async with self.locks.acquire(cluster, is_urgent=is_urgent):
+    async def _work(self, name, is_urgent):
+        async with self.locks.acquire("one", is_urgent=is_urgent):
             self.held.append(name)
             await self.gates[name].wait()
 
@@ -66,25 +65,10 @@ async def holders(locks):
     await holders.end_all()
 
 
-async def test_lock_is_held_by_one_at_a_time_in_order(holders):
+async def test_lock_is_held_by_one_at_a_time_and_urgent_waiters_wait_for_the_holder_only(holders):
     for name in "abc":
         await holders.start(name)
     assert holders.held == ["a"]
-    await holders.end("a")
-    assert holders.held == ["a", "b"]
-    await holders.end_all()
-    assert holders.held == ["a", "b", "c"]
-
-
-async def test_each_provider_has_its_own_lock(holders):
-    await holders.start("a")
-    await holders.start("b", cluster="two")
-    assert holders.held == ["a", "b"]
-
-
-async def test_urgent_waiter_waits_for_the_holder_only(holders):
-    for name in "abc":
-        await holders.start(name)
     await holders.start("urgent", is_urgent=True)
     await holders.start("urgent too", is_urgent=True)
     await holders.end("a")
@@ -115,14 +99,6 @@ async def test_waiter_cancelled_while_the_lock_is_released_passes_it_on(holders,
     assert holders.held == ["a", "c"]
 
 
-async def test_failure_releases_the_lock(locks):
-    with suppress(ValueError):
-        async with locks.acquire("one"):
-            raise ValueError
-    async with asyncio.timeout(PATIENCE), locks.acquire("one") as budget:
-        assert isinstance(budget, TimeBudget)
-
-
 async def test_waiter_times_out_after_the_limit(monkeypatch):
     monkeypatch.setattr(liqoctl, "LOCK_SLACK", timedelta())
     locks = ProviderLocks(timedelta(milliseconds=20), time.monotonic)
@@ -136,15 +112,3 @@ async def test_waiter_times_out_after_the_limit(monkeypatch):
             assert late.value.retryable
     async with asyncio.timeout(PATIENCE), locks.acquire("one") as budget:
         assert budget.remaining(LIMIT) > timedelta(), "who gave up is skipped"
-
-
-def test_commands_of_a_holder_share_its_time():
-    now = 5.0
-    budget = TimeBudget("one", LIMIT, lambda: now)
-    assert budget.remaining(LIMIT) == LIMIT
-    now += 8
-    assert budget.remaining(LIMIT) == timedelta(seconds=2)
-    assert budget.remaining(timedelta(seconds=1)) == timedelta(seconds=1)
-    now += 2
-    with pytest.raises(Unavailable, match="peering commands for one exceeded 10s"):
-        budget.remaining(LIMIT)
