@@ -106,6 +106,7 @@ OBJECTS = {
     "shown as finished": (ROME, OVER, requester_object(OVER), None, []),
     "finished before it was shown": (ROME, OVER, None, None, []),
     "evicted": (ROME, None, requester_object(OVER), None, ["DeleteObject"]),
+    "evicted and being deleted": (ROME, None, being_deleted(requester_object(OVER)), None, []),
     "a user's object stays": (ROME, None, requester_object(OVER, annotations={}), None, []),
     "to hold": (BONN, LIVE, None, None, [InstructionAction.HOLD]),
     "held": (BONN, LIVE, None, provider_object(LIVE), []),
@@ -150,11 +151,6 @@ OF_RECORD = {
 @pytest.mark.parametrize("obj, is_object", OF_RECORD.values(), ids=OF_RECORD)
 def test_request_without_a_decision_is_the_object_of_its_keys_reservation(obj, is_object):
     assert plan.is_object_of(obj, LIVE) is is_object
-
-
-def test_object_that_is_being_deleted_is_not_deleted_again():
-    finished = requester_object(OVER)
-    assert steps(ROME, None, being_deleted(finished)) == []
 
 
 def test_shown_reservation_has_the_requested_spec():
@@ -313,24 +309,21 @@ def cache():
     return NamespaceCache()
 
 
-def test_handled_object_is_pending_once(cache):
-    assert cache.handle(requested())
-    assert cache.pop_pending().objects == [requested()]
-    assert cache.pop_pending() == ([], [])
-
-
-def test_older_version_is_ignored(cache):
-    cache.handle(requested("10"))
-    cache.pop_pending()
-    assert not cache.handle(requested("9"))
-    assert not cache.handle(requested("10"))
-    assert cache.pop_pending().objects == []
+def test_object_is_pending_once_in_its_newest_version(cache):
+    newest = requested("10", answered=True)
+    for version, expected in (("10", [newest]), ("9", []), ("10", [])):
+        assert cache.handle(requested(version, answered=True)) is bool(expected)
+        assert cache.pop_pending().objects == expected
+    cache.enqueue_all()
+    assert cache.pop_pending() == ([newest], [ID])
 
 
 def test_object_is_found_by_key_and_then_by_its_reservation(cache):
     assert cache.requester_object(ID, PENDING) is None
     cache.handle(requested())
     assert cache.requester_object(ID, PENDING) == requested()
+    other = replace(PENDING, request=make.request(requester="rome", key="other"))
+    assert cache.requester_object(ReservationId("rsv-2"), other) is None
     assert not cache.shows(ID)
     cache.handle(requested("2", answered=True))
     assert cache.requester_object(ID, None) == requested("2", answered=True)
@@ -359,12 +352,6 @@ def test_reservation_has_other_objects(cache, others, has_other):
     assert cache.has_other_object(PENDING, requested()) is has_other
 
 
-def test_object_of_another_reservation_is_not_found(cache):
-    cache.handle(requested())
-    other = replace(PENDING, request=make.request(requester="rome", key="other"))
-    assert cache.requester_object(ReservationId("rsv-2"), other) is None
-
-
 def test_deleted_object_makes_its_reservation_pending(cache):
     cache.handle(requested(answered=True))
     cache.pop_pending()
@@ -381,10 +368,3 @@ def test_late_deletion_does_not_affect_a_new_object(cache):
     assert cache.all() == [requested("5", uid="new")]
     cache.on_list("Reservation", set())
     assert cache.all() == []
-
-
-def test_enqueue_all_makes_everything_pending(cache):
-    cache.handle(requested(answered=True))
-    cache.pop_pending()
-    cache.enqueue_all()
-    assert cache.pop_pending() == ([requested(answered=True)], [ID])

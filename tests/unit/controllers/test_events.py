@@ -18,6 +18,7 @@ PHASES = {
     "Released": samples.reservation_object(samples.record("Released", reason=Reason.BY_REQUESTER)),
     "Expired": samples.reservation_object(samples.record("Released", reason=Reason.EXPIRED)),
     "Failed": samples.reservation_object(samples.record("Failed")),
+    "Reserved elsewhere": samples.reservation_object(samples.record(target="other")),
 }
 
 
@@ -32,9 +33,10 @@ PHASES = {
         ("Active", "Released", [("Normal", "Released")]),
         ("Active", "Expired", [("Normal", "Expired")]),
         ("Reserved", "Reserved", []),
+        ("Reserved", "Reserved elsewhere", [("Normal", "Moved")]),
     ],
 )
-def test_change_of_phase_is_an_event(before, after, expected):
+def test_change_of_phase_or_provider_is_an_event(before, after, expected):
     assert emitted(PHASES[before], PHASES[after]) == expected
 
 
@@ -42,11 +44,6 @@ def emitted(before, after):
     now = events.recorded(after)
     found = () if now is None else events.reservation_events(events.recorded(before), now, after)
     return [(one.type, one.reason) for one in found]
-
-
-def test_change_of_provider_is_an_event():
-    moved = samples.reservation_object(samples.record(target="other"))
-    assert emitted(RESERVED, moved) == [("Normal", "Moved")]
 
 
 def test_edited_status_causes_no_event():

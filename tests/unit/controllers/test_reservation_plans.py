@@ -120,12 +120,9 @@ def test_deleted_object_releases_what_it_holds(record, is_managed, action):
     assert plan(samples.being_deleted(found), record) == action
 
 
-def test_deletion_has_priority_over_drift():
-    found = samples.with_status(samples.reservation_object(RESERVED), phase="Failed")
-    assert plan(samples.being_deleted(found), RESERVED) == FORGET
-
-
-def test_record_of_another_object_of_the_same_name_is_forgotten():
+def test_drift_of_a_deleted_object_and_a_record_of_another_one_are_forgotten():
+    drifted = samples.with_status(samples.reservation_object(RESERVED), phase="Failed")
+    assert plan(samples.being_deleted(drifted), RESERVED) == FORGET
     other = samples.with_metadata(NEW, uid="u-2")
     assert plan(other, RESERVED) == plan(other, make.reservation("mine")) == FORGET
 
@@ -255,8 +252,5 @@ REJECTED = samples.with_status(NEW, phase="Failed", finished_at=LATER)
 )
 def test_rejected_object_may_be_deleted_after_the_retention(found, since):
     assert labels.rejected_until(found, make.HOUR) == (since and since + make.HOUR)
-
-
-def test_rejection_stays_readable_without_any_retention():
-    until = labels.rejected_until(REJECTED, 0 * make.SECOND)
-    assert until == LATER + labels.MIN_REJECTION_RETENTION
+    readable_until = since and since + labels.MIN_REJECTION_RETENTION
+    assert labels.rejected_until(found, make.NO_TIME) == readable_until
