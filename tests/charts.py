@@ -64,8 +64,8 @@ def render(helm: Path, name: str, values: Json, *flags: str) -> list[Json]:
 
 
 def load(text: str) -> list[Json]:
-    """Every object of a file."""
-    return [found for found in yaml.safe_load_all(text) if found]
+    """Every object of a file, by libyaml, which is ten times as fast."""
+    return [found for found in yaml.load_all(text, yaml.CSafeLoader) if found]
 
 
 def rendered(name: str, directory: str = "base") -> list[Json]:

@@ -30,7 +30,7 @@ OWN_CLUSTERS = {
 """Modules that start clusters of their own, and leave the shared one alone, in groups that share clusters or
 an etcd."""
 SECOND_SERVER = (
-    *("advertisement_objects", "agent", "agent_objects", "agent_source", "agent_status"),
+    *("advertisement_objects", "agent", "agent_objects", "agent_source"),
     *("cluster_namespace_requests", "cluster_namespace_sessions", "cluster_namespaces"),
     *("hold_chart", "liqo_api", "object_lifecycle", "objects_page", "placeholders"),
     *("request_rules", "reservation_objects", "transport", "two_brokers"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+import shipped
 from kubelend.envtest.servers import LocalCluster
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "agent.md"
@@ -27,6 +27,7 @@ def grant(
     cluster: LocalCluster, user: str, *, instructions: str = "", advertisement: str = "default"
 ) -> None:
     """`instructions`: the namespace for them; without one that role is for all namespaces."""
+    found = []
     for role in documented():
         name = role["metadata"]["name"]
         namespace = {
@@ -34,8 +35,8 @@ def grant(
             "kubelend-agent-placeholders": instructions,
             "kubelend-agent-advertisement": advertisement,
         }.get(name, "")
-        _apply(cluster, _placed(role, namespace))
-        _apply(cluster, _binding(role, namespace, user))
+        found += [_placed(role, namespace), _binding(role, namespace, user)]
+    shipped.apply(cluster, found)
 
 
 def _placed(role: Json, namespace: str) -> Json:
@@ -54,9 +55,3 @@ def _binding(role: Json, namespace: str, user: str) -> Json:
         "roleRef": {"apiGroup": group, "kind": kind, "name": name},
         "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
     }
-
-
-def _apply(cluster: LocalCluster, found: Json) -> None:
-    path = cluster.directory / "role.json"
-    path.write_text(json.dumps(found))
-    cluster.kubectl("apply", f"--filename={path}")
