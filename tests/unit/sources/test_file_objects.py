@@ -127,26 +127,6 @@ async def test_file_has_the_form_of_a_kubernetes_object_until_it_is_deleted(obje
     assert file_objects.read_object(file.parents[1], ResourceRequest, KEY) is None
 
 
-async def test_objects_outlive_the_process(objects, open_objects, manifest):
-    made = await created(objects, manifest)
-    metadata = replace(made.metadata, finalizers=("x",))
-    marked = await objects.apply(replace(made, metadata=metadata))
-    status = ResourceRequestStatus(phase="Reserved", expires_at=make.T0)
-    stated = await objects.set_status(replace(marked, status=status))
-    assert await open_objects().list(ResourceRequest) == [stated]
-
-
-async def test_readers_never_see_half_a_file(objects, file):
-    """A file is replaced and never changed: who has it open reads all that it had."""
-    await objects.apply(resource_request())
-    old = file.read_bytes()
-    with file.open("rb") as reader:
-        status = ResourceRequestStatus(phase="Pending", message="x" * 20000)
-        assert await objects.set_status(replace(resource_request(), status=status))
-        assert reader.read() == old
-    assert len(file.read_bytes()) > 20000
-
-
 async def test_failed_write_changes_nothing_and_can_be_retried(objects, file, tmp_path):
     made = await objects.apply(resource_request())
     aside = file.parent.rename(tmp_path / "aside")
@@ -402,16 +382,3 @@ async def test_of_many_problems_some_are_listed_and_the_others_counted(objects, 
     await settled(objects)
     assert objects.problem.count("requests/default.") == 3
     assert objects.problem.endswith("; and 7 more")
-
-
-async def test_each_problem_is_logged_once(objects, manifest):
-    with capture_logs() as logs:
-        for text in ("wrong: [", "wrong:  [ ", MANIFEST.replace('"2"', "2.5")):
-            manifest.write_text(text)
-            for _ in range(3):
-                await settled(objects)
-    assert [(line["event"], Path(line["file"])) for line in logs] == [
-        ("Ignoring invalid object file", manifest)
-    ] * len(logs)
-    assert len({line["error"] for line in logs}) == len(logs)
-    assert "requestedCPU" in logs[-1]["error"]

@@ -21,23 +21,20 @@ def made(**fields):
     return kubernetes_holds.placeholder_body(wanted, "pause", "kubelend-hold")
 
 
-def test_it_requests_the_amounts_under_the_names_of_kubernetes():
-    [container] = made()["spec"]["containers"]
+def test_it_requests_the_amounts_under_the_names_of_kubernetes_and_ends_at_once():
+    spec = made()["spec"]
+    [container] = spec["containers"]
     devices = {"nvidia.com/gpu": "2", "example.com/fpga": "1"}
     divisible = {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "1Gi"}
     assert container["resources"] == {"requests": divisible | devices, "limits": devices}
+    assert (spec["terminationGracePeriodSeconds"], spec["schedulingGates"]) == (0, [])
+    assert made(is_gated=True)["spec"]["schedulingGates"] == [{"name": "kubelend.io/held"}]
 
 
-def test_its_instruction_owns_it_and_it_ends_at_once():
-    found = made()
-    [owner] = found["metadata"]["ownerReferences"]
+def test_its_instruction_owns_it():
+    metadata = made()["metadata"]
+    [owner] = metadata["ownerReferences"]
+    assert metadata["namespace"] == "lending"
     assert (owner["kind"], owner["name"], owner["uid"], owner["controller"]) == (
         *("ProviderInstruction", "rsv-a-provider", "u1", True),
     )
-    assert found["metadata"]["namespace"] == "lending"
-    assert found["spec"]["terminationGracePeriodSeconds"] == 0
-    assert found["spec"]["schedulingGates"] == []
-
-
-def test_a_gated_one_has_our_gate():
-    assert made(is_gated=True)["spec"]["schedulingGates"] == [{"name": "kubelend.io/held"}]

@@ -70,20 +70,6 @@ def test_example_is_valid_and_named_after_its_cluster(path):
     assert simulation_spec.load_simulation_spec(path).cluster_id == path.stem
 
 
-def test_there_are_examples_of_each_sort():
-    found = [simulation_spec.load_simulation_spec(path) for path in EXAMPLES]
-    assert any("nvidia.com/gpu" in group.capacity for one in found for group in one.nodes)
-    assert any(not group.ready for one in found for group in one.nodes)
-    assert len({one.cost.cpu_cost for one in found if one.cost}) == len(found) >= 4
-
-
-def test_shortest_description_has_one_node_and_nothing_else():
-    found = parse(ONE_NODE)
-    assert (found.cluster_id, found.seed, found.pods, found.work) == ("", 0, [], [])
-    snapshot = cluster(ONE_NODE).snapshot()
-    assert ([node.name for node in snapshot.nodes], snapshot.pods) == (["node-1"], [])
-
-
 def test_allocatable_defaults_to_the_capacity():
     found = parse(
         "nodes: [{capacity: {cpu: 4, nvidia.com/gpu: 2}},"
@@ -334,22 +320,6 @@ async def test_catching_up_gives_other_tasks_a_turn():
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)
     assert turns > 50
-
-
-@in_virtual_time
-async def test_each_consumer_gets_a_snapshot_and_all_later_changes():
-    found = source(BUSY)
-    async with aclosing(found.changes()) as first, aclosing(found.changes()) as later:
-        await anext(first)
-        await asyncio.sleep(60)
-        played = cluster(BUSY)
-        until = itertools.takewhile(lambda event: event[0] <= 60, events(played, 10_000))
-        count = len(list(until))
-        snapshot = await anext(later)
-        assert isinstance(snapshot, Snapshot)
-        assert [await anext(first) for _ in range(count + 50)][count:] == [
-            await anext(later) for _ in range(50)
-        ]
 
 
 @in_virtual_time
