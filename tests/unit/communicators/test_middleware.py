@@ -69,11 +69,6 @@ class Timer:
         return self.now
 
 
-async def read(stream, found):
-    while True:
-        found.append(await anext(stream))
-
-
 def test_all_calls_of_the_port_are_tested_here():
     names = {name for name, _ in inspect.getmembers(BrokerCommunicator, inspect.isfunction)}
     assert {name for name in names if name[0] != "_"} == {*CALLS, "stream", "close"}
@@ -84,13 +79,16 @@ def measured(log):
     return MetricsMiddleware(inner, lambda *report: log.append(report), timer=Timer()), inner
 
 
-async def test_stream_and_close_pass_unchanged():
-    wrapped, inner = measured([])
+async def test_stream_and_close_pass_unchanged_and_the_stream_is_observed_when_it_ends():
+    log: list[Any] = []
+    wrapped, inner = measured(log)
     resets: list[str] = []
-    found: list[Any] = []
+    stream = wrapped.stream(lambda: resets.append("reset"))
+    assert [await anext(stream), await anext(stream)] == [INSTRUCTION] * 2
+    assert (resets, log) == (["reset"], [])
     with pytest.raises(BrokerUnreachable, match="cut"):
-        await read(wrapped.stream(lambda: resets.append("reset")), found)
-    assert (resets, found) == (["reset"], [INSTRUCTION, INSTRUCTION])
+        await anext(stream)
+    assert log == [("stream", "BrokerUnreachable", 1.0)]
     await wrapped.close()
     assert inner.log[-1] == "close"
 
@@ -105,17 +103,6 @@ async def test_each_call_passes_unchanged_and_is_observed_with_result_and_second
     with pytest.raises(NoCapacity):
         await getattr(wrapped, name)(*CALLS[name])
     assert log == [(name, "OK", 1.0), (name, "NoCapacity", 1.0)]
-
-
-async def test_stream_is_observed_when_it_ends():
-    log: list[Any] = []
-    wrapped, _ = measured(log)
-    stream = wrapped.stream(lambda: None)
-    await anext(stream)
-    assert log == []
-    with pytest.raises(BrokerUnreachable):
-        await read(stream, [])
-    assert log == [("stream", "BrokerUnreachable", 1.0)]
 
 
 async def test_cancelled_call_is_not_observed():

@@ -135,18 +135,22 @@ async def test_request_without_a_response_is_repeated_with_its_key(broker, commu
     assert [seen.headers[route.IDEMPOTENCY_KEY] for seen in broker.seen] == ["the key"] * 2
 
 
-async def test_call_is_retried_twice(broker, communicator):
-    broker.responses.append(problem(NotReady("starting")))
-    with pytest.raises(NotReady):
-        await communicator.request(REQUEST, "k")
-    assert len(broker.seen) == 3
-
-
-async def test_permanent_error_is_not_retried(broker, communicator):
-    broker.responses.append(problem(Forbidden("no")))
-    with pytest.raises(Forbidden):
-        await communicator.activate("rsv-a-1")
-    assert len(broker.seen) == 1
+@pytest.mark.parametrize(
+    "call, error, attempts",
+    [
+        (lambda to: to.request(REQUEST, "k"), NotReady("starting"), 3),
+        (lambda to: to.activate("rsv-a-1"), Forbidden("no"), 1),
+        (lambda to: anext(to.stream(lambda: None)), NotReady("starting"), 1),
+    ],
+    ids=["transient", "permanent", "stream"],
+)
+async def test_call_is_retried_twice_unless_it_is_permanent_or_opens_a_stream(
+    broker, communicator, call, error, attempts
+):
+    broker.responses.append(problem(error))
+    with pytest.raises(type(error)):
+        await call(communicator)
+    assert len(broker.seen) == attempts
 
 
 async def test_call_has_a_timeout(broker, opened):
@@ -199,13 +203,6 @@ async def test_disconnected_stream_raises_and_the_next_resumes_after_the_last_ev
     assert (await revisions(communicator))[0] == [3]
     assert (await revisions(communicator))[0] == []
     assert resumed(broker) == ["", "2", "3"]
-
-
-async def test_stream_that_cannot_be_opened_is_not_retried(broker, communicator):
-    broker.responses.append(problem(NotReady("starting")))
-    with pytest.raises(NotReady):
-        await anext(communicator.stream(lambda: None))
-    assert len(broker.seen) == 1
 
 
 async def test_incomplete_event_is_not_delivered(broker, communicator):
