@@ -17,40 +17,22 @@ CLASSES = [
 ]
 
 STATUSES = {
-    "Internal": 500,
-    "InvalidInput": 400,
-    "InvalidQuantity": 400,
-    "InvalidDuration": 400,
-    "InvalidIdentity": 403,
-    "InvalidGrant": 400,
-    "TooSlow": 408,
-    "KeyReused": 422,
-    "Forbidden": 403,
-    "Revoked": 403,
-    "TokenRefused": 403,
-    "QuotaExceeded": 403,
-    "Unauthenticated": 403,
-    "NotFound": 404,
-    "MethodNotAllowed": 405,
-    "Conflict": 409,
-    "NoCapacity": 409,
-    "WrongPhase": 409,
-    "IdentityInUse": 409,
-    "AlreadyExists": 409,
-    "Gone": 409,
-    "LimitExceeded": 429,
-    "RateLimited": 429,
-    "QueueFull": 429,
-    "BodyTooLarge": 413,
-    "Unavailable": 503,
-    "StoreFailed": 503,
-    "NotReady": 503,
-    "NotLeader": 503,
-    "BrokerUnreachable": 503,
-    "CertificateRefused": 503,
-    "UnexpectedResponse": 502,
-    "MissingRoute": 502,
-    "InvalidSettings": 500,
+    code: status
+    for status, codes in {
+        400: "InvalidInput InvalidQuantity InvalidDuration InvalidGrant",
+        403: "InvalidIdentity Forbidden Revoked TokenRefused QuotaExceeded Unauthenticated",
+        404: "NotFound",
+        405: "MethodNotAllowed",
+        408: "TooSlow",
+        409: "Conflict NoCapacity WrongPhase IdentityInUse AlreadyExists Gone",
+        413: "BodyTooLarge",
+        422: "KeyReused",
+        429: "LimitExceeded RateLimited QueueFull",
+        500: "Internal InvalidSettings",
+        502: "UnexpectedResponse MissingRoute",
+        503: "Unavailable StoreFailed NotReady NotLeader BrokerUnreachable CertificateRefused",
+    }.items()
+    for code in codes.split()
 }
 """API: programs decide by these."""
 
@@ -75,12 +57,9 @@ def test_error_becomes_a_problem_and_the_same_error_again(kind):
     assert type(again) is (errors.NotFound if kind is errors.Hidden else kind)
     assert (again.message, again.hint) == ("it went wrong", "do this")
     assert str(again) == str(error)
-
-
-def test_hint_is_optional():
-    body = msgspec.json.decode(msgspec.json.encode(problems.to_problem(errors.NotFound("gone"))))
-    assert body["error"] == body["detail"] == "gone"
-    assert "hint" not in body
+    plain = msgspec.json.decode(msgspec.json.encode(problems.to_problem(kind("gone"))))
+    assert plain["error"] == plain["detail"] == "gone"
+    assert "hint" not in plain
 
 
 def test_explanation_is_part_of_the_problem():
@@ -93,36 +72,27 @@ def test_explanation_is_part_of_the_problem():
 
 
 @pytest.mark.parametrize(
-    "body, text",
+    "status, body, kind, text",
     [
-        (b"<html>502 Bad Gateway</html>", "<html>502 Bad Gateway</html>"),
-        (b"", "empty body"),
-        (b"\xff\xfe", "\ufffd\ufffd"),
-        (b"{}", "{}"),
-        (b'{"error":"of another system"}', "of another system"),
+        (400, b"<html>502 Bad Gateway</html>", errors.UnexpectedResponse, "<html>502 Bad Gateway"),
+        (400, b"", errors.UnexpectedResponse, "empty body"),
+        (400, b"\xff\xfe", errors.UnexpectedResponse, "\ufffd\ufffd"),
+        (400, b"{}", errors.UnexpectedResponse, "{}"),
+        (400, b'{"error":"of another system"}', errors.UnexpectedResponse, '{"error":"of'),
+        (404, b"404 page not found\n", errors.MissingRoute, ""),
+        (405, b"404 page not found\n", errors.MissingRoute, ""),
+        *(
+            (status, b"<html>Bad Gateway</html>", errors.Unavailable, "<html>Bad Gateway</html>")
+            for status in (500, 502, 503, 504, 599)
+        ),
     ],
 )
-def test_response_of_another_server_is_unexpected(body, text):
-    error = problems.error_from_response(400, body)
-    assert type(error) is errors.UnexpectedResponse
-    assert not error.retryable
-    assert error.message.startswith("the broker answered 400: ")
-    assert text in error.message
-
-
-@pytest.mark.parametrize("status", [404, 405])
-def test_missing_route_is_told_from_a_missing_object(status):
-    error = problems.error_from_response(status, b"404 page not found\n")
-    assert type(error) is errors.MissingRoute
-    assert not error.retryable
-
-
-@pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
-def test_server_error_of_a_proxy_is_retryable(status):
-    error = problems.error_from_response(status, b"<html>Bad Gateway</html>")
-    assert type(error) is errors.Unavailable
-    assert error.retryable
-    assert error.message == f"the broker answered {status}: <html>Bad Gateway</html>"
+def test_response_of_another_server_is_told_from_one_of_a_broker(status, body, kind, text):
+    error = problems.error_from_response(status, body)
+    assert (type(error), error.retryable) == (kind, kind is errors.Unavailable)
+    assert kind is errors.MissingRoute or (
+        error.message.startswith(f"the broker answered {status}: {text}")
+    )
 
 
 def test_unknown_code_of_a_newer_broker_is_a_plain_error():
