@@ -332,14 +332,6 @@ async def test_change_is_applied(rig, change, expected):
 
 
 @collector()
-async def test_holds_survive_another_snapshot(rig):
-    rig.inventory.put_hold("r1", Hold("b", ONE))
-    rig.source.send(SNAPSHOT, SNAPSHOT)
-    await settled()
-    assert list(rig.inventory.holds) == ["r1"]
-
-
-@collector()
 async def test_error_of_the_source_and_its_end_are_logged_once(rig):
     rig.source.send(SNAPSHOT)
     with capture_logs() as logged:
@@ -394,21 +386,15 @@ async def test_source_that_ends_is_reported_and_reopened(end, expected):
 
 
 @collector()
-async def test_source_that_keeps_ending_is_reopened_with_backoff(rig):
-    rig.source.send(*[InvalidQuantity("pod p: 'x' is not a quantity")] * 1000)
+async def test_source_that_keeps_ending_is_reopened_with_backoff_until_it_has_worked(rig):
+    rig.source.send(*[InvalidQuantity("pod p: 'x' is not a quantity")] * 20)
     with capture_logs() as logged:
         await asyncio.sleep(600)
-    assert 20 <= len(rig.source.opened) <= 50
+    assert len(rig.source.opened) == 21
     assert len(logged) == 1
-
-
-@collector()
-async def test_source_that_worked_for_long_is_reopened_soon(rig):
-    rig.source.send(*[Unavailable("gone away")] * 6)
-    await asyncio.sleep(300)
     rig.source.send(SNAPSHOT, Unavailable("gone away"))
     await asyncio.sleep(2)
-    assert 300 < rig.source.opened[-1] <= 301
+    assert 600 < rig.source.opened[-1] <= 601
 
 
 # -- publishing
@@ -548,20 +534,6 @@ async def test_change_of_usage_is_sent(rig, uses, end, moments, cpus):
 
 
 @publisher()
-async def test_continuous_changes_are_damped_and_the_last_is_not_lost(rig):
-    rig.measure("1")
-    for step in range(1, 51):
-        await until(10 + step / 10)
-        rig.use(f"{1000 + 100 * step}m")
-    await until(29)
-    gaps = [after - before for before, after in zip(rig.moments(), rig.moments()[1:], strict=False)]
-    assert min(gaps) >= 2
-    assert len(rig.moments()) == 5
-    assert rig.cpus()[-1] == "6"
-    assert rig.moments()[-1] <= 15 + 2.2
-
-
-@publisher()
 async def test_change_during_a_call_is_sent_after_the_damping(rig):
     rig.measure("1")
     rig.broker.seconds["publish"] = 3
@@ -592,20 +564,14 @@ def reservation(name):
 
 
 @publisher()
-async def test_object_shows_what_the_broker_computed(rig):
+async def test_object_shows_what_the_broker_computed_or_why_it_is_not_published(rig):
     rig.measure("1")
     rig.broker.available = bodies.Amounts("7", "50Gi")
     shown = await rig.shown()
-    assert shown.spec.resources.available == bodies.Amounts("7", "50Gi")
+    assert shown.spec.resources.available == rig.broker.available
     assert (shown.status.phase, shown.status.message) == ("Active", "")
     assert shown.status.published
     assert shown.status.last_update_time == shown.spec.timestamp == T0
-
-
-@publisher()
-async def test_object_shows_the_measurement_and_why_it_is_not_published(rig):
-    rig.measure("1")
-    rig.broker.available = bodies.Amounts("7", "50Gi")
     await until(10)
     rig.broker.error = UNREACHABLE
     rig.use("4")
@@ -683,16 +649,6 @@ async def test_backoff_starts_again_after_a_success(rig):
     rig.broker.error = UNREACHABLE
     await until(31.5)
     assert rig.tries() == [0, 1, 3, 7, 15, 30, 31]
-
-
-@publisher()
-async def test_changes_do_not_shorten_the_backoff(rig):
-    rig.broker.error = UNREACHABLE
-    rig.measure()
-    for step in range(60):
-        await until(step / 10)
-        rig.use(str(step % 9))
-    assert len(rig.tries()) == 3
 
 
 @publisher()
@@ -799,19 +755,6 @@ class WriterRig:
 
 
 writer = rig_decorator(WriterRig)
-
-
-@writer()
-async def test_object_is_created_updated_and_recreated(rig):
-    for cpu in ("1", "2"):
-        rig.submit(cpu)
-        await rig.assert_shown(cpu)
-    old = await rig.found()
-    await rig.objects.delete(Advertisement, KEY)
-    rig.submit("3")
-    await rig.assert_shown("3")
-    assert (await rig.found()).metadata.uid != old.metadata.uid
-    assert len(await rig.objects.list(Advertisement)) == 1
 
 
 @pytest.mark.parametrize(

@@ -111,14 +111,3 @@ def in_phase(phase, message="because"):
 def test_change_of_phase_is_an_event(before, after, message, wanted):
     found = events.hold_events(in_phase(before), in_phase(after, message))
     assert [(one.type, one.reason, one.message) for one in found] == wanted
-
-
-@pytest.mark.parametrize("cpu, wanted", [("3", ["Accepted", "Withdrawn"]), ("9", ["Refused"])])
-@provider(nodes="cpu=4,memory=8Gi")
-async def test_provider_emits_them(rig, cpu, wanted):
-    found = rig.broker.runner.reserve(f"cpu={cpu},memory=1Gi")
-    await rig.notify(found)
-    if len(wanted) > 1:
-        rig.broker.runner.release(found)
-        await rig.notify(found)
-    assert [one.reason for one in rig.emitted] == wanted

@@ -111,29 +111,16 @@ async def test_request_and_instruction_without_a_peering_say_so(rig):
     assert (use.status.peered_cluster_ids, use.status.started_cluster_ids) == ((), ())
     assert use.metadata.finalizers == ()
     assert (rig.broker.named("activate"), rig.health.errors) == ([], {})
-
-
-@unpeered
-async def test_activation_by_another_client_makes_it_active_and_ready_but_not_peered(rig):
-    key = await rig.reserve()
     rig.broker.runner.activate(ReservationId("rsv-1"))
     await rig.notify("rsv-1")
-    await settled()
     await rig.expect(key, "Active")
     told = await rig.conditions(key)
-    assert told["Ready"] == ("True", "Activated")
-    assert told["Peered"] == ("False", "NoPeering")
-
-
-@unpeered
-async def test_events_without_a_peering_name_each_step(rig):
-    key = await rig.reserve()
-    assert rig.events("ResourceRequest") == ["Requested", "Reserved", "NoPeering"]
-    assert rig.events("ReservationInstruction") == ["Delivered", "NoPeering"]
+    assert (told["Peered"], told["Ready"]) == (("False", "NoPeering"), ("True", "Activated"))
     await rig.delete(key)
     await settled()
-    assert rig.events("ResourceRequest")[3:] == ["Released"]
-    assert rig.events("ReservationInstruction")[2:] == ["Finished"]
+    steps = ["Requested", "Reserved", "NoPeering", "Ready", "Active", "Released"]
+    assert sorted(rig.events("ResourceRequest")) == sorted(steps)
+    assert rig.events("ReservationInstruction") == ["Delivered", "NoPeering", "Ready", "Finished"]
 
 
 # -- what the provider holds
@@ -168,7 +155,7 @@ async def test_report_of_the_provider_is_a_condition_and_an_event_of_both_object
 
 
 @peered
-async def test_request_is_active_and_ready_when_its_node_is(rig):
+async def test_request_is_active_and_ready_while_its_node_is(rig):
     rig.peering.unready["rsv-1"] = "no virtual node yet"
     key = await rig.reserve()
     await passed(1)
@@ -183,6 +170,11 @@ async def test_request_is_active_and_ready_when_its_node_is(rig):
     await rig.expect(key, "Active")
     assert (await rig.conditions(key))["Ready"] == ("True", "NodeReady")
     assert (await rig.use()).status.peered_cluster_ids == ("p1",)
+    rig.peering.unready["rsv-1"] = "node lost"
+    await passed(61)
+    told = await rig.conditions(key)
+    assert (told["Peered"], told["Ready"]) == (("True", "Connected"), ("False", "NodeNotReady"))
+    assert rig.events("ResourceRequest")[-1] == "NotReady"
 
 
 @peered
@@ -193,32 +185,13 @@ async def test_cluster_is_named_as_peered_only_when_it_is(rig):
     assert (status.peered_cluster_ids, status.started_cluster_ids) == ((), ("p1",))
     told = await rig.conditions(key)
     assert told["Peered"] == told["Ready"] == ("False", "PeeringFailed")
+    await passed(600)
+    for kind in ("ResourceRequest", "ReservationInstruction"):
+        assert rig.events(kind).count("PeeringFailed") == 1
     rig.peering.errors.clear()
     await passed(60)
     assert (await rig.use()).status.peered_cluster_ids == ("p1",)
     assert (await rig.conditions(key))["Peered"] == ("True", "Connected")
-
-
-@peered
-async def test_node_that_is_lost_makes_it_unready_and_not_unpeered(rig):
-    key = await rig.reserve()
-    await passed(1)
-    rig.peering.unready["rsv-1"] = "node not ready"
-    await passed(61)
-    told = await rig.conditions(key)
-    assert told["Ready"] == ("False", "NodeNotReady")
-    assert told["Peered"] == ("True", "Connected")
-    assert rig.events("ResourceRequest")[-1] == "NotReady"
-
-
-@peered
-async def test_renewal_does_not_make_it_unready(rig):
-    key = await rig.reserve(renew=True, duration="1h")
-    await passed(1)
-    await rig.expect(key, "Active")
-    await passed(5 * 3600)
-    assert (await rig.conditions(key))["Ready"] == ("True", "NodeReady")
-    assert "NotReady" not in rig.events("ResourceRequest")
 
 
 @peered
@@ -262,15 +235,6 @@ async def test_events_with_a_peering_name_each_step(rig):
         "Peered": "False",
         "Ready": "False",
     }
-
-
-@peered
-async def test_repeated_failure_of_the_peering_is_one_event(rig):
-    rig.peering.errors["connect"] = DOWN
-    await rig.reserve()
-    await passed(600)
-    assert rig.events("ResourceRequest").count("PeeringFailed") == 1
-    assert rig.events("ReservationInstruction").count("PeeringFailed") == 1
 
 
 @peered
@@ -352,27 +316,21 @@ def test_reports_of_the_peering_and_of_the_hold_do_not_undo_each_other():
         ({"cpu": "99"}, "NoCapacity", ["Requested", "Rejected"]),
         ({"cpu": "two"}, "InvalidQuantity", ["Rejected"]),
         ({"cpu": "99", "wait": "10m"}, "Waiting", ["Requested", "Queued"]),
+        ({}, "BrokerUnreachable", ["Requested", "BrokerUnreachable"]),
     ],
-    ids=["rejected", "invalid", "queued"],
+    ids=["rejected", "invalid", "queued", "unreachable"],
 )
 @unpeered
 async def test_request_that_is_not_reserved_has_the_reason(rig, spec, reason, events):
+    rig.broker.error = None if spec else fake_broker.UNREACHABLE
     key = await rig.create_request(**spec)
+    await passed(300)
     assert await rig.conditions(key) == {
         "Reserved": ("False", reason),
         "Peered": ("False", "NotReserved"),
         "Ready": ("False", "NotReserved"),
     }
     assert rig.events("ResourceRequest") == events
-
-
-@unpeered
-async def test_broker_that_is_unreachable_is_one_warning(rig):
-    rig.broker.error = fake_broker.UNREACHABLE
-    key = await rig.create_request()
-    await passed(300)
-    assert (await rig.conditions(key))["Reserved"] == ("False", "BrokerUnreachable")
-    assert rig.events("ResourceRequest") == ["Requested", "BrokerUnreachable"]
 
 
 @unpeered
@@ -384,18 +342,12 @@ async def test_expiry_is_an_event_and_ends_all_conditions(rig):
     assert rig.events("ResourceRequest")[-1] == "Expired"
 
 
-@unpeered
-async def test_conditions_are_about_the_current_spec(rig):
-    key = await rig.reserve()
+@peered
+async def test_conditions_are_about_the_current_spec_and_renewals_do_not_change_them(rig):
+    key = await rig.reserve(duration="1h")
     await rig.change(key, renew=True)
-    await rig.conditions(key)
+    await passed(5 * 3600)
+    assert (await rig.conditions(key))["Ready"] == ("True", "NodeReady")
     found = await rig.found(key)
     assert (found.metadata.generation, found.status.observed_generation) == (2, 2)
-
-
-@unpeered
-async def test_condition_keeps_its_transition_time_while_it_is_the_same(rig):
-    key = await rig.reserve(renew=True, duration="1h")
-    await passed(2 * 3600)
-    found = await rig.found(key)
     assert {one.last_transition_time for one in found.status.conditions} == {make.T0}

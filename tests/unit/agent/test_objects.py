@@ -230,18 +230,15 @@ def test_deleted_object_is_reconciled_until_it_is_forgotten(event):
     assert cache.tombstones(KEY) == []
 
 
-def test_every_deleted_object_of_a_key_is_kept_until_it_is_forgotten():
-    cache, _ = cache_after(OLD, Deleted(OLD), NEW, Deleted(NEW))
-    assert cache.tombstones(KEY) == [OLD, NEW]
-    cache.forget(OLD)
-    assert cache.tombstones(KEY) == [NEW]
-
-
-def test_late_deletion_does_not_hide_the_recreated_object():
+def test_deletions_of_several_objects_of_a_key_are_kept_apart():
     cache, enqueued = cache_after(NEW, Deleted(OLD))
     cache.handle_event(resource_request(uid="2", version="9"))
     assert enqueued == [KEY, KEY]
-    assert cache.find(KEY) is not None
+    assert cache.find(KEY) is not None, "another one was deleted"
+    cache.handle_event(Deleted(NEW))
+    assert cache.tombstones(KEY) == [OLD, NEW]
+    cache.forget(OLD)
+    assert cache.tombstones(KEY) == [NEW]
 
 
 def test_owner_of_a_reservation_is_the_request_whose_status_names_it():
@@ -267,9 +264,6 @@ def test_deleted_request_owns_nothing(is_released):
     cache.forget(BOUND)
     owners = [cache.owner(name) for name in ("r", "not in a status yet", "of another")]
     assert owners == ["", "", "default/other"]
-
-
-def test_recreated_request_keeps_what_it_owns():
     cache, _ = cache_after(BOUND, Deleted(BOUND), resource_request(uid="2", reservation_name="s"))
     cache.forget(BOUND)
-    assert cache.owner("s") == KEY
+    assert cache.owner("s") == KEY, "a recreated one keeps what it owns"

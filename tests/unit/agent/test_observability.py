@@ -63,14 +63,6 @@ def test_agent_is_ready_once_all_required_components_are_healthy(health):
     assert health.not_ready_reason == ""
 
 
-def test_partial_error_leaves_the_agent_ready(health):
-    health.report("peering", "paris does not answer", is_partial=True)
-    assert health.errors == {"peering": "paris does not answer"}
-    assert health.not_ready_reason == ""
-    health.report("peering", "objects cannot be watched")
-    assert health.not_ready_reason == "peering: objects cannot be watched"
-
-
 # -- the active agent
 
 ADVERTISEMENT = bodies.Advertisement("a", bodies.Metrics(bodies.Quantities("1", "1Gi")))

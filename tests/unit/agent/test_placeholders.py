@@ -106,193 +106,159 @@ def test_pieces_have_whole_mebibytes_and_add_up():
     assert all(piece.memory % 2**20 == 0 for piece in found.values())
 
 
-def test_placeholders_are_created_for_what_is_missing():
-    own = placeholder("n1", amounts(4, 16))
-    found = placeholders.plan(view(own, hold=amounts(6, 24), n1=0, n2=8))
-    assert found == [CreatePlaceholder(R, "n2", amounts(2, 8))]
+FOUR = amounts(4, 16)
+OWN, PENDING = placeholder("n1", FOUR), placeholder("n1", FOUR, bound=False)
+STUCK = placeholder("n1", FOUR, bound=False, is_unschedulable=True)
+CORDONED = placeholder("cordoned", FOUR)
+PLACES = {
+    "missing": (view(OWN, hold=amounts(6, 24), n1=0, n2=8), [("n2", amounts(2, 8))]),
+    "all held": (view(OWN, hold=FOUR, n1=4), []),
+    "pending": (view(PENDING, hold=FOUR, n1=8), []),
+    "cannot be scheduled": (view(STUCK, hold=FOUR, n1=4, n2=4), [("n2", FOUR), STUCK]),
+    "fits in part elsewhere": (view(STUCK, hold=FOUR, n1=4, n2=2), [("n2", amounts(2, 8))]),
+    "just lost": (
+        replace(view(hold=FOUR, n1=8, n2=8), avoided={(R, "n1")}),
+        [("n2", FOUR)],
+    ),
+    "cordoned": (view(CORDONED, hold=FOUR, n1=8), [("n1", FOUR), CORDONED]),
+    "cordoned, no other node": (view(CORDONED, hold=FOUR, n1=0), []),
+    "hold ended": (view(OWN, n1=0), [OWN]),
+}
 
 
-def test_nothing_is_done_when_all_is_held():
-    own = placeholder("n1", amounts(4, 16))
-    assert placeholders.plan(view(own, hold=amounts(4, 16), n1=4)) == []
-
-
-def test_pending_placeholders_are_not_created_again():
-    own = placeholder("n1", amounts(4, 16), bound=False)
-    assert placeholders.plan(view(own, hold=amounts(4, 16), n1=8)) == []
-
-
-def test_one_that_cannot_be_scheduled_is_replaced_on_another_node():
-    own = placeholder("n1", amounts(4, 16), bound=False, is_unschedulable=True)
-    found = placeholders.plan(view(own, hold=amounts(4, 16), n1=4, n2=4))
-    assert found == [CreatePlaceholder(R, "n2", amounts(4, 16)), DeletePlaceholder(own)]
-    assert placeholders.plan(view(own, hold=amounts(4, 16), n1=4, n2=2)) == [
-        CreatePlaceholder(R, "n2", amounts(2, 8))
-    ]
-
-
-def test_a_node_is_avoided_where_one_was_just_lost():
-    seen = view(hold=amounts(4, 16), n1=8, n2=8)
-    assert placeholders.plan(replace(seen, avoided={(R, "n1")})) == [
-        CreatePlaceholder(R, "n2", amounts(4, 16))
+@pytest.mark.parametrize("seen, expected", PLACES.values(), ids=PLACES)
+def test_missing_placeholders_are_created_and_useless_ones_deleted(seen, expected):
+    assert placeholders.plan(seen) == [
+        DeletePlaceholder(each) if isinstance(each, Pod) else CreatePlaceholder(R, *each)
+        for each in expected
     ]
 
 
 def test_reservations_do_not_get_the_same_capacity():
-    holds = {name: Hold("rome", amounts(4, 16)) for name in ("a", "b")}
+    holds = {name: Hold("rome", FOUR) for name in ("a", "b")}
     seen = replace(view(n1=6, n2=2), holds=holds)
     created = [one for one in placeholders.plan(seen) if isinstance(one, CreatePlaceholder)]
     assert sum((one.amounts for one in created), NOTHING) == amounts(8, 32)
     assert sum((one.amounts for one in created if one.node == "n1"), NOTHING) == amounts(6, 24)
 
 
-def test_placeholders_on_nodes_that_take_no_pods_are_replaced():
-    own = placeholder("cordoned", amounts(4, 16))
-    found = placeholders.plan(view(own, hold=amounts(4, 16), n1=8))
-    assert found == [CreatePlaceholder(R, "n1", amounts(4, 16)), DeletePlaceholder(own)]
-    assert placeholders.plan(view(own, hold=amounts(4, 16), n1=0)) == []
-
-
-def test_placeholders_of_ended_holds_are_deleted():
-    own = placeholder("n1", amounts(4, 16))
-    assert placeholders.plan(view(own, n1=0)) == [DeletePlaceholder(own)]
-
-
 # -- hand over
 
-
-def test_a_gated_pod_gets_the_capacity_of_a_placeholder_and_the_rest_is_held():
-    small, large = placeholder("n1", amounts(2, 8)), placeholder("n2", amounts(4, 16))
-    pod = borrowed(amounts(3, 8), gated=True)
-    [found] = placeholders.plan(view(small, large, pod, hold=amounts(6, 24), n1=0, n2=0))
-    assert found == HandOver(R, "n2", pod, (large,), amounts(1, 8))
-
-
-def test_several_placeholders_of_a_node_give_way_together():
-    parts = placeholder("n1", amounts(2, 8)), placeholder("n1", amounts(3, 12))
-    pod = borrowed(amounts(4, 4), gated=True)
-    [found] = placeholders.plan(view(*parts, pod, hold=amounts(5, 20), n1=0))
-    assert isinstance(found, HandOver)
-    assert set(found.placeholders) == set(parts)
-    assert found.remainder == amounts(1, 16)
-
-
-def test_free_capacity_of_the_node_may_complete_a_placeholder():
-    own, pod = placeholder("n1", amounts(4, 16)), borrowed(amounts(5, 16), gated=True)
-    [found] = placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=1))
-    assert found == HandOver(R, "n1", pod, (own,), NOTHING)
-
-
-def test_two_pods_do_not_get_the_same_placeholder():
-    own = placeholder("n1", amounts(4, 16))
-    pods = [borrowed(amounts(4, 16), gated=True) for _ in range(2)]
-    found = placeholders.plan(view(own, *pods, hold=amounts(4, 16), n1=0))
-    assert found == [HandOver(R, "n1", pods[0], (own,), NOTHING), ReleasePod(pods[1], R)]
-
-
-def test_a_pod_that_fits_on_no_node_is_left_to_the_scheduler():
-    parts = placeholder("n1", amounts(4, 16)), placeholder("n2", amounts(4, 16))
-    pod = borrowed(amounts(5, 4), gated=True)
-    assert placeholders.plan(view(*parts, pod, hold=amounts(8, 32), n1=0, n2=0)) == [
-        ReleasePod(pod, R)
-    ]
-
-
-def test_a_pod_waits_for_capacity_under_way_but_not_for_ever():
-    own, pod = placeholder("n1", amounts(4, 16), bound=False), borrowed(amounts(4, 4), gated=True)
-    seen = view(own, pod, hold=amounts(4, 16), n1=4)
-    assert placeholders.plan(seen) == []
-    assert placeholders.plan(replace(seen, overdue={pod.id})) == [ReleasePod(pod, R)]
-
-
-@pytest.mark.parametrize("other", [{"on": "rsv-rome-2"}, {"origin": "paris"}])
-def test_pods_for_which_nothing_is_held_lose_their_gate(other):
-    own, pod = placeholder("n1", amounts(4, 16)), borrowed(amounts(1, 1), gated=True, **other)
-    assert placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=0)) == [ReleasePod(pod, "")]
-
-
-def test_an_interrupted_hand_over_is_finished():
-    own = placeholder("n1", amounts(4, 16))
-    pod = borrowed(amounts(4, 16), gated=True, nominated_node="n1")
-    before = view(own, pod, hold=amounts(4, 16), n1=0)
-    assert placeholders.plan(before) == [HandOver(R, "n1", pod, (own,), NOTHING)]
-    after = view(pod, hold=amounts(4, 16), n1=4)
-    assert placeholders.plan(after) == [HandOver(R, "n1", pod, (), NOTHING)]
-
-
-def test_capacity_of_a_nominated_pod_is_not_held_twice():
-    pod = borrowed(amounts(4, 16), nominated_node="n1")
-    assert placeholders.plan(view(pod, hold=amounts(4, 16), n1=4)) == []
-
-
-def test_capacity_that_a_pod_did_not_use_is_held_again():
-    pod = borrowed(amounts(4, 16), is_unschedulable=True)
-    seen = replace(view(pod, hold=amounts(4, 16), n1=4), handed_over={pod.id})
-    assert placeholders.plan(seen) == [CreatePlaceholder(R, "n1", amounts(4, 16))]
-    own = placeholder("n1", amounts(4, 16))
-    again = replace(view(own, pod, hold=amounts(4, 16), n1=0), handed_over={pod.id})
-    assert placeholders.plan(again) == []
+SMALL, LARGE = placeholder("n1", amounts(2, 8)), placeholder("n2", FOUR)
+PARTS = placeholder("n1", amounts(2, 8)), placeholder("n1", amounts(3, 12))
+POD, SECOND, UNGATED = borrowed(FOUR, gated=True), borrowed(FOUR, gated=True), borrowed(FOUR)
+THREE, TALL = borrowed(amounts(3, 8), gated=True), borrowed(amounts(4, 4), gated=True)
+LARGER, NOWHERE = borrowed(amounts(5, 16), gated=True), borrowed(amounts(5, 4), gated=True)
+OF_OTHERS = borrowed(FOUR, gated=True, on="rsv-rome-2"), borrowed(FOUR, gated=True, origin="paris")
+NOMINATED = borrowed(FOUR, gated=True, nominated_node="n1")
+UNUSED = borrowed(FOUR, is_unschedulable=True)
+WAITING = view(PENDING, POD, hold=FOUR, n1=4)
+HAND_OVERS = {
+    "rest is held": (
+        view(SMALL, LARGE, THREE, hold=amounts(6, 24), n1=0, n2=0),
+        [HandOver(R, "n2", THREE, (LARGE,), amounts(1, 8))],
+    ),
+    "several placeholders of a node": (
+        view(*PARTS, TALL, hold=amounts(5, 20), n1=0),
+        [HandOver(R, "n1", TALL, PARTS[::-1], amounts(1, 16))],
+    ),
+    "free capacity completes it": (
+        view(OWN, LARGER, hold=FOUR, n1=1),
+        [HandOver(R, "n1", LARGER, (OWN,), NOTHING)],
+    ),
+    "two pods, one placeholder": (
+        view(OWN, POD, SECOND, hold=FOUR, n1=0),
+        [HandOver(R, "n1", POD, (OWN,), NOTHING), ReleasePod(SECOND, R)],
+    ),
+    "fits on no node": (
+        view(OWN, LARGE, NOWHERE, hold=amounts(8, 32), n1=0, n2=0),
+        [ReleasePod(NOWHERE, R)],
+    ),
+    "capacity is under way": (WAITING, []),
+    "waits too long": (replace(WAITING, overdue={POD.id}), [ReleasePod(POD, R)]),
+    "of another reservation": (
+        view(OWN, OF_OTHERS[0], hold=FOUR, n1=0),
+        [ReleasePod(OF_OTHERS[0], "")],
+    ),
+    "of another requester": (
+        view(OWN, OF_OTHERS[1], hold=FOUR, n1=0),
+        [ReleasePod(OF_OTHERS[1], "")],
+    ),
+    "interrupted before the deletion": (
+        view(OWN, NOMINATED, hold=FOUR, n1=0),
+        [HandOver(R, "n1", NOMINATED, (OWN,), NOTHING)],
+    ),
+    "interrupted after the deletion": (
+        view(NOMINATED, hold=FOUR, n1=4),
+        [HandOver(R, "n1", NOMINATED, (), NOTHING)],
+    ),
+    "nominated is not held twice": (
+        view(borrowed(FOUR, nominated_node="n1"), hold=FOUR, n1=4),
+        [],
+    ),
+    "unused capacity is held again": (
+        replace(view(UNUSED, hold=FOUR, n1=4), handed_over={UNUSED.id}),
+        [CreatePlaceholder(R, "n1", FOUR)],
+    ),
+    "and not handed over again": (
+        replace(view(OWN, UNUSED, hold=FOUR, n1=0), handed_over={UNUSED.id}),
+        [],
+    ),
+    "without gates": (
+        view(OWN, UNGATED, hold=FOUR, n1=0),
+        [HandOver(R, "n1", UNGATED, (OWN,), NOTHING)],
+    ),
+}
 
 
-def test_without_gates_a_pod_is_handed_over_once_it_is_seen():
-    own, pod = placeholder("n1", amounts(4, 16)), borrowed(amounts(4, 16))
-    assert placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=0)) == [
-        HandOver(R, "n1", pod, (own,), NOTHING)
-    ]
+@pytest.mark.parametrize("seen, expected", HAND_OVERS.values(), ids=HAND_OVERS)
+def test_pod_of_the_requester_gets_the_capacity_that_is_held_for_it(seen, expected):
+    assert placeholders.plan(seen) == expected
 
 
 # -- take back, shrink
 
-
-def test_capacity_is_taken_back_before_the_pod_is_gone():
-    leaving = borrowed(amounts(4, 16), "n1", is_deleting=True)
-    assert placeholders.plan(view(leaving, hold=amounts(4, 16), n1=0)) == [
-        CreatePlaceholder(R, "n1", amounts(4, 16), is_gated=True)
-    ]
-
-
-def test_a_gated_placeholder_waits_for_the_capacity_and_then_gets_it():
-    leaving = borrowed(amounts(4, 16), "n1", is_deleting=True)
-    waiting = placeholder("n1", amounts(4, 16), gated=True)
-    assert placeholders.plan(view(leaving, waiting, hold=amounts(4, 16), n1=0)) == []
-    assert placeholders.plan(view(waiting, hold=amounts(4, 16), n1=4)) == [
-        UngatePlaceholder(waiting)
-    ]
-
-
-def test_a_gated_placeholder_whose_capacity_is_lost_is_given_up():
-    waiting = placeholder("n1", amounts(4, 16), gated=True)
-    assert placeholders.plan(view(waiting, hold=amounts(4, 16), n1=0)) == [
-        DeletePlaceholder(waiting)
-    ]
-
-
-def test_others_do_not_get_the_capacity_that_a_gated_placeholder_waits_for():
-    leaving = borrowed(amounts(4, 16), "n1", is_deleting=True)
-    waiting = placeholder("n1", amounts(4, 16), gated=True)
-    seen = view(leaving, waiting, n1=2, n2=2)
-    holds = {R: Hold("rome", amounts(4, 16)), "a": Hold("rome", amounts(2, 8))}
-    assert placeholders.plan(replace(seen, holds=holds)) == [
-        CreatePlaceholder("a", "n2", amounts(2, 8))
-    ]
-
-
-def test_pods_that_run_elsewhere_shrink_the_hold():
-    own, pod = placeholder("n1", amounts(4, 16)), borrowed(amounts(1, 4), "n2")
-    found = placeholders.plan(view(own, pod, hold=amounts(4, 16), n1=0, n2=0))
-    assert found == [HandOver(R, "n1", None, (own,), amounts(3, 12))]
-    whole = replace(pod, requests=amounts(4, 16))
-    assert placeholders.plan(view(own, whole, hold=amounts(4, 16), n1=0)) == [
-        DeletePlaceholder(own)
-    ]
+LEAVING, LEAVING_ELSEWHERE = (
+    borrowed(FOUR, "n1", is_deleting=True),
+    borrowed(amounts(1, 4), "n2", is_deleting=True),
+)
+GATED = placeholder("n1", FOUR, gated=True)
+THREE_PARTS = tuple(placeholder("n1", amounts(1, 4)) for _ in range(3))
+TWO_HOLDS = {R: Hold("rome", FOUR), "a": Hold("rome", amounts(2, 8))}
+TAKE_BACKS = {
+    "before the pod is gone": (
+        view(LEAVING, hold=FOUR, n1=0),
+        [CreatePlaceholder(R, "n1", FOUR, is_gated=True)],
+    ),
+    "waits for the pod": (view(LEAVING, GATED, hold=FOUR, n1=0), []),
+    "when the pod is gone": (view(GATED, hold=FOUR, n1=4), [UngatePlaceholder(GATED)]),
+    "capacity is lost": (view(GATED, hold=FOUR, n1=0), [DeletePlaceholder(GATED)]),
+    "others do not get it": (
+        replace(view(LEAVING, GATED, n1=2, n2=2), holds=TWO_HOLDS),
+        [CreatePlaceholder("a", "n2", amounts(2, 8))],
+    ),
+    "pod runs elsewhere": (
+        view(OWN, borrowed(amounts(1, 4), "n2"), hold=FOUR, n1=0, n2=0),
+        [HandOver(R, "n1", None, (OWN,), amounts(3, 12))],
+    ),
+    "pod uses all elsewhere": (
+        view(OWN, borrowed(FOUR, "n2"), hold=FOUR, n1=0),
+        [DeletePlaceholder(OWN)],
+    ),
+    "many are merged": (
+        view(*THREE_PARTS, hold=amounts(3, 12), n1=0),
+        [HandOver(R, "n1", None, THREE_PARTS, amounts(3, 12))],
+    ),
+    "not while a pod leaves": (
+        view(*THREE_PARTS, LEAVING_ELSEWHERE, hold=amounts(3, 12), n1=0),
+        [],
+    ),
+}
 
 
-def test_many_placeholders_of_a_node_are_merged():
-    parts = tuple(placeholder("n1", amounts(1, 4)) for _ in range(3))
-    found = placeholders.plan(view(*parts, hold=amounts(3, 12), n1=0))
-    assert found == [HandOver(R, "n1", None, parts, amounts(3, 12))]
-    leaving = borrowed(amounts(1, 4), "n2", is_deleting=True)
-    assert placeholders.plan(view(*parts, leaving, hold=amounts(3, 12), n1=0)) == []
+@pytest.mark.parametrize("seen, expected", TAKE_BACKS.values(), ids=TAKE_BACKS)
+def test_capacity_is_taken_back_and_the_hold_shrinks(seen, expected):
+    assert placeholders.plan(seen) == expected
 
 
 def test_every_plan_settles():
