@@ -161,13 +161,17 @@ class Lab:
 
     def run_as(self, name: str, *arguments: str) -> str:
         """Runs a command with the certificate of the administrator, or of a cluster."""
+        code, out, err = self.run_command(name, *arguments)
+        assert code == 0, err
+        return out
+
+    def run_command(self, name: str, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, output and errors."""
         access = (
             f"--broker-url={self.record['broker']}",
             f"--cert-path={self.directory}/certs/{name}",
         )
-        code, out, err = self.run(*arguments, *access)
-        assert code == 0, err
-        return out
+        return self.run(*arguments, *access)
 
     def rejoin(self, cluster: str) -> None:
         """As a cluster whose certificate was revoked has to: by a token and an approval."""

@@ -84,6 +84,7 @@ class Site(Lab):
             poll=0.5,
             explain=lambda: [*self.leftovers(*clusters)],
         )
+        wait_until(lambda: not self.stale(), LONGEST, poll=0.5, explain=self.stale)
 
     def check_clean(self) -> None:
         """Nothing is left. If something is, the next test does not count it as its own."""
@@ -113,15 +114,31 @@ class Site(Lab):
                 for one in api.list(kind)
                 if kind != "nodes" or _is_of_reservation(one)
             ]
+            return found or self.reserved()
         except OSError as error:
             return [str(error)]
-        return found or self.reserved()
 
     def reserved(self) -> list[str]:
         """Reservations that have not ended."""
-        found = json.loads(self.admin("get", "reservations", "--output=json"))
         live = ("Pending", "Reserved", "Active")
-        return [one["id"] for one in found["items"] if one["status"]["phase"] in live]
+        found = self._items("reservations")
+        return [one["id"] for one in found if one["status"]["phase"] in live]
+
+    def stale(self) -> list[str]:
+        """Clusters of which a broker that was restarted has not heard yet."""
+        try:
+            found = self._items("clusters")
+        except OSError as error:
+            return [str(error)]
+        return [one["advertisement"]["clusterID"] for one in found if not one["status"]["active"]]
+
+    def _items(self, noun: str) -> list[Document]:
+        """`OSError` while the broker does not respond."""
+        code, out, err = self.run_command("admin", "get", noun, "--output=json")
+        if code:
+            raise OSError(err)
+        found: list[Document] = json.loads(out)["items"]
+        return found
 
     # -- objects
 
