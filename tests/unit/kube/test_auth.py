@@ -72,19 +72,11 @@ def copied(source, target):
     )
 
 
-async def test_context_changes_with_the_certificate_only(certificates, tmp_path):
-    mine = tmp_path / "mine"
-    credentials = CredentialSource(copied(certificates.cluster("a"), mine))
-    first = await credentials.current()
-    assert (await credentials.current()).context is first.context
-    copied(certificates.cluster("b"), mine)
-    assert (await credentials.current()).context is not first.context
-
-
 async def test_last_valid_pair_is_used_until_the_new_one_is_complete(certificates, tmp_path):
     mine, newer = tmp_path / "mine", certificates.cluster("b")
     credentials = CredentialSource(copied(certificates.cluster("a"), mine))
     first = await credentials.current()
+    assert (await credentials.current()).context is first.context, "nothing has changed"
     shutil.copy(newer / "tls.crt", mine / "tls.crt")
     assert (await credentials.current()).context is first.context
     shutil.copy(newer / "tls.key", mine / "tls.key")
@@ -142,17 +134,20 @@ def credential(version=V1, **status):
     return f"print({json.dumps(output)!r})"
 
 
-@pytest.mark.parametrize("version", config.EXEC_VERSIONS)
-async def test_token_is_read(version, tmp_path):
-    command, _ = plugin_returning(tmp_path, version=version, token="t")
-    given = await auth.run_plugin(ExecPlugin(command, version))
-    assert given == ("t", b"", b"", None)
+CERTIFICATE = {"clientCertificateData": "crt", "clientKeyData": "key"}
 
 
-async def test_certificate_is_read(tmp_path):
-    command, _ = plugin_returning(tmp_path, clientCertificateData="crt", clientKeyData="key")
-    given = await auth.run_plugin(ExecPlugin(command, V1))
-    assert given[:3] == ("", b"crt", b"key")
+@pytest.mark.parametrize(
+    "version, status, expected",
+    [
+        (V1, {"token": "t"}, ("t", b"", b"", None)),
+        (V1BETA1, {"token": "t"}, ("t", b"", b"", None)),
+        (V1, CERTIFICATE, ("", b"crt", b"key", None)),
+    ],
+)
+async def test_credential_is_read(version, status, expected, tmp_path):
+    command, _ = plugin_returning(tmp_path, version=version, **status)
+    assert await auth.run_plugin(ExecPlugin(command, version)) == expected
 
 
 async def test_plugin_gets_arguments_variables_and_cluster(tmp_path):

@@ -178,9 +178,6 @@ def test_pod_uses_its_service_account(account):
     assert (found.server, found.namespace) == ("https://10.0.0.1:6443", "lending")
     assert found.token == DataOrFile(path=account / "token")
     assert found.authorities == DataOrFile(path=account / "ca.crt")
-
-
-def test_pod_uses_an_ipv6_address(account):
     found = config.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "fd00::1"})
     assert found.server == "https://[fd00::1]:443"
 

@@ -168,14 +168,6 @@ async def test_retry_after_of_the_server_is_respected(server):
         assert clock() - began >= 1.0
 
 
-async def test_undecodable_object_is_passed_on(server):
-    broken = {"metadata": {"name": "x", "namespace": "n", "resourceVersion": "11"}, "data": 1}
-    script = [page(), watch(event("ADDED", broken), added("a", "12"))]
-    changes, _ = await watched(server, *script, count=3)
-    assert isinstance(changes[1], UndecodableObject)
-    assert changes[2] == "+a"
-
-
 # -- cache
 
 A, B = samples.request_object("a"), samples.request_object("b")
@@ -226,26 +218,23 @@ def test_deleted_object_has_a_tombstone_until_it_is_forgotten(cache, enqueued):
     assert cache.tombstones("a") == []
 
 
-def test_object_that_is_not_in_a_list_is_deleted(cache):
-    cache.handle(Listed([B], []))
-    assert (cache.tombstones("a"), cache.find("b")) == ([A], B)
-
-
-def test_object_with_another_uid_replaces_a_deleted_one(cache, updates):
-    cache.handle(RECREATED)
-    assert (cache.find("a"), cache.tombstones("a"), updates) == (RECREATED, [A], [])
-
-
-def test_late_deletion_does_not_affect_the_new_object(cache):
-    cache.handle(RECREATED)
-    cache.handle(Deleted(A))
-    assert cache.find("a") == RECREATED
-
-
-def test_undecodable_object_is_not_deleted(cache):
-    cache.handle(ODD)
-    cache.handle(Listed([], [ODD]))
-    assert cache.tombstones("a") == []
+@pytest.mark.parametrize(
+    "changes, found, tombstones",
+    [
+        ([Listed([B], [])], None, [A]),
+        ([RECREATED], RECREATED, [A]),
+        ([RECREATED, Deleted(A)], RECREATED, [A]),
+        ([ODD, Listed([], [ODD])], A, []),
+        ([ODD._replace(is_deleted=True)], None, [A]),
+    ],
+    ids=["not listed", "recreated", "late deletion", "undecodable", "undecodable deletion"],
+)
+def test_object_is_deleted_when_it_is_gone_or_another_has_its_name(
+    cache, updates, changes, found, tombstones
+):
+    for change in changes:
+        cache.handle(change)
+    assert (cache.find("a"), cache.tombstones("a")[:1], updates) == (found, tombstones, [])
 
 
 def test_undecodable_object_is_logged_once_and_enqueued(cache, enqueued):
@@ -262,11 +251,6 @@ def test_fixed_or_deleted_object_is_not_undecodable(cache, change):
     cache.handle(ODD)
     cache.handle(change)
     assert cache.undecodable("a") is None
-
-
-def test_undecodable_deletion_is_a_deletion(cache):
-    cache.handle(ODD._replace(is_deleted=True))
-    assert (cache.find("a"), cache.tombstones("a")) == (None, [A])
 
 
 # -- health
@@ -287,13 +271,11 @@ def listed(health):
     health.listed("nodes")
 
 
-def test_initial_list_is_not_reported_beside_an_error(health):
-    health.report("pods", "forbidden")
-    assert health.unready == "cannot watch pods in hub: forbidden"
-
-
 def test_kind_without_a_list_is_unready_immediately(health):
+    health.report("pods", "forbidden")
+    assert health.unready == "cannot watch pods in hub: forbidden", "not what that prevents"
     health.listed("pods")
+    health.report("pods", "")
     assert health.unready == "cannot watch nodes in hub: waiting for the initial list"
     health.report("nodes", "forbidden")
     health.listed("nodes")  # but whether it is watched is not known yet
@@ -306,10 +288,14 @@ def test_watch_error_makes_unready_after_the_grace_period(health, clock):
     listed(health)
     health.report("pods", "cut off")
     clock.now += 14
-    health.report("pods", "refused")
-    assert health.unready is None
-    clock.now += 1
-    assert health.unready == "cannot watch pods in hub: refused"
+    for kind in ("pods", "nodes"):
+        health.report(kind, "refused")
+    seen = []
+    for seconds in (0, 1, 14):
+        clock.now += seconds
+        seen.append(health.unready)
+    pods, nodes = (f"cannot watch {kind} in hub: refused" for kind in ("pods", "nodes"))
+    assert seen == [None, pods, f"{pods}; {nodes}"]
 
 
 def test_recovered_watch_starts_a_new_grace_period(health, clock):
@@ -318,11 +304,3 @@ def test_recovered_watch_starts_a_new_grace_period(health, clock):
         health.report("pods", error)
         clock.now += 10
     assert health.unready is None
-
-
-def test_errors_of_all_kinds_are_reported(health, clock):
-    listed(health)
-    for kind in ("pods", "nodes"):
-        health.report(kind, "no")
-    clock.now += 15
-    assert health.unready == "cannot watch pods in hub: no; cannot watch nodes in hub: no"

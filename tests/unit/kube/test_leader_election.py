@@ -83,14 +83,12 @@ async def leader(certificates, server, now):
             yield made
 
 
-async def test_leader_steps_down_if_another_holds_the_lease(leader, server):
-    server.held_by("broker-2")
-    await leader.try_acquire_or_renew()
-    assert (leader.is_leader, leader.leader) == (False, "broker-2")
-
-
-async def test_leader_steps_down_if_its_renewal_conflicts_with_another_holder(leader, server):
-    server.before_writes = lambda: server.held_by("broker-2")
+@pytest.mark.parametrize("is_late", [False, True], ids=["before it renews", "while it renews"])
+async def test_leader_steps_down_if_another_holds_the_lease(leader, server, is_late):
+    if is_late:
+        server.before_writes = lambda: server.held_by("broker-2")
+    else:
+        server.held_by("broker-2")
     await leader.try_acquire_or_renew()
     assert (leader.is_leader, leader.leader) == (False, "broker-2")
 
@@ -110,15 +108,10 @@ async def test_edit_of_the_lease_does_not_renew_it(leader, server, now):
     assert not leader.is_leader
 
 
-async def test_deleted_lease_is_acquired_in_another_term(leader, server):
+@pytest.mark.parametrize("release", [Server.deleted, lambda server: server.held_by("")])
+async def test_lease_without_a_holder_is_acquired_in_another_term(leader, server, release):
     """Another replica may have held it meanwhile."""
-    server.deleted()
-    await leader.try_acquire_or_renew()
-    assert (leader.is_leader, leader.term) == (True, 2)
-
-
-async def test_lease_without_a_holder_is_acquired_in_another_term(leader, server):
-    server.held_by("")
+    release(server)
     await leader.try_acquire_or_renew()
     assert (leader.is_leader, leader.term) == (True, 2)
 
