@@ -52,27 +52,20 @@ def directory_contents(path):
 
 
 def test_file_and_missing_directories_are_created_for_their_owner_only(tmp_path):
+    """Whatever the umask; a directory that is there keeps its mode."""
     path = tmp_path / "var" / "lib" / "store.db"
-    with closing(sqlite_file.open_writer(path)) as database:
-        with database.transaction("IMMEDIATE") as connection:
-            connection.execute("UPDATE meta SET value = 1")
-        assert {found.name: mode(found) for found in path.parent.iterdir()} == {
-            "store.db": 0o600,
-            "store.db-lock": 0o600,
-            "store.db-shm": 0o600,
-            "store.db-wal": 0o600,
-        }
-    assert mode(tmp_path / "var") == mode(tmp_path / "var" / "lib") == 0o700
-
-
-def test_umask_does_not_widen_the_mode_and_a_directory_keeps_its_own(tmp_path, path):
     tmp_path.chmod(0o755)
     before = os.umask(0)
     try:
-        sqlite_file.open_writer(path).close()
+        with closing(sqlite_file.open_writer(path)) as database:
+            set_value(database, 1)
+            files = ("store.db", "store.db-lock", "store.db-shm", "store.db-wal")
+            modes = {found.name: mode(found) for found in path.parent.iterdir()}
+            assert modes == dict.fromkeys(files, 0o600)
     finally:
         os.umask(before)
-    assert (mode(path), mode(tmp_path)) == (0o600, 0o755)
+    assert mode(tmp_path / "var") == mode(tmp_path / "var" / "lib") == 0o700
+    assert mode(tmp_path) == 0o755
 
 
 def test_leftovers_of_an_interrupted_creation_are_replaced(path):
@@ -129,48 +122,39 @@ def test_large_transaction_is_written_only_by_its_commit(path):
         assert log.read_bytes() != before
 
 
-def test_log_size_is_bounded(path):
-    log = path.with_name("store.db-wal")
+@pytest.mark.parametrize(
+    "size, times, limit", [(1_000_000, 60, 12 * 2**20), (40_000_000, 1, 16 * 2**20)]
+)
+def test_log_size_is_bounded_after_many_commits_and_after_a_large_one(path, size, times, limit):
     with closing(sqlite_file.open_writer(path)) as database:
         database.connection.execute("CREATE TABLE filler (x)")
-        sizes = []
-        for _ in range(60):
+        for _ in range(times):
             with database.transaction("IMMEDIATE") as connection:
                 connection.execute("DELETE FROM filler")
-                connection.execute("INSERT INTO filler VALUES (randomblob(1000000))")
-            sizes.append(log.stat().st_size)
-    assert max(sizes) < 12 * 2**20
-
-
-def test_log_is_truncated_after_a_large_commit(path):
-    log = path.with_name("store.db-wal")
-    with closing(sqlite_file.open_writer(path)) as database:
-        database.connection.execute("CREATE TABLE filler (x)")
-        with database.transaction("IMMEDIATE") as connection:
-            connection.execute("INSERT INTO filler VALUES (randomblob(40000000))")
-        assert log.stat().st_size > 40_000_000
-        with database.transaction("IMMEDIATE") as connection:
-            connection.execute("INSERT INTO filler VALUES (1)")
-        assert log.stat().st_size <= 16 * 2**20
+                connection.execute(f"INSERT INTO filler VALUES (randomblob({size}))")
+        set_value(database, 1)
+        assert path.with_name("store.db-wal").stat().st_size <= limit
 
 
 # -- the lock
 
 
-def test_second_writer_is_rejected_until_the_first_has_closed(made):
-    first = sqlite_file.open_writer(made)
-    for _ in range(2):  # a rejected writer does not release the lock of the first
-        with pytest.raises(StoreFailed, match=r"store\.db is in use by another broker"):
-            sqlite_file.open_writer(made)
-    first.close()
-    sqlite_file.open_writer(made).close()
-
-
-def test_symbolic_link_shares_the_lock_of_its_target(tmp_path, made):
+def test_second_writer_is_rejected_until_the_first_has_closed(tmp_path, made):
+    """Under another name too, and whichever thread closes it; a reader takes no lock."""
     link = tmp_path / "link.db"
     link.symlink_to(made)
-    with closing(sqlite_file.open_writer(made)), pytest.raises(StoreFailed, match="in use"):
-        sqlite_file.open_writer(link)
+    with closing(sqlite_file.open_reader(made)) as reader:
+        first = sqlite_file.open_writer(made)
+        assert (reader.is_writable, first.is_writable) == (False, True)
+    for name in (made, made, link):  # a rejected writer does not release the lock of the first
+        with pytest.raises(StoreFailed, match=r"\.db is in use by another broker"):
+            sqlite_file.open_writer(name)
+    user = threading.Thread(target=first.close)
+    user.start()
+    user.join()
+    with pytest.raises(StoreFailed, match="closed"), first.transaction("DEFERRED"):
+        pass
+    sqlite_file.open_writer(made).close()
 
 
 @pytest.mark.parametrize("why", ["in use", "newer", "no database"])
@@ -186,14 +170,6 @@ def test_failed_opening_leaves_no_file_open(made, why):
         assert open_files() == before
     if why == "newer":
         sqlite_file.open_writer(made).close()  # the lock is free again
-
-
-def test_file_opened_in_one_thread_can_be_used_in_another(made):
-    database = sqlite_file.open_writer(made)
-    user = threading.Thread(target=database.close)
-    user.start()
-    user.join()
-    sqlite_file.open_writer(made).close()
 
 
 # -- migrations
@@ -257,6 +233,12 @@ OTHER_FILES = {
 }
 
 
+def test_reader_needs_a_file(path):
+    with pytest.raises(InvalidSettings, match=r"store\.db does not exist"):
+        sqlite_file.open_reader(path)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("opener", [sqlite_file.open_writer, sqlite_file.open_reader])
 @pytest.mark.parametrize("content", OTHER_FILES)
 def test_file_that_is_no_store_is_rejected_unchanged(path, content, opener):
@@ -282,13 +264,7 @@ def test_log_beside_an_empty_file_is_not_deleted(made):
 # -- readers
 
 
-def test_reader_needs_a_file(path):
-    with pytest.raises(InvalidSettings, match=r"store\.db does not exist"):
-        sqlite_file.open_reader(path)
-    assert not path.exists()
-
-
-def test_reader_sees_one_snapshot_per_transaction(made):
+def test_reader_sees_one_snapshot_per_transaction_and_cannot_write(made):
     with (
         closing(sqlite_file.open_writer(made)) as writer,
         closing(sqlite_file.open_reader(made)) as reader,
@@ -296,22 +272,12 @@ def test_reader_sees_one_snapshot_per_transaction(made):
         query = "SELECT value FROM meta"
         with reader.transaction("DEFERRED") as connection:
             assert connection.execute(query).fetchone() == (0,)
-            with writer.transaction("IMMEDIATE") as other:
-                other.execute("UPDATE meta SET value = 1")
+            set_value(writer, 1)
             assert connection.execute(query).fetchone() == (0,)
         with reader.transaction("DEFERRED") as connection:
             assert connection.execute(query).fetchone() == (1,)
-
-
-def test_reader_takes_no_lock_and_cannot_write(made):
-    with (
-        closing(sqlite_file.open_reader(made)) as reader,
-        closing(sqlite_file.open_writer(made)) as writer,
-    ):
-        assert (reader.is_writable, writer.is_writable) == (False, True)
-        rejected = pytest.raises(StoreFailed, match="read-only")
-        with rejected, reader.transaction("IMMEDIATE") as connection:
-            connection.execute("UPDATE meta SET value = 1")
+        with pytest.raises(StoreFailed, match="read-only"):
+            set_value(reader, 2)
 
 
 def test_copy_on_a_read_only_disk_can_be_read(tmp_path, made):
@@ -367,13 +333,6 @@ def test_replaced_file_is_detected_before_a_write(made, replacement):
             made.write_bytes(replacement)
         with pytest.raises(StoreFailed, match=r"store\.db"), database.transaction("IMMEDIATE"):
             pytest.fail("a transaction began")
-
-
-def test_closed_file_is_reported(made):
-    database = sqlite_file.open_writer(made)
-    database.close()
-    with pytest.raises(StoreFailed, match="closed"), database.transaction("DEFERRED"):
-        pass
 
 
 # -- failures

@@ -2,7 +2,6 @@
 
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,14 @@ import make
 from kubelend.core.errors import InvalidSettings
 from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase
-from kubelend.stores.factory import check_store_url, open_readonly, open_store, store_mode_problems
+from kubelend.stores.factory import (
+    check_store_url,
+    is_kubernetes_url,
+    open_readonly,
+    open_store,
+    path_beside,
+    store_mode_problems,
+)
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
 
@@ -18,30 +24,21 @@ from kubelend.stores.sqlite import SqliteStore
 @pytest.mark.parametrize(
     "form",
     [
-        "{path}",
-        "sqlite://{path}",
-        "sqlite:///{path}",
-        "sqlite:{path}",
-        "store.db",
-        "sqlite:store.db",
+        *("{path}", "sqlite://{path}", "sqlite:///{path}", "sqlite:{path}", "store.db"),
+        *("sqlite:store.db", "./odd:name.db", "C:x"),
     ],
 )
 def test_file_can_be_named_by_path_or_url(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
     url = form.format(path=tmp_path / "store.db")
+    check_store_url(url)
+    assert not list(tmp_path.iterdir()), "a check opens nothing"
     with closing(open_store(url)) as store:
         assert isinstance(store, SqliteStore)
         store.commit([make.cluster("a")], 1)
         with closing(open_readonly(url)) as beside:
             assert beside.load() == store.load()
-    assert (tmp_path / "store.db").is_file()
-
-
-@pytest.mark.parametrize("path", ["./odd:name.db", "C:x"])
-def test_colon_in_a_path_is_no_scheme(tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
-    open_store(path).close()
-    assert Path(path).is_file()
+    assert (tmp_path / ("store.db" if "store.db" in url else form)).is_file()
 
 
 @pytest.mark.parametrize("url", ["postgres://db/kubelend", "redis:x"])
@@ -64,16 +61,14 @@ def test_incomplete_url_is_rejected(url):
             opener(url)
 
 
-@pytest.mark.parametrize("url", ["memory:", "no/such/place.db", "sqlite:///no/such/place.db"])
-def test_check_opens_nothing(tmp_path, monkeypatch, url):
-    monkeypatch.chdir(tmp_path)
-    check_store_url(url)
-    assert not list(tmp_path.iterdir())
-
-
-def test_memory_store_has_no_file_and_cannot_be_read_by_another_process():
+def test_store_without_files_has_no_mode_problem(tmp_path):
+    """And memory cannot be read by another process."""
+    check_store_url("memory:")
     assert isinstance(open_store("memory:"), MemoryStore)
-    assert store_mode_problems("memory:") == []
+    for url in ("memory:", "kubernetes:", str(tmp_path / "store.db")):
+        assert store_mode_problems(url) == []
+        assert is_kubernetes_url(url) is url.startswith("kube")
+    assert path_beside("kubernetes:", "grants.key") is None
     with pytest.raises(InvalidSettings, match="cannot be read by another process"):
         open_readonly("memory:")
 
@@ -93,20 +88,13 @@ def test_archive_retention_is_passed_on(tmp_path, monkeypatch, url):
 # -- file modes
 
 
-def test_new_store_has_no_mode_problem(tmp_path):
-    path = tmp_path / "store.db"
-    assert store_mode_problems(str(path)) == []
-    with closing(open_store(str(path))) as store:
-        store.commit([make.cluster("a")], 1)
-        assert store_mode_problems(str(path)) == []
-
-
 @pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602])
 def test_file_that_others_can_access_is_reported_in_one_sentence(tmp_path, name, mode):
     path = tmp_path / "store.db"
     with closing(open_store(str(path))) as store:
         store.commit([make.cluster("a")], 1)
+        assert store_mode_problems(str(path)) == []
         (tmp_path / name).chmod(mode)
         assert store_mode_problems(f"sqlite:{path}") == [
             f"{tmp_path / name} holds the ledger and has mode {mode:04o}, so other users can access it;"
