@@ -78,6 +78,9 @@ ADVERTISEMENT = objects.Advertisement(
     ),
     objects.AdvertisementStatus("Error", AT, True, "the broker cannot be reached"),
 )
+REQUEST = bodies.ReservationRequest(
+    quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS, failover=False
+)
 RESOURCE_REQUEST = objects.ResourceRequest(
     metadata("small"),
     objects.ResourceRequestSpec(
@@ -104,9 +107,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
         observed_generation=1,
         sent_request=objects.SentRequest(
             1,
-            bodies.ReservationRequest(
-                quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS, failover=False
-            ),
+            REQUEST,
         ),
         conditions=(CONDITION,),
     ),
@@ -223,6 +224,21 @@ CLUSTER_SESSION = broker_objects.ClusterSession(
         last_update_time=AT,
     ),
 )
+SUGGESTION = bodies.Suggestion("b", "less", {"cpu": "1"}, "0.5", "EUR", {"gpu": "a"})
+PLACEMENT_REVIEW = broker_objects.PlacementReview(
+    metadata("lend-1"),
+    broker_objects.PlacementReviewSpec(REQUEST, "a", "rsv-a-1", 5),
+    broker_objects.PlacementReviewStatus(
+        bodies.Explanation(
+            *("fits", 2, 1, {"NoGpu": 1}),
+            candidates=[bodies.Candidate("b", True, ["NoGpu"], 0.5, "0.5", "EUR", SUGGESTION)],
+            suggestion=SUGGESTION,
+            quota=["too much"],
+        ),
+        (CONDITION,),
+        1,
+    ),
+)
 LEDGER_RECORD = broker_objects.LedgerRecord(metadata("head"), "head", STORED_RECORD)
 
 ALL = (
@@ -232,6 +248,7 @@ ALL = (
     PROVIDER_INSTRUCTION,
     CLUSTER_ADVERTISEMENT,
     RESERVATION,
+    PLACEMENT_REVIEW,
     CLUSTER_SESSION,
     LEDGER_RECORD,
 )

@@ -84,7 +84,7 @@ def test_the_whole_life_of_a_reservation(paris):
     assert (code, out) == (0, f"{name} is Reserved on rome for 2h")
     assert paris(line)[1] == out
     row = paris(f"get reservations {name}")[1].splitlines()[1]
-    assert row.split()[:5] == [name, "Reserved", "rome", "2", "1Gi"]
+    assert row.split()[:6] == [name, "Reserved", "paris", "rome", "2", "1Gi"]
     assert paris(f"dev activate {name}") == (0, f"{name} is Active on rome for 2h", "")
     assert paris(f"renew {name} --for soon")[2].startswith("error: --for: ")
     assert paris(f"renew {name} --for 5h") == (0, f"{name} is Active on rome for 5h", "")

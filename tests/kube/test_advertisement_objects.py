@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+import shlex
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from kube_broker import Objects, events_of, quiet
 from kubelend.core.errors import Forbidden
 from kubelend.kube import config
 from kubelend.kube.client import Client
-from kubelend.wire.broker_objects import ClusterAdvertisement
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import Condition
 from waiting import until
 
@@ -173,6 +174,51 @@ async def test_reserved_amounts_are_written_once_a_second_while_they_change(brok
 DOCS = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 
 
+@pytest.mark.parametrize("via", ["object", "rest"])
+async def test_administrator_cordons_drains_and_uncordons_by_annotations(broker, via):
+    """Also on an object that the broker manages."""
+    if via == "object":
+        await broker.advertise("lender")
+    else:
+        await broker.service.advertise(make.advertisement("lender"))
+    await broker.reserve("mine")
+    await broker.reserved("mine")
+
+    async def annotate(request, reason):
+        change = {"metadata": {"annotations": {f"broker.fluidos.eu/{request}": reason}}}
+        await broker.edit(ClusterAdvertisement, "lender-adv", change)
+        return await shows(broker, "lender-adv", lambda one: not one.metadata.annotations)
+
+    cordoned = await annotate("cordon", "new switch")
+    assert cordoned.status.cordon_reason == "new switch"
+    assert broker.ledger.clusters["lender"].cordon == "new switch"
+    assert broker.ledger.reservations["mine"].finished_at is None
+    drained = await annotate("drain", "")
+    assert drained.status.cordon_reason == "by an administrator"
+    assert (await broker.find(Reservation, "mine")).status.phase == "Released"
+    await annotate("uncordon", "")
+    assert broker.ledger.clusters["lender"].cordon is None
+    events = await events_of(broker, "lender-adv", 3)
+    assert [one for one in events if "rained" in one[0] or "ordoned" in one[0]] == [
+        ("Cordoned", "new switch"),
+        ("Drained", "Reservations moved or released: 1; by an administrator"),
+        ("Uncordoned", "Open to new reservations"),
+    ]
+
+
+async def test_documented_commands_cordon_drain_and_uncordon(broker, kube):
+    await broker.advertise("rome")
+    commands = re.findall(r"^kubectl (annotate .*?)(?:  +#.*)?$", DOCS.read_text(), re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        words = [*shlex.split(command), f"--namespace={broker.namespace}"]
+        await asyncio.to_thread(kube.kubectl, *words)
+        await shows(broker, "rome-adv", lambda one: not one.metadata.annotations)
+    assert [one for one, _ in await events_of(broker, "rome-adv", 3)] == [
+        *("Cordoned", "Drained", "Uncordoned")
+    ]
+
+
 @pytest.fixture
 async def bound(broker, kube, helm):
     """The account of the documentation, which is bound to rome, where identities are checked."""
@@ -220,3 +266,6 @@ async def test_account_writes_only_for_the_cluster_that_it_is_bound_to(broker, b
         await bound.reserve("of-nobody", requesterID="")
     with pytest.raises(Forbidden, match=message):
         await bound.edit(ClusterAdvertisement, "bonn-adv", {"spec": {"region": "mars"}})
+    cordon = {"metadata": {"annotations": {"broker.fluidos.eu/uncordon": ""}}}
+    with pytest.raises(Forbidden, match="needs the verb cordon on clusters"):
+        await bound.edit(ClusterAdvertisement, "rome-adv", cordon)

@@ -262,6 +262,7 @@ SHOWN = {
         "a-adv a -1 1Gi 66.67 true",
     ),
     "rsv": ("NAME TARGET-CLUSTER CPU MEMORY PHASE AGE", "rsv-a-1 b 500m 1Gi Active"),
+    "plr": ("NAME REQUESTER FITTING SUMMARY AGE", "lend-1 a 1 fits"),
     "csess": ("NAME CLUSTERID AGENT AGE", "session a one"),
     "ledg": ("NAME CONTENTS REVISION AGE", f"head head {2**62}"),
 }

@@ -41,10 +41,10 @@ class Site:
         assert said.code == 0, said.err
         return said.out
 
-    def add_user(self, context, name, rules):
-        """A service account with these rights (verbs by kind) in the namespace `team`."""
+    def add_user(self, context, name, rules, namespace="team"):
+        """A service account with these rights (verbs by kind) in the namespace."""
         administrator = Path(self.record["clusters"][context])
-        path = kubectl_lend.service_account(administrator, self.assets, name, rules, "team")
+        path = kubectl_lend.service_account(administrator, self.assets, name, rules, namespace)
         return kubectl_lend.user(self.assets, path, self.directory.parent)
 
     @property
@@ -92,7 +92,7 @@ def test_developer_borrows_lists_and_releases_with_a_kubeconfig_only(site, devel
     wait_until(lambda: site.is_reserved("500m"), poll=0.2)
 
     shown = developer.lend("get", "reservations").out
-    assert re.search(rf"^{name} +(Reserved|Active) +{PROVIDER} +500m +256Mi +\d+s$", shown, re.M)
+    assert re.search(rf"^{name} +(Reserved|Active) +- +{PROVIDER} +500m +256Mi +\d+s$", shown, re.M)
     assert max(map(len, shown.splitlines())) <= 80
     described = developer.lend("describe", "reservation", name).out
     [reservation] = re.findall(r"^Reservation: +(rsv-\S+)$", described, re.M)
@@ -137,7 +137,7 @@ def test_missing_permissions_are_reported(stranger, command):
     said = stranger.lend(*command)
     assert (said.code, said.out, said.err.count("\n")) == (4, "", 1)
     assert 'User "system:serviceaccount:team:stranger" cannot' in said.err
-    assert "the role `view` in the namespace allows reading, and `edit` borrowing" in said.err
+    assert "the role `view` in the namespace allows reading, `edit` borrowing" in said.err
 
 
 def test_viewer_can_read_and_not_borrow(site):
@@ -172,6 +172,57 @@ def test_operator_borrows_in_the_brokers_cluster_by_reservations(site):
     assert site.operator.lend("release", name).out == f"{name} is Released: released\n"
     wait_until(lambda: site.is_reserved("0"), poll=0.2)
     assert site.operator.lend("release", name).code == 3
+
+
+def test_operator_explains_requests_and_reservations(site):
+    said = site.operator.lend("explain", "--cpu=500", "--memory=1Gi")
+    assert (said.code, said.err) == (0, "")
+    assert re.search(
+        rf"^{PROVIDER} +no +.*InsufficientCPU: request \d+m? cpu less$", said.out, re.M
+    )
+    planned = site.operator.lend("borrow", "--cpu=1", "--memory=1Gi", "--dry-run", "-oname").out
+    assert f"cluster/{PROVIDER}\n" in planned
+    name = name_in(site.operator.lend(*BORROW).out)
+    assert PROVIDER in site.operator.lend("explain", name).out
+    invalid = site.operator.lend("explain", "--cpu=1", "--memory=1Gi", "--for=90000h")
+    assert (invalid.code, invalid.err.startswith("error: --for: ")) == (2, True)
+    assert site.operator.lend("explain", "nothing").code == 3
+    assert site.operator.lend("release", name).code == 0
+    assert site.kubectl(hosts.BROKER_CLUSTER, "get", "placementreviews", "-A") == ""
+    assert site.operator.lend("get", "reservations", "--phase=Reserved,Active").out == ""
+    said = site.operator.lend("explain", "--cpu=1", "--memory=1Gi", "--context", AGENT)
+    assert "only the broker's cluster explains requests; select it with" in said.err
+
+
+def test_operator_cordons_drains_and_uncordons(site):
+    said = site.operator.lend("cordon", PROVIDER, "--reason=new switch")
+    assert said == (0, f"cluster/{PROVIDER} cordoned\n", "")
+    described = site.operator.lend("describe", "cluster", PROVIDER).out
+    assert re.search("^Cordon reason: +new switch$", described, re.M)
+    site.operator.lend("uncordon", PROVIDER)
+    name = name_in(site.operator.lend(*BORROW, "--cluster", PROVIDER).out)
+
+    asked = site.operator.lend("drain", PROVIDER)
+    assert (asked.code, "add --yes, or --dry-run" in asked.err) == (2, True)
+    planned = site.operator.lend("drain", PROVIDER, "--dry-run").out
+    assert f"{PROVIDER} would be cordoned, and 1 reservation moved or released" in planned
+    assert name in planned
+    drained = site.operator.lend("drain", PROVIDER, "--yes")
+    assert (drained.code, drained.err) == (0, "")
+    assert f"cluster/{PROVIDER} drained: 0 moved to other clusters, 1 released" in drained.out
+    assert re.search(rf"^{name} +Released +default ", drained.out, re.M)
+    assert site.operator.lend("uncordon", PROVIDER).out == f"cluster/{PROVIDER} uncordoned\n"
+    assert site.operator.lend("cordon", "nowhere").code == 3
+
+
+def test_only_administrators_cordon(site):
+    kinds = {"clusteradvertisements.broker.fluidos.eu": LOOK}
+    viewer = site.add_user(hosts.BROKER_CLUSTER, "watcher", kinds, "default")
+    assert viewer.lend("get", "clusters").code == 0
+    said = viewer.lend("cordon", PROVIDER)
+    assert (said.code, said.out) == (4, "")
+    assert "cannot patch resource" in said.err
+    assert "`admin` draining" in said.err
 
 
 def test_provider_sees_the_requesters(site, developer):

@@ -1,6 +1,8 @@
 """Reservation objects as people apply, edit and delete them, on a real API server."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -9,7 +11,12 @@ import kube_broker
 import make
 from kube_broker import events_of, has_phase, quiet
 from kubelend.core.models import ReservationId
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
+from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
+    ClusterAdvertisement,
+    PlacementReview,
+    Reservation,
+)
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
@@ -38,6 +45,43 @@ async def test_reserved_amounts_are_shown_until_nothing_fits(broker):
         ClusterAdvertisement, "lender-adv", lambda one: one.status.reservations == 2
     )
     assert shown.spec.resources.reserved.cpu == "8"
+
+
+async def test_review_shows_where_a_request_fits_and_reserves_nothing(broker):
+    await broker.advertise("large", "8")
+    await broker.advertise("small", "2")
+    amounts = {"cpu": "4", "memory": "1Gi"}
+    await broker.apply(PlacementReview, "fits", {"request": {"requestedResources": amounts}})
+    invalid = {"request": {"requestedResources": amounts, "duration": "90000h"}}
+    await broker.apply(PlacementReview, "invalid", invalid)
+    await broker.apply(PlacementReview, "unknown", {"reservationName": "nobody"})
+
+    async def answered(name):
+        found = await broker.shows(PlacementReview, name, lambda one: one.status.conditions)
+        [accepted] = found.status.conditions
+        return found.status.explanation, (accepted.status, accepted.reason)
+
+    explanation, accepted = await answered("fits")
+    assert accepted == ("True", "Accepted")
+    fits = {one.cluster_id: (one.fits, one.rejections) for one in explanation.candidates}
+    assert fits == {"large": (True, []), "small": (False, ["InsufficientCPU"])}
+    assert (await answered("invalid"))[1] == ("False", "InvalidInput")
+    assert (await answered("unknown"))[1] == ("False", "NotFound")
+    assert not broker.ledger.reservations
+    broker.clock.pass_time(400 * 24 * make.HOUR)  # it is behind the API server's
+    for name in ("fits", "invalid", "unknown"):
+        await broker.gone(PlacementReview, name)
+
+
+async def test_documented_review_is_answered(broker, kube, tmp_path):
+    await broker.advertise("large", "16")
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    [text] = re.findall(r"```yaml\n(apiVersion: .*?kind: PlacementReview.*?)```", page, re.DOTALL)
+    (tmp_path / "review.yaml").write_text(text)
+    flags = f"--filename={tmp_path / 'review.yaml'}", f"--namespace={broker.namespace}"
+    await asyncio.to_thread(kube.kubectl, "apply", *flags)
+    found = await broker.shows(PlacementReview, "large", lambda one: one.status.conditions)
+    assert found.status.explanation.rejections == {"LabelMismatch": 1}
 
 
 async def test_reservation_expires_after_its_duration(broker):

@@ -16,7 +16,7 @@ from kubelend.core.errors import UnexpectedResponse
 from kubelend.envtest import servers
 from kubelend.kube import resources
 from kubelend.wire import cluster_namespaces
-from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.broker_objects import ClusterAdvertisement, PlacementReview, Reservation
 from kubelend.wire.objects import (
     Advertisement,
     ProviderInstruction,
@@ -76,6 +76,7 @@ spec: {requestedCPU: 500m, requestedMemory: 256Mi, duration: 1h}
 SELDOM = {
     "broker": {
         "patch ledgerrecords.broker.fluidos.eu in kubelend": "when a membership changes",
+        "delete placementreviews.broker.fluidos.eu in kubelend": "ten minutes after they were created",
         "delete ledgerrecords.broker.fluidos.eu in kubelend": "when it or old lines of the audit log end",
     },
     "agent": {
@@ -107,6 +108,11 @@ apiVersion: broker.fluidos.eu/v1alpha1
 kind: Reservation
 metadata: {name: by-hand, namespace: kubelend}
 spec: {requesterID: bonn, requestedResources: {cpu: 250m, memory: 128Mi}, duration: 1h}
+---
+apiVersion: broker.fluidos.eu/v1alpha1
+kind: PlacementReview
+metadata: {name: by-hand, namespace: kubelend}
+spec: {reservationName: by-hand}
 """
 
 
@@ -279,11 +285,15 @@ def reserve_by_hand(rome):
     flags = (f"--clusterrole={role}", "--user=alice", f"--namespace={HOME}")
     rome.cluster.kubectl("create", "rolebinding", "alice", *flags)
     alice = rome.cluster.kubeconfig_for("alice")
+    reviews = "kubelend-broker-placementreviews-editor"
+    flags = (f"--clusterrole={reviews}", "--user=alice", f"--namespace={HOME}")
+    rome.cluster.kubectl("create", "rolebinding", "alice-reviews", *flags)
     path = rome.directory / "by-hand.yaml"
     path.write_text(BY_HAND)
     rome.cluster.kubectl("apply", f"--filename={path}", kubeconfig=alice)
     rome.shows(Reservation, "by-hand", has("Reserved"), HOME)
     rome.wait_for(lambda: bool(objects_in_namespace(rome.cluster)))
+    rome.shows(PlacementReview, "by-hand", lambda found: bool(found.status.conditions), HOME)
     rome.cluster.kubectl("delete", "--timeout=30s", f"--filename={path}", kubeconfig=alice)
 
 

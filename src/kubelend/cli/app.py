@@ -359,8 +359,9 @@ TREE: Final = Group(
 
 _EXIT_CODES = (f"{int(code)} {code.name.replace('_', ' ').lower()}" for code in ExitCode)
 _EPILOG: Final = (
-    "`kubectl lend` borrows, gets, describes and releases in the cluster of kubectl's context, with your"
-    " rights there; `kubelend` does with --kube-context. Everything else calls the broker."
+    "`kubectl lend` borrows, gets, describes, explains, releases, cordons and drains in the cluster of"
+    " kubectl's context, with your rights there; `kubelend` does with --kube-context. Everything"
+    " else calls the broker."
     f"\n\nExit codes: {', '.join(_EXIT_CODES)}."
 )
 

@@ -22,6 +22,9 @@ Answer = TypeVar("Answer")
 Fields = Mapping[str, str]
 """By the field of a body, the flag that sets it."""
 
+LIVE: Final = "Reserved,Active"
+"""The phases in which a reservation holds resources."""
+
 NO_FIELDS: Final[Fields] = MappingProxyType({})
 
 
@@ -38,7 +41,7 @@ _CAPITAL: Final = re.compile("[A-Z]")
 
 
 class Backend(Protocol):
-    """What the everyday commands call: the broker itself, or the objects of a cluster."""
+    """What commands call: the broker (`BrokerClient`), or the objects of a cluster (`KubeBackend`)."""
 
     async def reserve(
         self, request: bodies.ReservationRequest, *, key: str = ""
@@ -53,6 +56,22 @@ class Backend(Protocol):
     ) -> list[bodies.Reservation]: ...
 
     def stream(self) -> AsyncGenerator[bodies.Instruction, None]: ...
+
+    async def explain(
+        self, request: bodies.ReservationRequest, *, limit: int = 0
+    ) -> bodies.Explanation: ...
+
+    async def explain_reservation(
+        self, reservation: str, *, limit: int = 0
+    ) -> bodies.Explanation: ...
+
+    async def reserve_dry_run(self, request: bodies.ReservationRequest) -> bodies.Explanation: ...
+
+    async def cordon(self, cluster: str, reason: str = "") -> bodies.Cluster: ...
+
+    async def uncordon(self, cluster: str) -> bodies.Cluster: ...
+
+    async def drain(self, cluster: str, reason: str = "") -> bodies.DrainResult: ...
 
     async def get_cluster(self, cluster: str) -> bodies.Cluster: ...
 

@@ -16,9 +16,6 @@ from kubelend.core.errors import InvalidInput
 from kubelend.kits import tables
 from kubelend.wire import bodies
 
-LIVE = "Reserved,Active"
-"""The phases in which a reservation holds resources."""
-
 
 @options.takes(target=options.target)
 def get_clusters(
@@ -46,34 +43,34 @@ def describe_cluster(name: options.ClusterName, *, target: Target) -> None:
     output.print_text(cluster_details(found, output.now()))
 
 
-@options.takes(settings=options.client)
+@options.takes(target=options.target)
 def cordon(
     name: options.ClusterName,
     reason: options.Reason = "",
     format: options.Output = OutputFormat.TABLE,
     *,
-    settings: ClientSettings,
+    target: Target,
 ) -> None:
     """Close a cluster to new reservations; existing ones stay."""
-    found = calls.call_broker(
-        settings, lambda client: client.cordon(name, reason), {"reason": "--reason"}
+    found = calls.call_backend(
+        target, lambda backend: backend.cordon(name, reason), {"reason": "--reason"}
     )
     CLUSTERS.show(found, format, lambda: f"cluster/{name} cordoned")
 
 
-@options.takes(settings=options.client)
+@options.takes(target=options.target)
 def uncordon(
     name: options.ClusterName,
     format: options.Output = OutputFormat.TABLE,
     *,
-    settings: ClientSettings,
+    target: Target,
 ) -> None:
     """Open a cluster to new reservations again."""
-    found = calls.call_broker(settings, lambda client: client.uncordon(name))
+    found = calls.call_backend(target, lambda backend: backend.uncordon(name))
     CLUSTERS.show(found, format, lambda: f"cluster/{name} uncordoned")
 
 
-@options.takes(settings=options.client)
+@options.takes(target=options.target)
 def drain(
     name: options.ClusterName,
     reason: options.Reason = "",
@@ -81,7 +78,7 @@ def drain(
     yes: options.Yes = False,
     format: options.Output = OutputFormat.TABLE,
     *,
-    settings: ClientSettings,
+    target: Target,
 ) -> None:
     """Cordon a cluster and move its reservations to other clusters.
 
@@ -89,14 +86,14 @@ def drain(
     release, and asks for confirmation.
     """
     if dry_run:
-        lent = _lent(settings, name)
+        lent = _lent(target, name)
         where = f" on cluster {name}"
         RESERVATIONS.show_list(lent, format, where, lambda: _drain_plan(name, lent))
         return
     if not yes:
-        output.confirm(lambda: _drain_plan(name, _lent(settings, name)), f"Drain cluster {name}?")
-    found = calls.call_broker(
-        settings, lambda client: client.drain(name, reason), {"reason": "--reason"}
+        output.confirm(lambda: _drain_plan(name, _lent(target, name)), f"Drain cluster {name}?")
+    found = calls.call_backend(
+        target, lambda backend: backend.drain(name, reason), {"reason": "--reason"}
     )
     names = map(RESERVATIONS.name, found.reservations)
     output.show(found, format, lambda: drain_summary(found, output.now()), names, "Drain")
@@ -106,9 +103,10 @@ async def _find_all(backend: Backend) -> tuple[list[bodies.Cluster], str]:
     return await backend.all_clusters(), calls.search_scope(backend)
 
 
-def _lent(settings: ClientSettings, name: str) -> list[bodies.Reservation]:
-    return calls.call_broker(
-        settings, lambda client: client.all_reservations(role="provider", phase=LIVE, cluster=name)
+def _lent(target: Target, name: str) -> list[bodies.Reservation]:
+    return calls.call_backend(
+        target,
+        lambda backend: backend.all_reservations(role="provider", phase=calls.LIVE, cluster=name),
     )
 
 

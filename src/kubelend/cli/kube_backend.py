@@ -23,12 +23,13 @@ from collections.abc import (
     Mapping,
 )
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.cli import kube_objects, output
+from kubelend.cli import calls, kube_objects, output
 from kubelend.cli.kube_objects import InstructedBody, KindAdapter
 from kubelend.cli.options import KubeTarget
 from kubelend.core import durations
@@ -49,10 +50,20 @@ from kubelend.kits.backoff import Backoff
 from kubelend.kube import config, informer, resources
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
+from kubelend.kube.resources import Resource
 from kubelend.sources.kubernetes import PODS, UNFINISHED_PODS_SELECTOR, PodProjection
 from kubelend.wire import bodies, cluster_namespaces, quantities
-from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.broker_objects import (
+    CORDON_ANNOTATION,
+    DRAIN_ANNOTATION,
+    UNCORDON_ANNOTATION,
+    ClusterAdvertisement,
+    PlacementReview,
+    PlacementReviewSpec,
+    Reservation,
+)
 from kubelend.wire.objects import (
+    Kind,
     Metadata,
     Object,
     ProviderInstruction,
@@ -69,6 +80,7 @@ WATCH_BACKOFF: Final = Backoff(
 DEFAULT: Final = "default"
 
 _ADVERTISEMENTS: Final = resources.resource_for(ClusterAdvertisement)
+_REVIEWS: Final = resources.resource_for(PlacementReview)
 _INSTRUCTIONS: Final = resources.resource_for(ProviderInstruction)
 _USES: Final = resources.resource_for(ReservationInstruction)
 _NAMESPACES: Final = resources.resource_for(cluster_namespaces.Namespace, namespaced=False)
@@ -243,8 +255,9 @@ class KubeBackend:
         with _with_role_hint():
             found = await self._find(reservation)
             await self._delete(found)
-            await self._wait_for(found, "released", lambda _: False)
-            return _as_released((await self._select()).body(found))
+            selected = await self._select()
+            await self._wait_for(selected.adapter.resource, found, lambda _: False, "released")
+            return _as_released(selected.body(found))
 
     async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
         """All objects, and then each change. Only the first list may fail."""
@@ -261,26 +274,97 @@ class KubeBackend:
                     yield bodies.Instruction(0, "requester", "", body.status.message, body)
 
     async def all_clusters(self) -> list[bodies.Cluster]:
+        return list(map(kube_objects.body_from_advertisement, await self._advertisements()))
+
+    async def _advertisements(self) -> Iterable[ClusterAdvertisement]:
         """One for each cluster: of several objects, the one with the broker's record."""
-        if ClusterAdvertisement not in self._kinds:
-            raise InvalidSettings(
-                "this is an agent's cluster; only the broker's cluster has the list of clusters",
-                hint="select it with --kube-context; `kubectl get advertisements` shows this cluster's own",
-            )
+        self._check_is_broker("has the list of clusters")
         self._namespace = self._namespace or await self._broker_namespace()
         namespace = "" if self._target.is_everywhere else self._namespace
         found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
         found.sort(key=lambda one: (one.spec.cluster_id, one.status.record is not None))
-        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.renew_time is None}
-        return [kube_objects.body_from_advertisement(one) for one in by_cluster.values()]
+        return {one.spec.cluster_id: one for one in found if one.spec.renew_time is None}.values()
+
+    def _check_is_broker(self, what: str) -> None:
+        if ClusterAdvertisement not in self._kinds:
+            raise InvalidSettings(
+                f"this is an agent's cluster; only the broker's cluster {what}",
+                hint="select it with --kube-context; `kubectl get advertisements` shows this cluster's own",
+            )
 
     async def get_cluster(self, cluster: str) -> bodies.Cluster:
-        for found in await self.all_clusters():
-            if found.advertisement.cluster_id == cluster:
+        return kube_objects.body_from_advertisement(await self._advertisement(cluster))
+
+    # -- what an administrator requests by an annotation
+
+    async def cordon(self, cluster: str, reason: str = "") -> bodies.Cluster:
+        return await self._annotate(cluster, CORDON_ANNOTATION, reason)
+
+    async def uncordon(self, cluster: str) -> bodies.Cluster:
+        return await self._annotate(cluster, UNCORDON_ANNOTATION)
+
+    async def drain(self, cluster: str, reason: str = "") -> bodies.DrainResult:
+        """Reservations that are made between the list and the drain are drained, and not in the result."""
+        await self._advertisement(cluster)
+        lent = await self.all_reservations(role="provider", phase=calls.LIVE, cluster=cluster)
+        drained = await self._annotate(cluster, DRAIN_ANNOTATION, reason)
+        return bodies.DrainResult(drained, [await self.get_reservation(one.id) for one in lent])
+
+    async def _annotate(self, cluster: str, annotation: str, reason: str = "") -> bodies.Cluster:
+        """Wait until the broker has removed the annotation; on any error remove it here."""
+        known = (await self._advertisement(cluster)).metadata
+        patch = partial(self._client.patch, _ADVERTISEMENTS, known.name, known.namespace)
+        annotated = await patch({"metadata": {"annotations": {annotation: reason}}})
+        try:
+            found = await self._wait_for(
+                _ADVERTISEMENTS, annotated, lambda one: annotation not in one.metadata.annotations
+            )
+        except (KubelendError, asyncio.CancelledError):
+            with contextlib.suppress(KubelendError):
+                await patch({"metadata": {"annotations": {annotation: None}}})
+            raise
+        if found is None:
+            raise NotFound(f"the advertisement of cluster {cluster!r} was deleted")
+        return kube_objects.body_from_advertisement(found)
+
+    async def _advertisement(self, cluster: str) -> ClusterAdvertisement:
+        for found in await self._advertisements():
+            if found.spec.cluster_id == cluster:
                 return found
         raise NotFound(
             f"no cluster {cluster!r}{self.where}", hint="see `kubectl lend get clusters`"
         )
+
+    # -- reviews
+
+    async def explain(
+        self, request: bodies.ReservationRequest, *, limit: int = 20
+    ) -> bodies.Explanation:
+        return await self._review(PlacementReviewSpec(request, limit=limit))
+
+    async def explain_reservation(self, reservation: str, *, limit: int = 20) -> bodies.Explanation:
+        return await self._review(PlacementReviewSpec(reservation_name=reservation, limit=limit))
+
+    async def reserve_dry_run(self, request: bodies.ReservationRequest) -> bodies.Explanation:
+        return await self.explain(request)
+
+    async def _review(self, spec: PlacementReviewSpec) -> bodies.Explanation:
+        """Create a review, wait for its result, and delete it."""
+        self._check_is_broker("explains requests")
+        selected = await self._select()
+        metadata = Metadata(f"lend-{secrets.token_hex(4)}", selected.namespace)
+        made = await self._client.create(_REVIEWS, PlacementReview(metadata, spec))
+        try:
+            found = await self._wait_for(_REVIEWS, made, lambda one: bool(one.status.conditions))
+        finally:
+            with contextlib.suppress(KubelendError):  # the broker deletes it later
+                await self._client.delete(_REVIEWS, metadata.name, metadata.namespace)
+        if found is None:
+            raise NotFound(f"{metadata.name} was deleted by another client", hint="try again")
+        accepted = cluster_namespaces.find_accepted(found.status.conditions)
+        if (error := cluster_namespaces.error_from_condition(accepted)) is not None:
+            raise error
+        return found.status.explanation or bodies.Explanation("", 0, 0, {})
 
     # -- one object
 
@@ -325,7 +409,7 @@ class KubeBackend:
 
     async def _wait_until_decided(self, made: Object) -> Object:
         adapter = (await self._select()).adapter
-        found = await self._wait_for(made, "reconciled", adapter.is_decided)
+        found: Object | None = await self._wait_for(adapter.resource, made, adapter.is_decided)
         if found is None:
             raise NotFound(f"{made.metadata.name} was deleted by another client", hint="try again")
         return found
@@ -343,15 +427,19 @@ class KubeBackend:
         await self._client.delete(resource, known.name, known.namespace, uid=known.uid)
 
     async def _wait_for(
-        self, found: Object, outcome: str, is_met: Callable[[Any], bool]
-    ) -> Object | None:
+        self,
+        resource: Resource[Kind],
+        found: Kind,
+        is_met: Callable[[Any], bool],
+        outcome: str = "reconciled",
+    ) -> Kind | None:
         """Watch an object until its state meets the condition; None when it is gone.
 
         Errors that may pass are retried; `Unavailable` after the timeout has the last one.
         """
         adapter, known, problems = (await self._select()).adapter, found.metadata, [""]
         changes = informer.list_and_watch(
-            *(self._client, adapter.resource, known.namespace),
+            *(self._client, resource, known.namespace),
             fields=f"metadata.name={known.name}",
             report=problems.append,
             backoff=WATCH_BACKOFF,
@@ -363,12 +451,15 @@ class KubeBackend:
                 contextlib.aclosing(changes),
             ):
                 async for change in changes:
-                    newest = _object_in(change, known.uid)
+                    newest: Kind | None = _object_in(change, known.uid)
                     if newest is None or is_met(newest):
                         return newest
                     found = newest
         except TimeoutError:
-            last = problems[-1] or adapter.to_body(found).status.message
+            is_request = resource is adapter.resource
+            last = problems[-1] or (
+                adapter.to_body(found).status.message if is_request else "no answer"
+            )
             raise Unavailable(
                 f"{known.name} was not {outcome} within"
                 f" {durations.format_duration_short(self._target.timeout)}: {last}",
@@ -427,7 +518,7 @@ class KubeBackend:
         return {one.metadata.namespace for one in found if one.status.record is not None}
 
 
-def _object_in(change: informer.Change[Any], uid: str) -> Object | None:
+def _object_in(change: informer.Change[Any], uid: str) -> Any:
     """The object of this UID after a change of its name; None if it is gone."""
     found = change.objects if isinstance(change, informer.Listed) else [change]
     return next((one for one in found if isinstance(one, Object) and one.metadata.uid == uid), None)
@@ -485,7 +576,9 @@ def _with_role_hint() -> Iterator[None]:
         raise Forbidden(error.message, hint=_ROLES) from error
 
 
-_ROLES: Final = "the role `view` in the namespace allows reading, and `edit` borrowing"
+_ROLES: Final = (
+    "the role `view` in the namespace allows reading, `edit` borrowing, and `admin` draining"
+)
 
 
 class _Kind(msgspec.Struct):

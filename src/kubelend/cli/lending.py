@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from kubelend.pki.grants import Jwk
 
 
-LIVE: Final = "Reserved,Active"
 PhaseNames = Annotated[
-    str, options.flag(f"Only these phases, separated by commas. Defaults to {LIVE}.", "PHASES")
+    str,
+    options.flag(f"Only these phases, separated by commas. Defaults to {calls.LIVE}.", "PHASES"),
 ]
 
 
@@ -40,7 +40,7 @@ def _get_side(role: Side, help: str) -> Callable[..., None]:
         *,
         target: Target,
     ) -> None:
-        phases = phase or ("" if watch else LIVE)
+        phases = phase or ("" if watch else calls.LIVE)
         wanted = reservations.ReservationFilter("", phases, role, cluster)
         reservations.get_list(
             target, wanted, format, watch=watch, all_namespaces=all_namespaces, printer=SIDES[role]

@@ -68,7 +68,10 @@ def borrow(
     """
     wanted = request_flags.require_resources(request)
     if dry_run:
-        _show_explanation(_plan(wanted, target), format)
+        plan = calls.call_backend(
+            target, lambda backend: backend.reserve_dry_run(wanted), request_flags.FIELDS
+        )
+        _show_explanation(plan, format)
         return
     found = calls.call_backend(
         target, lambda backend: reserve_and_wait(backend, wanted, key), request_flags.FIELDS
@@ -83,7 +86,7 @@ def borrow(
             raise rejection(found.status, hint)
 
 
-@options.takes(request=request_flags.request_from_flags, settings=options.client)
+@options.takes(request=request_flags.request_from_flags, target=options.target)
 def explain(
     request: bodies.ReservationRequest | None,
     name: Annotated[
@@ -96,7 +99,7 @@ def explain(
     limit: Annotated[int, flag("Maximum number of clusters to show.", min=1, max=100)] = 20,
     format: options.Output = OutputFormat.TABLE,
     *,
-    settings: ClientSettings,
+    target: Target,
 ) -> None:
     """Explain where a request fits, and where not and why. Changes nothing.
 
@@ -104,13 +107,13 @@ def explain(
     """
     _check_explain_arguments(name, request)
     if name:
-        found = calls.call_broker(
-            settings, lambda client: client.explain_reservation(name, limit=limit)
+        found = calls.call_backend(
+            target, lambda backend: backend.explain_reservation(name, limit=limit)
         )
     else:
         wanted = request_flags.require_resources(request)
-        found = calls.call_broker(
-            settings, lambda client: client.explain(wanted, limit=limit), request_flags.FIELDS
+        found = calls.call_backend(
+            target, lambda backend: backend.explain(wanted, limit=limit), request_flags.FIELDS
         )
     _show_explanation(found, format)
 
@@ -422,14 +425,6 @@ def _print_row(format: OutputFormat, cell: Callable[[Column[bodies.Reservation]]
 EXPLANATION_HEADERS: Final = ("CLUSTER", "FITS", "SCORE", "PRICE", "REASONS AND SUGGESTIONS")
 
 
-def _plan(request: bodies.ReservationRequest, target: Target) -> bodies.Explanation:
-    if isinstance(target, KubeTarget):
-        raise InvalidInput("--dry-run needs the broker", hint="give --broker-url and --cert-path")
-    return calls.call_broker(
-        target, lambda client: client.reserve_dry_run(request), request_flags.FIELDS
-    )
-
-
 def _check_explain_arguments(name: str, request: bodies.ReservationRequest | None) -> None:
     if name and request is not None:
         raise InvalidInput(
@@ -561,12 +556,12 @@ RESERVATIONS: Final[Printer[bodies.Reservation]] = Printer(
     [
         Column("NAME", lambda one, _: one.id, width=36),
         Column("PHASE", lambda one, _: one.status.phase, width=8),
-        Column("TARGET", lambda one, _: one.target_cluster_id, width=16),
+        Column("REQUESTER", lambda one, _: one.requester_id, width=16),
+        Column("PROVIDER", lambda one, _: one.target_cluster_id, width=16),
         Column("CPU", lambda one, _: str(one.requested_resources.cpu), width=5),
         Column("MEMORY", lambda one, _: str(one.requested_resources.memory), width=7),
         Column("AGE", lambda one, now: tables.format_age(one.created_at, now), width=4),
         Column("LEFT", time_left, is_wide=True, width=5),
-        Column("REQUESTER", lambda one, _: one.requester_id, is_wide=True, width=16),
         Column("GPU", lambda one, _: str(one.requested_resources.gpu), is_wide=True, width=3),
         Column(
             "STORAGE", lambda one, _: str(one.requested_resources.storage), is_wide=True, width=7

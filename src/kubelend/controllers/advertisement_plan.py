@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -16,10 +16,16 @@ from kubelend.controllers import labels
 from kubelend.core import models
 from kubelend.kube import resources
 from kubelend.stores.kubernetes import objects, projection
-from kubelend.wire import bodies, conversion, quantities
+from kubelend.wire import bodies, conversion, quantities, validation
 from kubelend.wire.bodies import Amounts
-from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterAdvertisementStatus
-from kubelend.wire.objects import Condition, merge_conditions
+from kubelend.wire.broker_objects import (
+    CORDON_ANNOTATION,
+    DRAIN_ANNOTATION,
+    UNCORDON_ANNOTATION,
+    ClusterAdvertisement,
+    ClusterAdvertisementStatus,
+)
+from kubelend.wire.objects import Condition, Metadata, merge_conditions
 
 MergePatch = dict[str, object]
 
@@ -178,6 +184,23 @@ def plan_advertisement(
     if record is None or not is_record_object(found):
         return None
     return None if labels.has_record(found.status.record, record) else AdvertisementAction.REPAIR
+
+
+class AdminRequest(NamedTuple):
+    """What an administrator asks for by an annotation."""
+
+    annotation: str
+    reason: str
+
+
+def admin_request(found: Metadata) -> AdminRequest | None:
+    for annotation in (UNCORDON_ANNOTATION, CORDON_ANNOTATION, DRAIN_ANNOTATION):
+        if annotation in found.annotations:
+            text = validation.to_single_line(found.annotations[annotation])[
+                : bodies.MAX_REASON_LENGTH
+            ]
+            return AdminRequest(annotation, text or "by an administrator")
+    return None
 
 
 def is_record_object(found: ClusterAdvertisement) -> bool:

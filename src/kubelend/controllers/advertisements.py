@@ -14,7 +14,11 @@ from typing import Final
 from kubelend.broker import service
 from kubelend.broker.service import Broker
 from kubelend.controllers import advertisement_plan, events, labels
-from kubelend.controllers.advertisement_plan import AdvertisementAction, MergePatch
+from kubelend.controllers.advertisement_plan import (
+    AdminRequest,
+    AdvertisementAction,
+    MergePatch,
+)
 from kubelend.controllers.reconciler import NextDue, Reconciler
 from kubelend.core import models
 from kubelend.core.errors import InvalidInput, Revoked, Unavailable
@@ -26,6 +30,7 @@ from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.kube.client import Client
 from kubelend.kube.events import EventRecorder
 from kubelend.stores.kubernetes import objects, projection
+from kubelend.wire import broker_objects
 from kubelend.wire.broker_objects import ClusterAdvertisement
 from kubelend.wire.events import EventRecord
 
@@ -113,6 +118,10 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         self._missing.pop(found.metadata.name, None)
         if labels.is_being_deleted(found.metadata):
             return
+        request = advertisement_plan.admin_request(found.metadata)
+        if request is not None and self._record_for(found) is not None:
+            await self._administer(found, request)
+            return
         if not advertisement_plan.is_record_object(found):
             self._aliases.setdefault(found.spec.cluster_id, set()).add(found.metadata.name)
         advertisement, error = self._advertisement(found)
@@ -135,6 +144,29 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
             case None:
                 self._drift.clear(found)
                 await self._sync_status(found, error)
+
+    async def _administer(self, found: ClusterAdvertisement, request: AdminRequest) -> None:
+        """Carry out the request and remove it. Repeated after a crash in between, without further effect.
+
+        It is read again, because the commit has changed the object.
+        """
+        cluster = ClusterId(found.spec.cluster_id)
+        match request.annotation:
+            case broker_objects.CORDON_ANNOTATION:
+                await self._broker.cordon(cluster, request.reason)
+                event = EventRecord("Normal", "Cordoned", request.reason, found)
+            case broker_objects.UNCORDON_ANNOTATION:
+                await self._broker.uncordon(cluster)
+                event = EventRecord("Normal", "Uncordoned", "Open to new reservations", found)
+            case _:
+                _, drained = await self._broker.drain(cluster, request.reason)
+                message = f"Reservations moved or released: {len(drained)}; {request.reason}"
+                event = EventRecord("Normal", "Drained", message, found)
+        current = await self._read_current(found.metadata.name)
+        if current is None or advertisement_plan.admin_request(current.metadata) != request:
+            return
+        if await self._patch(current, {"metadata": {"annotations": {request.annotation: None}}}):
+            self._recorder.emit(event)
 
     async def _repair(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
         """Usually the store has not finished; otherwise the object was edited."""

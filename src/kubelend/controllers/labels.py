@@ -65,6 +65,8 @@ async def delete_if_unchanged(
 RESERVATION_RESOURCE: Final = resources.resource_for(broker_objects.Reservation)
 ADVERTISEMENT_RESOURCE: Final = resources.resource_for(broker_objects.ClusterAdvertisement)
 
+REVIEW_RESOURCE: Final = resources.resource_for(broker_objects.PlacementReview)
+
 UNARCHIVED_SELECTOR: Final = f"{objects.ARCHIVED_LABEL}!=true"
 """Selects the reservations that are not archived. Archived ones are not reconciled."""
 

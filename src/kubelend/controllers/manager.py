@@ -7,15 +7,16 @@ broker leads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 from kubelend.broker.service import Broker
 from kubelend.controllers import labels, reconciler
 from kubelend.controllers.advertisements import AdvertisementReconciler
 from kubelend.controllers.events import COMPONENT
 from kubelend.controllers.reconciler import Reconciler
-from kubelend.controllers.reservations import ReservationReconciler
+from kubelend.controllers.reservations import PlacementReviewReconciler, ReservationReconciler
 from kubelend.core.events import Change
 from kubelend.kits import tasks
 from kubelend.kube import informer
@@ -35,9 +36,13 @@ class ControllerManager:
         self._recorder = EventRecorder(client, broker.clock, COMPONENT)
         self._reservations = ReservationReconciler(broker, client, namespace, terms, self._recorder)
         self._advertisements = AdvertisementReconciler(broker, client, namespace, self._recorder)
-        self._watch_health = WatchHealth(
-            (labels.ADVERTISEMENT_RESOURCE.plural, labels.RESERVATION_RESOURCE.plural)
+        reviews = PlacementReviewReconciler(broker, client, namespace, terms, self._recorder)
+        self._reconcilers: tuple[Reconciler[Any], ...] = (
+            self._reservations,
+            self._advertisements,
+            reviews,
         )
+        self._watch_health = WatchHealth([one.resource.plural for one in self._reconcilers])
         broker.listeners.append(self._on_change)
 
     @property
@@ -47,31 +52,30 @@ class ControllerManager:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        reservations, advertisements = self._reservations, self._advertisements
-        await tasks.run_all(
-            {
-                "events": self._recorder.run(),
-                "reservations": reservations.queue.run(),
-                "advertisements": advertisements.queue.run(),
-                "time": self._tick(),
-                "watch advertisements": self._watch(advertisements),
-                "watch reservations": self._watch(reservations, labels.UNARCHIVED_SELECTOR),
-            }
-        )
+        selectors = {self._reservations.resource.plural: labels.UNARCHIVED_SELECTOR}
+        roots: dict[str, Coroutine[Any, Any, None]] = {
+            "events": self._recorder.run(),
+            "time": self._tick(),
+        }
+        for one in self._reconcilers:
+            kind = one.resource.plural
+            roots[kind] = one.queue.run()
+            roots[f"watch {kind}"] = self._watch(one, selectors.get(kind, ""))
+        await tasks.run_all(roots)
 
     def _on_change(self, changes: Sequence[Change] | None) -> None:
         """Changes of reservations are not handled here: the store writes them into the objects."""
         if changes is None:
-            self._reservations.enqueue_all()
-            self._advertisements.enqueue_all()
+            for one in self._reconcilers:
+                one.enqueue_all()
         else:
             self._advertisements.on_change(changes)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(reconciler.TICK_SECONDS)
-            self._reservations.tick()
-            self._advertisements.tick()
+            for one in self._reconcilers:
+                one.tick()
 
     async def _watch(self, controller: Reconciler[CachedKind], selector: str = "") -> None:
         resource = controller.resource

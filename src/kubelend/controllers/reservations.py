@@ -1,4 +1,5 @@
-"""Reconciles the Reservation objects of the broker's namespace: specs, conditions and deletions.
+"""Reconciles the Reservation objects of the broker's namespace: specs, conditions and deletions; and its
+PlacementReviews.
 
 Only the store writes records into objects; this asks it to write again where an object was edited. Rejected
 requests have no record, so they are deleted here.
@@ -7,8 +8,10 @@ requests have no record, so they are deleted here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
+
+import msgspec
 
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import CURRENT_ACTOR
@@ -17,17 +20,25 @@ from kubelend.controllers.reconciler import DRIFT_GRACE, NextDue, Reconciler
 from kubelend.controllers.reservation_plan import ActionKind, ReservationAction
 from kubelend.core import models
 from kubelend.core.audit_log import AuditEntry
-from kubelend.core.errors import KubelendError, Unavailable
+from kubelend.core.errors import InvalidInput, KubelendError, Unavailable
+from kubelend.core.explanations import ExplainOthers, Explanation
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
 from kubelend.kube.client import Client
 from kubelend.kube.events import EventRecorder
 from kubelend.stores.kubernetes import objects, projection
-from kubelend.wire import conversion
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Renewal, Reservation
+from kubelend.wire import cluster_namespaces, conversion, validation
+from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
+    PlacementReview,
+    PlacementReviewStatus,
+    Renewal,
+    Reservation,
+)
 from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.events import EventRecord
+from kubelend.wire.objects import merge_conditions
 
 
 class ReservationReconciler(Reconciler[Reservation]):
@@ -231,6 +242,78 @@ class ReservationReconciler(Reconciler[Reservation]):
         fields = {**status, "observedGeneration": found.metadata.generation}
         return await self._patch(found, {"status": fields}, "status") is not None
 
+
+class PlacementReviewReconciler(Reconciler[PlacementReview]):
+    """Evaluates each review once, and deletes it later. Writes nothing to the ledger."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        client: Client,
+        namespace: str,
+        terms: RequestLimits,
+        recorder: EventRecorder,
+    ) -> None:
+        super().__init__(labels.REVIEW_RESOURCE, broker, client, namespace, recorder)
+        self._terms = terms
+        self._deletion_due = NextDue()
+
+    def tick(self) -> None:
+        now = self._broker.clock()
+        if self._broker.is_leader and self._deletion_due.is_due(now):
+            self._deletion_due.clear()
+            self.cache.enqueue_all()
+
+    def _enqueue(self, name: str) -> None:
+        self.queue.add(name)
+
+    def _expected_names(self, ledger: Ledger) -> Iterable[str]:  # noqa: ARG002
+        return ()
+
+    async def _on_missing(self, name: str) -> None:
+        """Nothing refers to a review."""
+
+    async def _finalize(self, deleted: PlacementReview) -> None:
+        """Nothing is held for a review."""
+
+    async def _sync(self, found: PlacementReview) -> None:
+        created, now = found.metadata.creation_timestamp, self._broker.clock()
+        if self._deletion_due.has_passed(created and created + REVIEW_RETENTION, now):
+            await labels.delete_if_unchanged(self._client, self.resource, found)
+        elif not found.status.conditions:
+            await self._patch(found, {"status": await self._evaluate(found)}, "status")
+
+    async def _evaluate(self, found: PlacementReview) -> dict[str, object]:
+        explanation, refusal, generation = None, None, found.metadata.generation
+        try:
+            explanation = conversion.from_explanation(await self._explain(found))
+        except KubelendError as error:
+            if error.retryable:
+                raise
+            refusal = error
+        accepted = cluster_namespaces.accepted_condition(refusal, generation)
+        conditions = merge_conditions((), [accepted], self._broker.clock())
+        status = PlacementReviewStatus(explanation, tuple(conditions), generation)
+        fields: dict[str, object] = msgspec.to_builtins(status)
+        return fields
+
+    async def _explain(self, found: PlacementReview) -> Explanation:
+        spec, record = found.spec, None
+        if spec.reservation_name:
+            record = await self._broker.reservation(ReservationId(spec.reservation_name))
+            request = record.request
+        elif spec.request is not None:
+            requester = validation.check_plain(spec.requester_id, "requesterID")
+            requester_id = models.ClusterId(requester or found.metadata.namespace)
+            request = conversion.to_request(spec.request, requester_id, "", self._terms)
+        else:
+            raise InvalidInput("the spec has neither a request nor a reservation")
+        # Who may create reviews may also read the advertisements in this namespace.
+        return await self._broker.explain(request, spec.limit, record, ExplainOthers.NAMES)
+
+
+REVIEW_RETENTION: Final = timedelta(minutes=10)
+"""How long a review can be read."""
 
 _DRIFT_ACTIONS: Final = (
     ActionKind.REPAIR,

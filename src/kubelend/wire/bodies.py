@@ -42,7 +42,8 @@ Duration = Annotated[str, _DURATION, Meta(extra_json_schema=json_types.DURATION)
 Wait = Annotated[str, _DURATION, Meta(extra_json_schema=json_types.WAIT)]
 _PLAIN = Meta(extra_json_schema=json_types.PLAIN)
 Name = Annotated[str, Meta(max_length=253), _PLAIN]
-Reason = Annotated[str, Meta(max_length=1024), _PLAIN]
+MAX_REASON_LENGTH = 1024
+Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH), _PLAIN]
 Url = Annotated[str, Meta(max_length=2048), _PLAIN]
 MAX_LABELS = 64
 """Includes the region, which is stored as a label."""
@@ -462,22 +463,36 @@ class Suggestion(Body, frozen=True):
     """Change of the request that would make it fit."""
 
     cluster_id: str
+    """ID of the cluster that would fit."""
     text: str
-    less: dict[str, str] = {}
+    """The change as a sentence."""
+    less: Annotated[dict[str, str], Meta(extra_json_schema=json_types.max_properties(64))] = {}
+    """How much less to request, by resource."""
     max_price_per_hour: str = ""
+    """The price per hour to allow."""
     currency: str = ""
-    drop_labels: dict[str, str] = {}
+    """Currency of the price."""
+    drop_labels: Annotated[
+        dict[str, str], Meta(extra_json_schema=json_types.max_properties(64))
+    ] = {}
+    """Labels not to select by."""
 
 
 class Candidate(Body, frozen=True):
     """Evaluation of one cluster for a request."""
 
     cluster_id: str
+    """ID of the cluster."""
     fits: bool
-    rejections: list[str] = []
+    """Whether the request could be placed there now."""
+    rejections: Annotated[list[str], Meta(extra_json_schema=json_types.max_items(64))] = []
+    """Why not."""
     score: float | None = None
+    """Score of a cluster that fits; the highest is chosen."""
     price_per_hour: str = ""
+    """Price of the request."""
     currency: str = ""
+    """Currency of the price."""
     suggestion: Suggestion | None = None
 
 
@@ -485,12 +500,17 @@ class Explanation(Body, frozen=True):
     """Result of the placement for a request: which clusters fit, and why the others do not."""
 
     summary: str
+    """The result as a sentence."""
     total: int
+    """Number of clusters."""
     fitting: int
-    rejections: dict[str, int]
-    candidates: list[Candidate] = []
+    """Number of clusters that fit."""
+    rejections: Annotated[dict[str, int], Meta(extra_json_schema=json_types.max_properties(64))]
+    """Number of clusters by reason of rejection; a cluster can have several."""
+    candidates: Annotated[list[Candidate], Meta(extra_json_schema=json_types.max_items(100))] = []
+    """The best clusters."""
     suggestion: Suggestion | None = None
-    quota: list[str] = []
+    quota: Annotated[list[str], Meta(extra_json_schema=json_types.max_items(64))] = []
     """Limits of the requester's own quota that the request would exceed, independent of the clusters."""
 
 

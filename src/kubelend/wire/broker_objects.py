@@ -30,6 +30,12 @@ GROUP = "broker.fluidos.eu"
 
 RESERVATION_FINALIZER = "reservation.broker.fluidos.eu/finalizer"
 
+CORDON_ANNOTATION: Final = f"{GROUP}/cordon"
+UNCORDON_ANNOTATION: Final = f"{GROUP}/uncordon"
+DRAIN_ANNOTATION: Final = f"{GROUP}/drain"
+"""Requests of an administrator on a ClusterAdvertisement, with the reason as value. The broker removes them
+when it has carried them out."""
+
 
 class StoredRecord(ObjectStruct, frozen=True):
     """The broker's stored record. Written by the broker alone; do not edit."""
@@ -239,6 +245,42 @@ class Reservation(Object, frozen=True):
     status: ReservationStatus = ReservationStatus()
 
 
+class PlacementReviewSpec(ObjectStruct, frozen=True):
+    """PlacementReviewSpec is a request, or the name of a reservation. It is evaluated once."""
+
+    request: bodies.ReservationRequest | None = None
+    requester_id: bodies.Name = ""
+    """ID of the requester cluster. Defaults to the name of the namespace."""
+    reservation_name: Name = ""
+    """Explain this reservation instead, by the present state of the clusters."""
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    """Maximum number of clusters in the explanation."""
+
+
+class PlacementReviewStatus(ObjectStruct, frozen=True):
+    """PlacementReviewStatus is the result."""
+
+    explanation: bodies.Explanation | None = None
+    conditions: Conditions = ()
+    """Condition Accepted: False if the spec is invalid, with the error code as reason."""
+    observed_generation: int = 0
+    """Generation of the spec that was evaluated."""
+
+
+class PlacementReview(Object, frozen=True):
+    """PlacementReview asks where a request fits, and where not and why. It reserves nothing, and the broker
+    deletes it after some minutes.
+    """
+
+    group: ClassVar[str] = GROUP
+    kind: ClassVar[str] = "PlacementReview"
+    plural: ClassVar[str] = "placementreviews"
+
+    metadata: Metadata
+    spec: PlacementReviewSpec
+    status: PlacementReviewStatus = PlacementReviewStatus()
+
+
 class ClusterSessionSpec(ObjectStruct, frozen=True):
     """ClusterSessionSpec is what the agent of the cluster needs to know."""
 
@@ -306,4 +348,10 @@ class LedgerRecord(Object, frozen=True):
     record: StoredRecord
 
 
-KINDS: tuple[type[Object], ...] = (ClusterAdvertisement, Reservation, ClusterSession, LedgerRecord)
+KINDS: tuple[type[Object], ...] = (
+    ClusterAdvertisement,
+    Reservation,
+    PlacementReview,
+    ClusterSession,
+    LedgerRecord,
+)

@@ -223,6 +223,16 @@ _DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
             _AGE,
         ),
     ),
+    broker_objects.PlacementReview: KindDisplay(
+        "plr",
+        (
+            PrinterColumn("Requester", ".spec.requesterID"),
+            PrinterColumn("Fitting", ".status.explanation.fitting", "integer"),
+            PrinterColumn("Summary", ".status.explanation.summary"),
+            _AGE,
+        ),
+        categories=(),
+    ),
     broker_objects.ClusterSession: KindDisplay(
         "csess",
         (

@@ -151,9 +151,8 @@ RESOURCES = "borrow --cpu 1 --memory 1"
         ("lend: get clusters --timeout soon", "--timeout: "),
         ("lend: get reservations x -A", "one reservation is in one namespace"),
         ("lend: get reservations -w --role provider", "cannot be watched by this command"),
-        (f"lend: {RESOURCES} --dry-run", "give --broker-url and"),
-        ("lend: cordon x", "--cert-path: required"),
-        ("lend: -n x cordon x", "no such option: -n"),
+        ("lend: renew x", "--cert-path: required"),
+        ("lend: -n x renew x", "no such option: -n"),
         ("lend: get bogus", "see `kubectl lend get --help`"),
     ],
 )

@@ -172,7 +172,7 @@ def test_an_unknown_context_and_one_of_kubectl_name_no_broker(file, kubelend):
     assert code == 2
     assert f"no context 'nowhere' in {file}" in err
     assert "--kube-context" in err
-    code, _, err = kubelend("cordon", "x", "--context", "kind", program="kubectl lend")
+    code, _, err = kubelend("renew", "x", "--context", "kind", program="kubectl lend")
     assert (code, "this command calls the broker" in err) == (2, True)
 
 

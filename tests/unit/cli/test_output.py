@@ -59,15 +59,13 @@ PENDING = bodies.Reservation(
 
 def test_reservations_as_a_table():
     assert RESERVATIONS.table([RESERVED, PENDING], NOW) == (
-        "NAME                               PHASE     TARGET           CPU   MEMORY  AGE\n"
-        "rsv-agent-cluster-1-abcdefghijklm  Reserved  agent-cluster-2  500m  256Mi   5m\n"
-        "rsv-agent-cluster-1-nopqrstuvwxyz  Pending   -                50    1Gi     30s"
+        "NAME                               PHASE     REQUESTER        PROVIDER         CPU   MEMORY  AGE\n"
+        "rsv-agent-cluster-1-abcdefghijklm  Reserved  agent-cluster-1  agent-cluster-2  500m  256Mi   5m\n"
+        "rsv-agent-cluster-1-nopqrstuvwxyz  Pending   agent-cluster-1  -                50    1Gi     30s"
     )
     header, row, _ = RESERVATIONS.table([RESERVED, PENDING], NOW, wide=True).splitlines()
-    assert " ".join(header.split()[6:]) == "LEFT REQUESTER GPU STORAGE PRIORITY COST REASON"
-    assert row.split(maxsplit=6)[6] == (
-        "55m   agent-cluster-1  1    -        10        0.0543 EUR/h  Locked"
-    )
+    assert " ".join(header.split()[7:]) == "LEFT GPU STORAGE PRIORITY COST REASON"
+    assert row.split(maxsplit=7)[7] == "55m   1    -        10        0.0543 EUR/h  Locked"
 
 
 def test_a_reservation_as_one_line_and_in_detail():

@@ -331,11 +331,11 @@ async def watch(capsys, format, *answers):
 
 async def test_a_watch_has_the_columns_of_a_table(capsys):
     headers, row = (await watch(capsys, OutputFormat.WIDE, CHANGE)).splitlines()
-    assert headers.split()[-6:] == ["REQUESTER", "GPU", "STORAGE", "PRIORITY", "COST", "REASON"]
-    assert row.split()[-6:] == ["borrower", "-", "-", "0", "-", "-"]
+    assert headers.split()[-5:] == ["GPU", "STORAGE", "PRIORITY", "COST", "REASON"]
+    assert row.split()[-5:] == ["-", "-", "0", "-", "-"]
     assert headers.index("REQUESTER") == row.index("borrower")
     headers, *rows = (await watch(capsys, OutputFormat.TABLE, CHANGE, CHANGE)).splitlines()
-    assert headers.split() == ["NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE"]
+    assert headers.split() == [*("NAME", "PHASE", "REQUESTER", "PROVIDER", "CPU", "MEMORY", "AGE")]
     assert len(rows) == 2
 
 

@@ -32,6 +32,24 @@ def plan(found, processed=None, known=None):
     return advertisement_plan.plan_advertisement(found, advertisement, processed, known)
 
 
+# -- what administrators request
+
+
+@pytest.mark.parametrize(
+    "annotations, expected",
+    [
+        ({}, None),
+        ({"broker.fluidos.eu/cordon": "new\nswitch"}, ("broker.fluidos.eu/cordon", "new switch")),
+        ({"broker.fluidos.eu/drain": ""}, ("broker.fluidos.eu/drain", "by an administrator")),
+        ({"broker.fluidos.eu/drain": "x" * 2000}, ("broker.fluidos.eu/drain", "x" * 1024)),
+        ({"example.org/cordon": "no"}, None),
+    ],
+)
+def test_annotations_are_requests_of_administrators(annotations, expected):
+    found = replace(FOUND.metadata, annotations=annotations)
+    assert advertisement_plan.admin_request(found) == expected
+
+
 # -- the advertisement in the spec
 
 

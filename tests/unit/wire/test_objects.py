@@ -199,12 +199,12 @@ def test_schema_prunes_no_field(sample):
 def test_names_are_distinct():
     names = [document["spec"]["names"] for document in crds.crd_documents().values()]
     short = [one for each in names for one in each["shortNames"]]
-    assert short == ["adv", "rreq", "rins", "pins", "cadv", "rsv", "csess", "ledg"]
+    assert short == ["adv", "rreq", "rins", "pins", "cadv", "rsv", "plr", "csess", "ledg"]
     for each in names:
         assert each["singular"] == each["kind"].lower()
         assert each["listKind"] == each["kind"] + "List"
         has_category = each.get("categories") == ["kubelend"]
-        assert has_category == (each["kind"] != "LedgerRecord")
+        assert has_category == (each["kind"] not in {"LedgerRecord", "PlacementReview"})
 
 
 def test_conditions_are_a_map_by_type_and_phases_those_of_the_core():
