@@ -480,8 +480,9 @@ def test_only_what_can_be_reserved_now_is_available():
 
 
 def test_usage_and_limits_of_requesters_are_exported():
-    runner = make.runner(a="cpu=4,memory=8Gi,gpu=1")
-    runner.allot("q", Quota({"cpu": 3000, "gpu": 1}, reservations=5, budget=2 * 10**9))
+    prices = make.price_list("USD", cpu="1", memory="0", gpu="0")
+    runner = make.runner(a=make.advertisement("a", "cpu=4,memory=8Gi,gpu=1", prices=prices))
+    runner.allot("q", Quota({"cpu": 3000, "gpu": 1}, reservations=5, budget=4 * 10**9))
     runner.reserve("cpu=1500m,memory=1Gi,gpu=1", requester="q")
     runner.release(runner.reserve("cpu=1,memory=1Gi", requester="q"))
     runner.reserve("cpu=4,memory=1Gi", requester='s"', wait=make.HOUR)
@@ -499,8 +500,10 @@ def test_usage_and_limits_of_requesters_are_exported():
         ("q", "reservations"): 5,
     }
     assert found["requester_pending_requests", 's"'] == 1
-    assert found["requester_daily_budget", "q", "USD"] == 2
-    assert found["requester_spent_today", "q", "USD"] == 0
+    assert found["requester_daily_budget", "q", "USD"] == 4
+    assert (
+        found["requester_spent_today", "q", "USD"] == 1.5
+    )  # for the whole hour, from its beginning
 
 
 def test_removed_cluster_is_not_exported():
