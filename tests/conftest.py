@@ -54,7 +54,8 @@ def pytest_configure(config):
 
 
 SLOWEST_FIRST = (
-    *("contract", "kube/test_liqo", "kube/test_agent", "kube/test_install", "kube"),
+    *("contract", "kube/test_liqo.py", "kube/test_liqo_faults", "kube/test_agent"),
+    *("kube/test_install", "kube"),
     *("faults", "e2e", "mtls", "unit"),
 )
 """The order in which workers take modules, or groups of them: none ends with a long one, alone."""

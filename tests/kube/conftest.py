@@ -1,5 +1,7 @@
 """Fixtures of the tests on a real API server."""
 
+import contextlib
+
 import pytest
 
 import liqo_sites
@@ -30,11 +32,22 @@ def tenants(kube):
     tenants.close()
 
 
+_LIQO_LAB = contextlib.ExitStack()
+
+
 @pytest.fixture(scope="session")
 def liqo_lab(kube_assets, liqo_assets, tmp_path_factory):
     """Three clusters, two of them with Liqo, which all tests of a run share."""
-    with liqo_sites.started(tmp_path_factory.mktemp("liqo") / "clusters") as site:
-        yield site
+    directory = tmp_path_factory.mktemp("liqo") / "clusters"
+    with _LIQO_LAB:
+        yield _LIQO_LAB.enter_context(liqo_sites.started(directory))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    """It takes a fifth of a core, and ends with the last test that uses it, not with the run."""
+    if "liqo_lab" not in getattr(nextitem, "fixturenames", ()):
+        _LIQO_LAB.close()
 
 
 @pytest.fixture(scope="module")
