@@ -152,8 +152,10 @@ class Lab:
         return processes.kubelend(*arguments, temporary=self.directory.parent)
 
     def lab(self, command: str, *flags: str) -> tuple[int, str, str]:
-        """Exit code, output and errors."""
-        return processes.finished(self.start(command, *flags), LONGEST)
+        """Exit code, output and errors. Only what starts processes needs one of its own."""
+        if command == "up":
+            return processes.finished(self.start(command, *flags), LONGEST)
+        return self.run("dev", "lab", command, f"--directory={self.directory}", *flags)
 
     def admin(self, *arguments: str) -> str:
         """Runs a command as administrator of the broker."""
@@ -193,8 +195,7 @@ class Lab:
         return any(one["name"] == cluster and one.get("pendingKey") for one in members)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        started = processes.kubelend(*arguments, temporary=self.directory.parent)
-        return processes.finished(started, LONGEST)
+        return processes.run_here(*arguments)
 
     # -- API servers
 

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from kubelend.apps.agent_launcher import SETTINGS_VARIABLE
+from kubelend.cli import main
 from waiting import FACTOR, PATIENCE
+
+
+def run_here(
+    *arguments: str, environment: Mapping[str, str] | None = None, name: str = "kubelend"
+) -> tuple[int, str, str]:
+    """Runs a command in this process: a third of a second less than in its own. As `finished`."""
+    out, err = io.StringIO(), io.StringIO()
+    variables = mock.patch.dict(os.environ, environment or _environment(), clear=True)
+    with variables, redirect_stdout(out), redirect_stderr(err):
+        code = main.run([*arguments], name)
+    return code, out.getvalue(), err.getvalue()
+
+
+def _environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}
 
 
 def kubelend(*arguments: str, temporary: Path) -> subprocess.Popen[str]:
     """Start a command whose temporary files go to this directory."""
-    environment = {
-        **{name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")},
-        "KUBELEND_PATIENCE": str(FACTOR),
-        "TMPDIR": str(temporary),
-    }
+    own = {"KUBELEND_PATIENCE": str(FACTOR), "TMPDIR": str(temporary)}
     return subprocess.Popen(
         [sys.executable, "-m", "kubelend", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=_environment() | own,
         process_group=0,
     )
 
