@@ -37,6 +37,10 @@ def test_reservations_pass_the_audit_and_writes_are_counted(found, kube_assets):
     assert (writes["POST reservations"], writes["PATCH reservations/status"]) == (1.0, 1.0)
     assert 0 < writes["PUT ledgerrecords"] <= 1
     assert found["writes_per_reservation"] == pytest.approx(sum(writes.values()), abs=0.01)
+    assert found["floor_reservations_per_s"] > 0
+    assert found["ratio"] == pytest.approx(
+        found["reservations_per_s"] / found["floor_reservations_per_s"], abs=0.01
+    )
     assert found["kubernetes"] == str(kube_assets.version)
 
 

@@ -14,8 +14,10 @@ window starts when every cluster has advertised once. The second advertisement d
 
 `kube` measures a broker with a Kubernetes store, on a real API server. It serves both interfaces. Writes are
 counted by the API server, from before the first reservation until no more are seen, so those of the
-controllers are included. Then the idle broker is measured, which must not write at all. Finally a broker
-starts with a large store.
+controllers are included. Then the idle broker is measured, which must not write at all. The floor is what the
+same API server can do in the same run without a broker: conditional writes of the last head one after the
+other, and the objects of the broker, with their status, 16 at a time. Finally a broker starts with a large
+store.
 
 `overload` measures the latency of `GET /version` while another cluster sends the most expensive requests that
 are allowed, route by route, as often as the default rate limit admits.
@@ -26,12 +28,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from prometheus_client import parser
@@ -50,6 +54,9 @@ from kubelend.core.models import Cluster, Request
 from kubelend.envtest import assets, servers, waiting
 from kubelend.envtest.processes import BrokerProcess
 from kubelend.envtest.servers import LocalCluster
+from kubelend.kits import tasks
+from kubelend.kube import config
+from kubelend.kube.client import Client
 from kubelend.transports import tls
 from kubelend.wire import broker_objects, objects
 
@@ -341,7 +348,12 @@ def writes_per_reservation(writes: Writes, reservations: int) -> dict[str, float
 _IDLE_AFTER = 3.0
 """Seconds without writes after which the broker counts as idle: longer than the controllers' delays."""
 _IDLE_TIMEOUT = 60.0
+_WRITTEN_POLL = 0.1
+_FLOOR_WRITES = 100
+_FLOOR_OBJECTS = 300
 _CREATED = 201
+
+JsonObject = dict[str, Any]
 
 
 class KubeSize(msgspec.Struct, frozen=True):
@@ -367,7 +379,14 @@ def measure_kube(size: KubeSize) -> Figures:
         run.progress("starting an API server")
         [cluster] = lab.start("bench")
         servers.install_crds(cluster)
-        figures = _measure_load(run, _BrokerNamespace(cluster, "load"), size)
+        home = _BrokerNamespace(cluster, "load")
+        pids = {"api_server": cluster.pid, "etcd": lab.etcd.pid, "load": os.getpid()}
+        figures = _measure_load(run, home, size, pids)
+        run.progress("measuring the API server alone")
+        floor = _BrokerNamespace(cluster, "floor")
+        figures |= measure.run_on_uvloop(_measure_floor(home, floor))
+        bare = figures["floor_reservations_per_s"]
+        figures["ratio"] = round(figures["reservations_per_s"] / bare, 2)
         history = _BrokerNamespace(cluster, "history")
         run.progress(f"writing {size.history:,} reservations")
         known = fixtures.make_clusters(size.advertisements)
@@ -389,6 +408,7 @@ class _BrokerNamespace:
 
     def __init__(self, cluster: LocalCluster, namespace: str) -> None:
         self.cluster = cluster
+        self.namespace = namespace
         self.store = f"kubernetes://{cluster.admin_kubeconfig}?namespace={namespace}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         cluster.call("POST", "/api/v1/namespaces", msgspec.json.encode(body))
@@ -396,6 +416,23 @@ class _BrokerNamespace:
     @property
     def flags(self) -> tuple[str, ...]:
         return f"--store={self.store}", "--broker-interface=http,kubernetes", "--rate-limit=0"
+
+    def path(self, plural: str, name: str = "") -> str:
+        version = f"{broker_objects.GROUP}/{objects.VERSION}"
+        return f"/apis/{version}/namespaces/{self.namespace}/{plural}{name and '/'}{name}"
+
+    def objects(self, plural: str) -> list[JsonObject]:
+        listed: dict[str, Any] = msgspec.json.decode(self.cluster.call("GET", self.path(plural)))
+        return list(listed["items"])
+
+    def wait_written(self, plural: str, count: int) -> float:
+        """Waits until so many objects have a record; returns how long that took."""
+        began = time.perf_counter()
+        while sum("record" in found.get("status", {}) for found in self.objects(plural)) < count:
+            if time.perf_counter() - began > _IDLE_TIMEOUT * waiting.FACTOR:
+                raise Unavailable("the broker has not written its objects")
+            time.sleep(_WRITTEN_POLL)
+        return time.perf_counter() - began
 
     def writes(self) -> Writes:
         return count_writes(self.cluster.call("GET", "/metrics").decode())
@@ -416,15 +453,22 @@ class _BrokerNamespace:
         return now
 
 
-def _measure_load(run: BenchRun, home: _BrokerNamespace, size: KubeSize) -> Figures:
+def _measure_load(
+    run: BenchRun, home: _BrokerNamespace, size: KubeSize, pids: Mapping[str, int]
+) -> Figures:
     certificates = [run.deployment.certificate(f"requester-{n}") for n in range(size.connections)]
     reserved = LoadResult(_CREATED)
     with run.broker(*home.flags) as broker:
-        measure.run_on_uvloop(_advertise_all(run, broker.port, size.clusters))
+        answered = measure.run_on_uvloop(_advertise_all(run, broker.port, size.clusters))
+        written = answered + home.wait_written("clusteradvertisements", size.clusters)
         before = home.wait_idle()
         run.progress(f"{size.reservations:,} reservations")
+        windows = {name: UsageWindow(pid) for name, pid in {**pids, "broker": broker.pid}.items()}
         measure.run_on_uvloop(_reserve(broker.port, certificates, size.reservations, reserved))
+        for window in windows.values():
+            window.sample()
         run.progress("waiting for the last writes")
+        lag = home.wait_written("reservations", len(reserved.responses))
         after = home.wait_idle()
         run.progress(f"measuring the idle broker for {size.idle_seconds:g} s")
         began = time.perf_counter()
@@ -436,6 +480,10 @@ def _measure_load(run: BenchRun, home: _BrokerNamespace, size: KubeSize) -> Figu
         "reservations": count,
         "reservations_per_s": round(reserved.rates[0], 1),
         **measure.latency_figures(reserved.latencies),
+        "written_seconds_later": round(lag, 2),
+        "cpu_percent": {name: one.figures()["cpu_percent"] for name, one in windows.items()},
+        "advertisements_answered_seconds": round(answered, 2),
+        "advertisements_written_seconds": round(written, 2),
         "writes_per_reservation": round(writes.total() / count, 3),
         "writes": writes_per_reservation(writes, count),
         "idle_seconds": round(idle_seconds, 1),
@@ -444,13 +492,18 @@ def _measure_load(run: BenchRun, home: _BrokerNamespace, size: KubeSize) -> Figu
     }
 
 
-async def _advertise_all(run: BenchRun, port: int, count: int) -> None:
+async def _advertise_all(run: BenchRun, port: int, count: int) -> float:
+    """Sends the first advertisements of these clusters; returns the seconds until all were answered."""
     known = fixtures.make_clusters(count, all_open=True)
     identities = FleetCertificates(run, [cluster.id for cluster in known])
     pool = LoadConnections(port, identities.context)
     try:
         messages = [fixtures.advertisement_request(cluster) for cluster in known]
+        for number in range(count):
+            identities.directory(number)
+        began = time.perf_counter()
         await load.send_advertisements(pool, messages, run.progress)
+        return time.perf_counter() - began
     finally:
         pool.close()
 
@@ -467,3 +520,49 @@ async def _reserve(port: int, certificates: Sequence[Path], count: int, result: 
     result.responses += warm_up.responses
     for connection in opened:
         connection.close()
+
+
+async def _measure_floor(home: _BrokerNamespace, floor: _BrokerNamespace) -> Figures:
+    """What the API server takes for the same objects without a broker."""
+    head = msgspec.json.decode(home.cluster.call("GET", home.path("ledgerrecords", "head")))
+    reservations = home.objects("reservations")[:_FLOOR_OBJECTS]
+    offers = home.objects("clusteradvertisements")
+    async with Client.open(config.config_from_kubeconfig(floor.cluster.admin_kubeconfig)) as client:
+        puts = await _seconds_to_replace(client, floor, head)
+        created = await _seconds_to_create(client, floor, "reservations", reservations)
+        offered = await _seconds_to_create(client, floor, "clusteradvertisements", offers)
+    return {
+        "floor_head_bytes": len(head["record"]["data"]),
+        "floor_head_writes_per_s": round(_FLOOR_WRITES / puts, 1),
+        "floor_reservations_per_s": round(len(reservations) / created, 1),
+        "floor_advertisements_seconds": round(offered, 2),
+    }
+
+
+async def _seconds_to_replace(client: Client, floor: _BrokerNamespace, found: JsonObject) -> float:
+    names = {"name": found["metadata"]["name"], "namespace": floor.namespace}
+    sent = await client.raw("POST", floor.path("ledgerrecords"), {**found, "metadata": names})
+    began = time.perf_counter()
+    for number in range(_FLOOR_WRITES):
+        metadata = msgspec.json.decode(sent)["metadata"]
+        record = {**found["record"], "revision": number}
+        body = {**found, "metadata": metadata, "record": record}
+        sent = await client.raw("PUT", floor.path("ledgerrecords", "head"), body)
+    return time.perf_counter() - began
+
+
+async def _seconds_to_create(
+    client: Client, floor: _BrokerNamespace, plural: str, found: Sequence[JsonObject]
+) -> float:
+    """Each as the store does: an object, and then its status."""
+
+    async def create(one: JsonObject) -> None:
+        kept = {name: one["metadata"].get(name) for name in ("name", "labels", "finalizers")}
+        body = {**one, "metadata": kept}
+        made = msgspec.json.decode(await client.raw("POST", floor.path(plural), body))
+        path = f"{floor.path(plural, kept['name'])}/status"
+        await client.raw("PUT", path, {**made, "status": one["status"]})
+
+    began = time.perf_counter()
+    await tasks.gather_limited(create, found)
+    return time.perf_counter() - began

@@ -231,6 +231,9 @@ class ChildProcess(SupervisedProcess):
                 yield msgspec.json.decode(line, type=_LogLine)
 
 
+_LOAD_TIMEOUT = 20.0
+
+
 class BrokerProcess(ChildProcess):
     """A broker."""
 
@@ -247,10 +250,13 @@ class BrokerProcess(ChildProcess):
         return f"https://localhost:{self.port}"
 
     def loaded_reservations(self) -> int:
-        """Returns the number of reservations that it loaded from its store."""
-        return next(
-            line.reservations for line in self._log_lines() if line.event == "Ledger loaded"
-        )
+        """Returns the number of reservations that it loaded; a broker may be ready as a follower before."""
+
+        def loaded() -> list[int]:
+            return [one.reservations for one in self._log_lines() if one.event == "Ledger loaded"]
+
+        waiting.wait_until(loaded, "the broker did not load its store", _LOAD_TIMEOUT)
+        return loaded()[0]
 
 
 class AgentProcess(ChildProcess):
