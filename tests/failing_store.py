@@ -8,7 +8,7 @@ from functools import partial
 import brokers
 import waiting
 from kubelend.core.audit_log import AuditLine, ChainHead
-from kubelend.core.events import Change, WorkingSet
+from kubelend.core.events import Change, StoreLag, WorkingSet
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.stores.memory import MemoryStore
 from waiting import PATIENCE
@@ -28,6 +28,7 @@ class FailingStore:
         """How many of them in the event loop."""
         self.unfit: Exception | None = None
         """Why changes cannot even be prepared."""
+        self.shown = StoreLag()
         self._passable = threading.Event()
         self._passable.set()
 
@@ -70,6 +71,9 @@ class FailingStore:
 
     def check_fencing(self) -> None:
         self._fail_if_broken()
+
+    def lag(self) -> StoreLag:
+        return self.shown
 
     def close(self) -> None:
         """There is nothing to let go of."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
 from kubelend.broker.ports import Store
 from kubelend.core.errors import Unavailable
+from kubelend.core.events import Change
 from kubelend.core.models import ReservationId
 from kubelend.envtest.servers import LocalCluster
 from kubelend.kube import config
@@ -24,6 +25,14 @@ Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 """Stands around each write to the API server."""
 
 
+class WrittenStore(KubernetesStore):
+    """Waits after each commit until the objects show it."""
+
+    def commit(self, changes: Sequence[Change], revision: int) -> None:
+        super().commit(changes, revision)
+        self.flush()
+
+
 class Place:
     """A namespace of its own."""
 
@@ -32,10 +41,10 @@ class Place:
         self.access: KubeConfig = config.config_from_kubeconfig(cluster.admin_kubeconfig)
         self.url = f"kubernetes://{cluster.admin_kubeconfig}?namespace={self.namespace}"
 
-    def open(self, connect: ClientFactory = Client.open) -> KubernetesStore:
-        return KubernetesStore.open(
-            self.access, self.namespace, archive_for=ARCHIVE_FOR, connect=connect
-        )
+    def open(
+        self, connect: ClientFactory = Client.open, kind: type[KubernetesStore] = WrittenStore
+    ) -> KubernetesStore:
+        return kind.open(self.access, self.namespace, archive_for=ARCHIVE_FOR, connect=connect)
 
     def open_readonly(self) -> KubernetesStore:
         return KubernetesStore.open_readonly(self.access, self.namespace)

@@ -240,7 +240,7 @@ def test_commit_is_atomic_if_a_write_is_not_sent(kube):
 
 
 def test_interrupted_commit_of_several_objects_is_atomic(kube, monkeypatch):
-    monkeypatch.setattr(head, "MAX_OBJECT_BYTES", 2000)
+    monkeypatch.setattr(head, "MAX_OBJECT_BYTES", 500)
     changes = [*COMMITS["creates"], *COMMITS["moves"], finished("rsv-2")]
     assert check_gaps(kube, BASE, changes) > 8
 

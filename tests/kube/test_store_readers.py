@@ -104,7 +104,7 @@ def reading(place: Place, happen: Callable[[bool], None]) -> KubernetesStore:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "room", [head.MAX_OBJECT_BYTES, 1000], ids=["in the head", "beside the head"]
+    "room", [head.MAX_OBJECT_BYTES, 400], ids=["in the head", "beside the head"]
 )
 def test_reader_gets_a_consistent_snapshot_while_the_broker_writes(place, monkeypatch, room):
     monkeypatch.setattr(head, "MAX_OBJECT_BYTES", room)
@@ -312,7 +312,7 @@ async def test_archive_and_audit_log_can_be_queried(place, store):
 
 
 async def test_oversized_commit_causes_a_snapshot(place, store, monkeypatch):
-    monkeypatch.setattr(head, "MAX_OBJECT_BYTES", 1000)
+    monkeypatch.setattr(head, "MAX_OBJECT_BYTES", 400)
     many = [make.cluster(f"c-{number}", labels={"x": "y" * 900}) for number in range(3)]
     async with following(place) as next_change:
         await next_change()

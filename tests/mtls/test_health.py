@@ -13,6 +13,7 @@ import waiting
 from callers import offer, request_body
 from certificates import DAY, Certificates
 from clocks import Clock
+from kubelend.core.events import StoreLag
 from raw_connections import CLOSE, GET, connected, end_of
 
 
@@ -31,6 +32,18 @@ async def test_probes_say_ok_with_and_without_tls(broker, path):
     answer = await broker.cluster("a").call("HEAD", path)
     assert (answer.status, answer.content) == (200, b"")
     assert await broker.cluster("a").read("version") == {"version": kubelend.__version__}
+
+
+async def test_readiness_says_how_far_objects_lag(certificates, store):
+    async with brokers.listening(certificates, open_store=lambda: store) as broker:
+        await waiting.until(lambda: broker.service.unready is None)
+        store.shown = StoreLag(committed=3, written=2, changes=12, seconds=0.34)
+        expected = "ok: objects lag 12 changes, 0.3 s"
+        assert await plain(broker.process.ports["probes"], "/readyz") == (200, expected)
+        assert (await broker.cluster("a").get("/readyz")).content.decode() == expected
+        assert broker.metric("kubelend_store_lag_changes") == 12
+        assert broker.metric("kubelend_store_lag_seconds") == 0.34
+        store.shown = StoreLag()
 
 
 async def test_broker_that_cannot_load_is_alive_and_says_why_it_is_not_ready(certificates):

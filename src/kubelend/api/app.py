@@ -187,7 +187,7 @@ async def healthz(_: RequestContext) -> web.StreamResponse:
 
 
 async def readyz(call: RequestContext) -> web.StreamResponse:
-    return server.readiness_response(call.broker.not_serving_reason)
+    return server.readiness_response(call.broker.not_serving_reason, call.broker.readiness_detail)
 
 
 async def grant_keys(call: RequestContext) -> web.StreamResponse:

@@ -252,7 +252,8 @@ def _probe_listeners(
     # They have few clients, and must respond when the REST interface is saturated.
     limits = limits._replace(connections=ConnectionLimits(connections=128))
     if (address := settings.health_probe_bind_address) is not None:
-        yield _Listener("probes", address, server.serve_probes(unready), limits)
+        probes = server.serve_probes(unready, lambda: broker.readiness_detail)
+        yield _Listener("probes", address, probes, limits)
     if (address := settings.metrics_bind_address) is not None:
         scrape = app.serve_metrics(metrics, broker.clock)
         yield _Listener("metrics", address, scrape, limits)

@@ -11,18 +11,23 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kubelend.broker.ports import OpenStore, Store
-from kubelend.core.errors import NotReady, StoreFailed
-from kubelend.core.events import Change, WorkingSet
+from kubelend.core.errors import KubelendError, NotReady, StoreFailed
+from kubelend.core.events import Change, StoreLag, WorkingSet
 
 OnCommit = Callable[[Sequence[Change], float], None]
 """Called for each durable group, with the duration of its commit in seconds."""
 
 OnFailure = Callable[[Exception], None]
 Result = TypeVar("Result")
+
+WRITTEN_POLL_SECONDS: Final = 0.05
+WRITTEN_TIMEOUT_SECONDS: Final = 10.0
+"""How long a broker that stops waits for the objects of its store."""
 
 
 class _CommitGroup:
@@ -96,6 +101,19 @@ class GroupCommit:
             newest.waiters.append(waiter)
             await waiter
 
+    async def wait_written(self) -> None:
+        """Waits until everything submitted so far is also shown where users see it."""
+        await self.wait_durable()
+        target = self.lag.committed
+        while self.lag.written < target:
+            if self._failure is not None:
+                raise self._failure
+            await asyncio.sleep(WRITTEN_POLL_SECONDS)
+
+    @property
+    def lag(self) -> StoreLag:
+        return StoreLag() if self._store is None else self._store.lag()
+
     def fail(self, problem: Exception) -> None:
         """Drops the pending group, and rejects changes until the store is loaded again.
 
@@ -116,6 +134,9 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Steps down and ends the store's thread."""
+        with suppress(TimeoutError, KubelendError):  # the next load shows the rest
+            async with asyncio.timeout(WRITTEN_TIMEOUT_SECONDS):
+                await self.wait_written()
         await self.step_down(NotReady("the broker is stopping"))
         self._thread.shutdown()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 import kubelend
 from kubelend.broker.ports import Leadership
 from kubelend.core.audit_log import AuditEntry
-from kubelend.core.events import Change
+from kubelend.core.events import Change, StoreLag
 from kubelend.core.explanations import Explanation
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason, Rejection
@@ -119,6 +119,10 @@ class BrokerMetrics:
 
     def set_store_up(self, *, up: bool) -> None:
         self._store_up_gauge.set(up)
+
+    def watch_store(self, lag: Callable[[], StoreLag]) -> None:
+        self._gauge(STORE_LAG_CHANGES).set_function(lambda: lag().changes)
+        self._gauge(STORE_LAG_SECONDS).set_function(lambda: lag().seconds)
 
     def watch_leadership(self, leadership: Leadership) -> None:
         self._leader_gauge.set_function(lambda: leadership.is_leader)
@@ -271,6 +275,14 @@ STORE_COMMIT_DURATION: Final = MetricFamily(
 STORE_COMMIT_CHANGES: Final = MetricFamily(
     "kubelend_store_commit_changes", "Number of changes per group commit", buckets=SIZE_BUCKETS
 )
+STORE_LAG_CHANGES: Final = MetricFamily(
+    "kubelend_store_lag_changes",
+    "Number of durable changes that the objects of a Kubernetes store do not show yet",
+)
+STORE_LAG_SECONDS: Final = MetricFamily(
+    "kubelend_store_lag_seconds",
+    "Duration since the oldest of these changes became durable",
+)
 RESERVATIONS_FINISHED: Final = MetricFamily(
     "kubelend_reservations_finished_total",
     "Number of reservations that ended, by final phase and reason",
@@ -383,6 +395,7 @@ _REQUESTER_FAMILIES: Final = (
 ALL_METRICS: Final = (
     *(BUILD_INFO, STORE_UP, LEADER, CERTIFICATE_EXPIRY),
     *(PLACEMENT_DURATION, PLACEMENT_FAILURES, STORE_COMMIT_DURATION, STORE_COMMIT_CHANGES),
+    *(STORE_LAG_CHANGES, STORE_LAG_SECONDS),
     *(RESERVATIONS, RESERVATIONS_FINISHED, PENDING_REQUESTS),
     *(CLUSTERS, CLUSTERS_OVERCOMMITTED, *_CLUSTER_FAMILIES, *_REQUESTER_FAMILIES),
     *(HTTP_REQUESTS, HTTP_REQUEST_DURATION, HTTP_REQUESTS_REJECTED, OPEN_STREAMS),

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from kubelend.core.audit_log import AuditLine, ChainHead
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Change, CommittedChanges, WorkingSet
+from kubelend.core.events import Change, CommittedChanges, StoreLag, WorkingSet
 from kubelend.core.lifecycle import Role
 from kubelend.core.members import Certificate
 from kubelend.core.models import Reservation, ReservationId
@@ -53,6 +53,9 @@ class Store(Protocol):
 
     def check_fencing(self) -> None:
         """Raises `StoreFailed` if another writer has written since this store last read or wrote."""
+
+    def lag(self) -> StoreLag:
+        """How far what users see is behind. Never waits, also while another thread uses the store."""
 
     def close(self) -> None:
         """Releases files and locks without writing."""

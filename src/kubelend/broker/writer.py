@@ -84,6 +84,7 @@ class LedgerWriter:
         """How long a finished reservation stays in memory before it is archived."""
         self._lost_after = lost_after
         self._commits = GroupCommit(open_store, self._on_commit, self._on_store_failed)
+        metrics.watch_store(lambda: self._commits.lag)
         self._replica = replica
         self._ledger = Ledger()
         self._is_loaded = False
@@ -111,6 +112,12 @@ class LedgerWriter:
         if self.unready is None and self._is_leading and not self._holds_lease:
             return "no longer the leader"
         return self.unready
+
+    @property
+    def readiness_detail(self) -> str:
+        """How far the objects of the store lag; empty if they do not."""
+        lag = self._commits.lag
+        return f"objects lag {lag.changes} changes, {lag.seconds:.1f} s" if lag.changes else ""
 
     # -- lifecycle
 
@@ -230,6 +237,10 @@ class LedgerWriter:
     async def wait_durable(self) -> None:
         """Waits until everything decided so far is durable."""
         await self._commits.wait_durable()
+
+    async def wait_written(self) -> None:
+        """Waits until the store's objects show everything decided so far."""
+        await self._commits.wait_written()
 
     async def check_fencing(self) -> None:
         """Raises if another broker has written to the store: then the state in memory may be stale.

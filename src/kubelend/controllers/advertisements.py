@@ -246,13 +246,10 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         if since < WRITE_INTERVAL.total_seconds():
             self.queue.add_after(name, WRITE_INTERVAL - timedelta(seconds=since))
             return
-        await self._broker.wait_durable()
-        current = await self._client.find(self.resource, name, self._namespace)
-        if current is None or current.metadata.uid != found.metadata.uid:
-            return
-        # A spec that has not been processed yet must not be marked as observed.
-        if self._advertisement(current) == self._advertisement(found):
-            await self._write_status(current, error)
+        await self._broker.wait_written()
+        # Conditional on this version: a spec that has not been processed yet must not be marked as observed.
+        if self.cache.find(name) is found:
+            await self._write_status(found, error)
 
     def _patches(self, found: ClusterAdvertisement, error: str) -> tuple[MergePatch, MergePatch]:
         ledger, now = self._broker.current()

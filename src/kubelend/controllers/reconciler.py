@@ -174,7 +174,7 @@ class Reconciler(ABC, Generic[CachedKind]):
 
     async def _read_current(self, name: str) -> CachedKind | None:
         """The object as it is on the server, after all decisions so far were written."""
-        await self._broker.wait_durable()
+        await self._broker.wait_written()
         return await self._client.find(self.resource, name, self._namespace)
 
 

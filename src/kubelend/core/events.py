@@ -273,6 +273,19 @@ class WorkingSet(NamedTuple):
         return sorted(known, key=attrgetter("ticket"))
 
 
+class StoreLag(NamedTuple):
+    """How far what a store shows to others is behind what it has committed."""
+
+    committed: int = 0
+    """Number of the last commit."""
+    written: int = 0
+    """Number of the last commit that is shown completely."""
+    changes: int = 0
+    """Number of changes that are not shown yet."""
+    seconds: float = 0.0
+    """Age of the oldest of them."""
+
+
 class CommittedChanges(NamedTuple):
     """The changes of one commit, for a replica that has applied all earlier ones."""
 

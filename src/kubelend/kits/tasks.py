@@ -86,9 +86,9 @@ Result = TypeVar("Result")
 
 
 async def gather_limited(
-    work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
+    work: Callable[[Item], Awaitable[Result]], items: Sequence[Item], limit: int = MAX_CONCURRENCY
 ) -> list[Result]:
-    """Call `work` for all items, `MAX_CONCURRENCY` at a time; return the results in the order of the items.
+    """Call `work` for all items, `limit` at a time; return the results in the order of the items.
 
     After the first failure no further call is started. Calls in progress are awaited: cancelling one would
     leave a half-open connection.
@@ -105,7 +105,7 @@ async def gather_limited(
             left.clear()
             raise
 
-    workers = [work_off() for _ in range(min(MAX_CONCURRENCY, len(items)))]
+    workers = [work_off() for _ in range(min(limit, len(items)))]
     for outcome in await asyncio.gather(*workers, return_exceptions=True):
         if outcome is not None:
             raise outcome

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kubelend.core import audit_log
 from kubelend.core.audit_log import AuditLine, ChainHead
-from kubelend.core.events import Change, DocumentKind, WorkingSet
+from kubelend.core.events import Change, DocumentKind, StoreLag, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.stores import batch as stores_batch
 from kubelend.stores.batch import Document, WriteBatch
@@ -71,6 +71,10 @@ class MemoryStore:
 
     def check_fencing(self) -> None:
         """No other writer exists."""
+
+    def lag(self) -> StoreLag:
+        """Nothing else shows what is committed."""
+        return StoreLag()
 
     def close(self) -> None:
         """Nothing to release."""

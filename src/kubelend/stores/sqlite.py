@@ -20,7 +20,7 @@ import msgspec
 
 from kubelend.core import audit_log
 from kubelend.core.audit_log import AuditLine, ChainHead
-from kubelend.core.events import Change, DocumentKind, WorkingSet
+from kubelend.core.events import Change, DocumentKind, StoreLag, WorkingSet
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.stores import batch as stores_batch
 from kubelend.stores import sqlite_file
@@ -229,6 +229,10 @@ class SqliteStore:
 
     def check_fencing(self) -> None:
         """No other writer can exist: the file is locked."""
+
+    def lag(self) -> StoreLag:
+        """Nothing else shows what is committed."""
+        return StoreLag()
 
     def close(self) -> None:
         self._file.close()

@@ -381,20 +381,22 @@ def serve_pages(pages: Mapping[str, PageHandler]) -> HttpHandler:
     return answer
 
 
-def serve_probes(unready: Callable[[], str | None]) -> HttpHandler:
+def serve_probes(
+    unready: Callable[[], str | None], detail: Callable[[], str] = lambda: ""
+) -> HttpHandler:
     """Serves `/healthz` and `/readyz`; `unready` returns why the process is not ready, or None."""
 
     async def healthz() -> Response:
         return Response(text="ok")
 
     async def readyz() -> Response:
-        return readiness_response(unready())
+        return readiness_response(unready(), detail())
 
     return serve_pages({"/healthz": healthz, "/readyz": readyz})
 
 
-def readiness_response(unready: str | None) -> Response:
-    """Returns the response of a readiness probe: `ok`, or 503 with the reason."""
+def readiness_response(unready: str | None, detail: str) -> Response:
+    """Returns the response of a readiness probe: `ok` and any detail, or 503 with the reason."""
     if not unready:
-        return Response(text="ok")
+        return Response(text=f"ok: {detail}" if detail else "ok")
     return Response(text=f"not ready: {unready}", status=HTTPStatus.SERVICE_UNAVAILABLE)

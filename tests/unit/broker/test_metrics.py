@@ -14,7 +14,7 @@ from kubelend.broker import metrics as broker_metrics
 from kubelend.broker.metrics import BrokerMetrics
 from kubelend.core import commands
 from kubelend.core.errors import KubelendError
-from kubelend.core.events import WorkingSet
+from kubelend.core.events import StoreLag, WorkingSet
 from kubelend.core.explanations import NoFit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL
@@ -71,6 +71,7 @@ def used_metrics():
     metrics.set_ledger(runner.ledger)
     metrics.observe_request("reserve", "POST", 201, 0.002)
     metrics.count_rejected_request("reserve", "Forbidden")
+    metrics.watch_store(StoreLag)
     metrics.connection_rejected("TooManyConnections")
     metrics.set_certificate_expiry("server", make.T0)
     return metrics

@@ -20,7 +20,7 @@ from kubelend.broker.ports import NO_REPLICA
 from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry
 from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
-from kubelend.core.events import Archived, ClusterDeleted, CommittedChanges
+from kubelend.core.events import Archived, ClusterDeleted, CommittedChanges, StoreLag
 from kubelend.core.models import Cluster, ClusterId, ReservationId
 from kubelend.wire import bodies
 from virtual_time import settled
@@ -95,6 +95,18 @@ async def test_changes_of_one_loop_iteration_are_one_commit(scene):
     await scene.commits.wait_durable()
     assert scene.landed == [["a", "b", "c"]]
     assert scene.store.kept.load().revision == 3
+
+
+async def test_whoever_reads_objects_waits_until_they_show_what_was_submitted(scene):
+    scene.submit("a")
+    scene.store.shown = StoreLag(committed=3, written=2, changes=1)
+    waiter = asyncio.create_task(scene.commits.wait_written())
+    await scene.commits.wait_durable()
+    await settled()
+    assert not waiter.done()
+    scene.store.shown = StoreLag(committed=4, written=3, changes=1)
+    await waiter
+    scene.store.shown = StoreLag(committed=4, written=4)
 
 
 async def test_waiters_are_notified_after_the_commit(scene):

@@ -1,6 +1,7 @@
 """The Kubernetes store without an API server: URL, head, projection of records to objects."""
 
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ from kubelend.stores.kubernetes.head import (
     ChainedLine,
     CommitChanges,
     HeadState,
+    PackedChanges,
+    PendingWrite,
     RecordWrite,
 )
 from kubelend.stores.kubernetes.objects import StoredObject, StoredStatus
@@ -95,7 +98,7 @@ STATE = HeadState(
     revision=2**53 + 1,
     end=AuditPosition.of(ChainHead(2, b"\1" * 32)),
     lines=(chained(1), chained(2)),
-    changes=CommitChanges((write(1), RecordWrite("token", "t"))),
+    changes=(PackedChanges.of(CommitChanges(7, (write(1), RecordWrite("token", "t")))),),
 )
 
 
@@ -103,7 +106,8 @@ def test_state_is_read_as_it_was_written():
     found = head.head_object(STATE, "ns", "5")
     read = head.state_from_object(found)
     assert read == STATE
-    assert read.changes.writes[0].text == STATE.changes.writes[0].text  # byte by byte
+    [commit] = read.pending
+    assert commit.writes[0].text == write(1).text  # byte by byte
     assert read.lines[0].line == chained(1).line
     assert (found.metadata.name, found.metadata.namespace) == ("head", "ns")
     assert (found.metadata.resource_version, found.contents) == ("5", "head")
@@ -120,21 +124,59 @@ def test_edited_head_is_corrupt(edit):
         head.state_from_object(edited)
 
 
-def test_oversized_commit_is_split_into_objects_that_the_head_names():
+def test_small_commit_is_in_the_head_alone():
     assert head.split_oversized(STATE, "ns", "5") == (STATE, [])
-    many = CommitChanges(
-        tuple(write(number, 100_000) for number in range(20)),
-        tuple(chained(number, 300_000) for number in range(1, 6)),
+
+
+def noise(number, size):
+    """What cannot be compressed."""
+    text = b'"%s"' % Random(number).randbytes(size // 2).hex().encode()
+    return RecordWrite("cluster", f"c{number}", msgspec.Raw(text))
+
+
+def test_oversized_commit_is_split_into_objects_that_the_head_names():
+    changes = CommitChanges(8, tuple(noise(number, 200_000) for number in range(20)))
+    earlier, packed = STATE.changes[0], PackedChanges.of(changes)
+    state, parts = head.split_oversized(replace(STATE, changes=(earlier, packed)), "ns", "5")
+    names = tuple(f"pending-5-{number}" for number in range(len(parts)))
+    assert (len(parts) > 1, state.parts) == (True, names)
+    written = head.state_from_object(head.head_object(state, "ns"))
+    assert written.changes == (earlier, PackedChanges("", names))
+    by_name = {part.metadata.name: part for part in parts}
+    assert head.with_parts(written.changes[1], by_name).unpack() == changes
+    for part in parts:
+        assert len(msgspec.json.encode(part)) < 1_000_000
+
+
+def test_size_includes_json_escapes():
+    lines = (ChainedLine(1, msgspec.Raw(b'"' + b'\\"' * 300_000 + b'"'), "d"),)
+    _, parts = head.split_oversized(replace(STATE, lines=lines), "ns", "5")
+    assert parts
+
+
+def pending(*commits):
+    return head.pending_writes(
+        CommitChanges(number, writes) for number, writes in enumerate(commits)
     )
-    # Escaped in an object it is twice as long.
-    large = RecordWrite("cluster", "a", msgspec.Raw(b'"' + b'\\"' * 300_000 + b'"'))
-    for changes, most in ((many, 1_000_000), (CommitChanges((large,)), 1_500_000)):
-        state, parts = head.split_oversized(replace(STATE, changes=changes), "ns", "5")
-        assert parts
-        assert state.elsewhere == tuple(f"pending-5-{number}" for number in range(len(parts)))
-        assert state.changes == CommitChanges()
-        assert head.changes_from_parts(parts) == changes
-        assert max(len(msgspec.json.encode(part)) for part in parts) < most
+
+
+def test_record_that_changed_twice_is_written_once():
+    later = replace(write(1, 20), existed_before=True)
+    assert pending((write(1), write(2)), (later,)) == [
+        PendingWrite(0, write(2)),
+        PendingWrite(1, later),
+    ]
+    gone = RecordWrite("cluster", "c1")
+    assert pending((write(1),), (gone,)) == [PendingWrite(1, gone)]
+    assert pending((gone,), (write(1),)) == [PendingWrite(1, write(1))]
+
+
+def test_archived_record_keeps_the_text_that_is_not_written_yet():
+    archived = RecordWrite("cluster", "c1", finished_at=make.T0)
+    assert pending((write(1),), (archived,)) == [
+        PendingWrite(1, replace(write(1), finished_at=make.T0))
+    ]
+    assert pending((archived,)) == [PendingWrite(0, archived)]
 
 
 def test_lines_stay_in_the_head_up_to_a_size():

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kubelend.core.errors import Conflict, NotFound
+from kubelend.core.errors import Conflict, NotFound, StoreFailed
 from kubelend.kube import codec
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
@@ -76,6 +76,8 @@ class StoredObjectCache:
     def __init__(self, client: Client, namespace: str) -> None:
         self.client = client
         self.namespace = namespace
+        self.is_closed = False
+        """Whether no further write may begin."""
         self._cached: dict[ObjectKey, CachedObject] = {}
 
     async def get(self, key: ObjectKey) -> CachedObject | None:
@@ -117,7 +119,7 @@ class StoredObjectCache:
         return cached
 
     async def create(self, key: ObjectKey, placeholder: AnyStoredObject) -> CachedObject:
-        with _raise_stale():
+        with self._translate_errors():
             made = await self.client.create(resource_for(key[0]), placeholder)
         return self.put(key[0], made)
 
@@ -133,7 +135,7 @@ class StoredObjectCache:
         kind, name = key
         metadata = {**change.get("metadata", {}), "resourceVersion": cached.version}
         whole = {**change, "metadata": metadata}
-        with _raise_stale(deleted=True):
+        with self._translate_errors(deleted=True):
             found = await self.client.patch(
                 resource_for(kind), name, self.namespace, whole, subresource=subresource
             )
@@ -143,9 +145,23 @@ class StoredObjectCache:
         kind, name = key
         path = resource_for(kind).path(self.namespace, name)
         only = {"preconditions": {"resourceVersion": cached.version}}
-        with _raise_stale(deleted=True):
+        with self._translate_errors(deleted=True):
             await self.client.raw("DELETE", path, only)
         self.forget(key)
+
+    @contextmanager
+    def _translate_errors(self, *, deleted: bool = False) -> Iterator[None]:
+        """Raises `StaleWrite` after a conflict, and with `deleted` if the object does not exist."""
+        if self.is_closed:
+            raise StoreFailed("the store is closed")
+        try:
+            yield
+        except Conflict as error:
+            raise StaleWrite from error
+        except NotFound as error:
+            if deleted and codec.is_object_not_found(error):
+                raise StaleWrite from error
+            raise
 
     def forget(self, key: ObjectKey) -> None:
         self._cached.pop(key, None)
@@ -182,19 +198,6 @@ def canonical_spec(spec: Spec) -> bytes:
 
 def cached_spec(cached: CachedObject) -> Spec:
     return _SPEC_DECODER.decode(cached.spec)
-
-
-@contextmanager
-def _raise_stale(*, deleted: bool = False) -> Iterator[None]:
-    """Raises `StaleWrite` after a conflict, and with `deleted` if the object does not exist."""
-    try:
-        yield
-    except Conflict as error:
-        raise StaleWrite from error
-    except NotFound as error:
-        if deleted and codec.is_object_not_found(error):
-            raise StaleWrite from error
-        raise
 
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode

@@ -1,6 +1,6 @@
 """The head of the Kubernetes store: one object, of which every conditional write is a commit.
 
-It has the store's position, the newest lines of the audit log, and the changes of the last commit until they
+It has the store's position, the newest lines of the audit log, and the changes of the last commits until they
 are in the objects. What does not fit into one object is written into others before, which the head names:
 they are ignored unless it does.
 
@@ -11,13 +11,17 @@ one leads to the next. Nothing has to list them.
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import groupby
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -107,14 +111,57 @@ class AuditPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommitChanges(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The changes of the last commit, until they are in the objects."""
+    """The changes of one commit."""
 
+    sequence: int
     writes: tuple[RecordWrite, ...] = ()
     lines: tuple[ChainedLine, ...] = ()
     """To be moved from the head to segments of the audit log."""
 
 
-NO_CHANGES: Final = CommitChanges()
+class PackedChanges(msgspec.Struct, frozen=True, array_like=True):
+    """The changes of one commit, compressed: each later commit writes them again until objects have them."""
+
+    text: str = ""
+    parts: tuple[str, ...] = ()
+    """Names of the objects with the text, if it does not fit into the head."""
+
+    @classmethod
+    def of(cls, changes: CommitChanges) -> PackedChanges:
+        return cls(base64.b64encode(zlib.compress(_encode_contents(changes), 1)).decode())
+
+    def unpack(self) -> CommitChanges:
+        return _CHANGES_DECODER.decode(zlib.decompress(base64.b64decode(self.text)))
+
+    @property
+    def as_written(self) -> PackedChanges:
+        return replace(self, text="") if self.parts else self
+
+
+class PendingWrite(NamedTuple):
+    """The change of a record by its last pending commit."""
+
+    sequence: int
+    write: RecordWrite
+
+
+def pending_writes(commits: Iterable[CommitChanges]) -> list[PendingWrite]:
+    """One for each record, however many of these commits have changed it. Oldest commit first."""
+    last: dict[tuple[str, str], PendingWrite] = {}
+    for commit in commits:
+        for write in commit.writes:
+            key = write.kind, write.id
+            before = last.pop(key, None)
+            merged = write if before is None else _merged(before.write, write)
+            last[key] = PendingWrite(commit.sequence, merged)
+    return [*last.values()]
+
+
+def _merged(before: RecordWrite, after: RecordWrite) -> RecordWrite:
+    """A record that is only archived keeps the text of the write before."""
+    if after.text or not after.is_archived:
+        return after
+    return replace(after, record=before.record, existed_before=before.existed_before)
 
 
 class HeadState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -131,38 +178,55 @@ class HeadState(msgspec.Struct, frozen=True, omit_defaults=True):
     lines: tuple[ChainedLine, ...] = ()
     """The newest lines of the audit log, without a gap up to its end."""
     cut_from: int = 0
-    """Where the audit log began before the last commit."""
+    """Where the audit log began before the oldest pending commit."""
     kept_from: datetime | None = None
     """Retention limit: reservations that finished before are not in the archive any more."""
     swept_until: datetime | None = None
     """Objects of reservations that finished before have been deleted."""
     unfinished: int = 0
     """Number of unfinished reservations; 0 if unknown."""
-    changes: CommitChanges = NO_CHANGES
-    elsewhere: tuple[str, ...] = ()
-    """Names of the objects with the changes, if they do not fit into the head."""
+    changes: tuple[PackedChanges, ...] = ()
+    """Of the last commit, and of all since the oldest one that may not be in the objects: those of a later
+    commit are always there if those of an earlier one are.
+    """
+
+    @property
+    def pending(self) -> list[CommitChanges]:
+        return [packed.unpack() for packed in self.changes]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(name for packed in self.changes for name in packed.parts)
 
 
 def split_oversized(
     state: HeadState, namespace: str, label: str
 ) -> tuple[HeadState, list[LedgerRecord]]:
-    """The contents of the head, and objects for what does not fit, to be written before.
+    """The state with the last commit's changes in parts if it is too large, and these, to be written before.
 
     Each attempt needs a label of its own.
     """
-    if _quoted_size(_encode_contents(state)) <= MAX_OBJECT_BYTES:
+    if _quoted_size(_encode_contents(_as_written(state))) <= MAX_OBJECT_BYTES:
         return state, []
+    *earlier, last = state.changes
+    begins = range(0, len(last.text), MAX_OBJECT_BYTES)
+    texts = [last.text[begin : begin + MAX_OBJECT_BYTES] for begin in begins]
     parts = [
-        _ledger_record(f"pending-{label}-{number}", "pending", namespace, part, state.sequence)
-        for number, part in enumerate(_split_changes(state.changes))
+        _ledger_record(f"pending-{label}-{number}", "pending", namespace, text, state.sequence)
+        for number, text in enumerate(texts)
     ]
-    names = tuple(part.metadata.name for part in parts)
-    return replace(state, changes=NO_CHANGES, elsewhere=names), parts
+    moved = replace(last, parts=tuple(part.metadata.name for part in parts))
+    return replace(state, changes=(*earlier, moved)), parts
+
+
+def _as_written(state: HeadState) -> HeadState:
+    return replace(state, changes=tuple(packed.as_written for packed in state.changes))
 
 
 def head_object(state: HeadState, namespace: str, resource_version: str = "") -> LedgerRecord:
     """The object for this state, replacing the one of this version."""
-    found = _ledger_record(HEAD_NAME, HEAD_NAME, namespace, state, state.sequence)
+    written = _as_written(state)
+    found = _ledger_record(HEAD_NAME, HEAD_NAME, namespace, written, state.sequence)
     return replace(found, metadata=replace(found.metadata, resource_version=resource_version))
 
 
@@ -170,12 +234,12 @@ def state_from_object(found: LedgerRecord) -> HeadState:
     return _decode_contents(_STATE_DECODER, found)
 
 
-def changes_from_parts(parts: Iterable[LedgerRecord]) -> CommitChanges:
-    read = [_decode_contents(_CHANGES_DECODER, part) for part in parts]
-    return CommitChanges(
-        tuple(write for part in read for write in part.writes),
-        tuple(line for part in read for line in part.lines),
-    )
+def with_parts(packed: PackedChanges, parts: Mapping[str, LedgerRecord]) -> PackedChanges:
+    for name in packed.parts:
+        if name not in parts:
+            raise CorruptRecord(f"LedgerRecord {name} is missing")
+    texts = (_decode_contents(_PART_DECODER, parts[name]) for name in packed.parts)
+    return replace(packed, text="".join(texts)) if packed.parts else packed
 
 
 def split_log_tail(
@@ -189,18 +253,8 @@ def split_log_tail(
 _encode_contents = msgspec.json.Encoder().encode
 _STATE_DECODER: Final = msgspec.json.Decoder(HeadState)
 _CHANGES_DECODER: Final = msgspec.json.Decoder(CommitChanges)
+_PART_DECODER: Final = msgspec.json.Decoder(str)
 _LINES_DECODER: Final = msgspec.json.Decoder(list[ChainedLine])
-
-
-def _split_changes(changes: CommitChanges) -> Iterator[CommitChanges]:
-    for writes in _group_by_size(changes.writes, _write_size):
-        yield CommitChanges(tuple(writes))
-    for lines in _group_by_size(changes.lines, _line_size):
-        yield CommitChanges(lines=tuple(lines))
-
-
-def _write_size(write: RecordWrite) -> int:
-    return _quoted_size(_encode_contents(write)) + 1
 
 
 def _line_size(line: ChainedLine) -> int:
@@ -272,10 +326,14 @@ class HeadRecord:
         self._client = client
         self._namespace = namespace
         self._version = ""
+        self._own_versions: deque[str] = deque(maxlen=8)
+        """The last versions that this broker has written, the current one included."""
         self.state = HeadState()
-        """With all changes of the last commit, in whichever object they are."""
+        """With all pending changes, in whichever object they are."""
         self.read_version = ""
         """The version of the namespace at which it was read; empty for a writer."""
+        self._writing = asyncio.Lock()
+        """Held while the head is replaced."""
 
     async def read(self) -> str:
         """Read an existing store. Returns the version of the whole namespace at that moment."""
@@ -315,24 +373,25 @@ class HeadRecord:
         """Commit. `StoreFailed` if another broker has written since the last read or write."""
         packed, parts = split_oversized(state, self._namespace, self._version)
         await tasks.gather_limited(self._create_part, parts)
-        before = self.state.elsewhere
+        before = self.state.parts
         try:
-            await self._replace_head(replace(packed, changes=state.changes))
+            await self._replace_head(packed)
         except Conflict as error:
             raise objects.fenced_error() from error
         except NotFound as error:
             raise objects.head_deleted_error() from error
-        await tasks.gather_limited(self._delete_part, before)
+        await tasks.gather_limited(self._delete_part, sorted({*before} - {*packed.parts}))
 
     async def check_fencing(self) -> None:
-        """`StoreFailed` if another broker has written."""
+        """`StoreFailed` if another broker has written. A commit of this one may be in flight."""
         found = await self._client.find(LEDGER_RECORDS, HEAD_NAME, self._namespace)
-        if found is None or found.metadata.resource_version != self._version:
-            raise objects.fenced_error()
+        async with self._writing:
+            if found is None or found.metadata.resource_version not in self._own_versions:
+                raise objects.fenced_error()
 
     async def collect_garbage(self) -> None:
         """Delete parts of commits that were never written to the head."""
-        names = (await self._list_pending()).keys() - {*self.state.elsewhere}
+        names = (await self._list_pending()).keys() - {*self.state.parts}
         await tasks.gather_limited(self._delete_part, sorted(names))
 
     async def _latest(self) -> tuple[LedgerRecord | None, str]:
@@ -347,14 +406,16 @@ class HeadRecord:
     async def _set_state(self, found: LedgerRecord, at: str) -> None:
         """With all its parts, at a version at which the head existed, and so did they."""
         state = state_from_object(found)
-        if state.elsewhere:
+        if state.parts:
             parts = await self._list_pending(at)
-            for name in state.elsewhere:
-                if name not in parts:
-                    raise CorruptRecord(f"LedgerRecord {name} is missing")
-            changes = changes_from_parts(parts[name] for name in state.elsewhere)
-            state = replace(state, changes=changes)
-        self.state, self._version = state, found.metadata.resource_version
+            whole = tuple(with_parts(packed, parts) for packed in state.changes)
+            state = replace(state, changes=whole)
+        self._set_version(found)
+        self.state = state
+
+    def _set_version(self, found: LedgerRecord) -> None:
+        self._version = found.metadata.resource_version
+        self._own_versions.append(self._version)
 
     async def _list_pending(self, at: str = "") -> dict[str, LedgerRecord]:
         """The parts of commits, by name."""
@@ -363,17 +424,16 @@ class HeadRecord:
         return {found.metadata.name: found for found in listed.objects}
 
     async def _replace_head(self, state: HeadState) -> None:
-        """Parts in other objects stay there."""
-        written = replace(state, changes=NO_CHANGES) if state.elsewhere else state
-        sent = head_object(written, self._namespace, self._version)
-        try:
-            found = await self._client.update(LEDGER_RECORDS, sent)
-        except (Conflict, Unavailable):
-            arrived = await self._was_written(sent)
-            if arrived is None:
-                raise
-            found = arrived
-        self._version = found.metadata.resource_version
+        sent = head_object(state, self._namespace, self._version)
+        async with self._writing:
+            try:
+                found = await self._client.update(LEDGER_RECORDS, sent)
+            except (Conflict, Unavailable):
+                arrived = await self._was_written(sent)
+                if arrived is None:
+                    raise
+                found = arrived
+            self._set_version(found)
         self.state = state
 
     async def _was_written(self, sent: LedgerRecord) -> LedgerRecord | None:
@@ -429,7 +489,7 @@ class AuditSegments:
         `at`: the version at which the state was read, if a broker may write meanwhile.
         """
         first = max(after, state.start.number) + 1
-        tail = [*state.changes.lines, *state.lines]
+        tail = [*(line for commit in state.pending for line in commit.lines), *state.lines]
         last_in_segments = tail[0].number - 1 if tail else state.end.number
         found: list[AuditLine] = []
         async for part in self._segment_lines(first, last_in_segments, at):
@@ -445,14 +505,15 @@ class AuditSegments:
             return None
         return next((line.head for line in await self.read(state, number - 1, 1)), None)
 
-    async def create_segments(self, state: HeadState) -> None:
-        for block, lines in groupby(state.changes.lines, lambda line: _block_of(line.number)):
+    async def create_segments(self, commit: CommitChanges, state: HeadState) -> None:
+        """Move the lines of a commit."""
+        for block, lines in groupby(commit.lines, lambda line: _block_of(line.number)):
             if block >= _block_of(state.start.number + 1):
                 groups = list(_group_by_size(lines, _line_size))
-                await tasks.gather_limited(partial(self._create, state.sequence), groups)
+                await tasks.gather_limited(partial(self._create, commit.sequence), groups)
 
     async def delete_truncated(self, state: HeadState) -> None:
-        """Delete the blocks that the last commit has truncated."""
+        """Delete the blocks that the last commits have truncated."""
         blocks = range(_block_of(state.cut_from + 1), _block_of(state.start.number + 1))
         await tasks.gather_limited(self._delete, list(blocks))
 

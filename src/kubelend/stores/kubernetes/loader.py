@@ -1,4 +1,4 @@
-"""Loads the working set from Kubernetes objects and the last commit, and sweeps the archive.
+"""Loads the working set from Kubernetes objects and the last commits, and sweeps the archive.
 
 Objects without a record are skipped: users made them, and the controllers handle them. A deleted object is
 deleted: who removes a reservation and its finalizer wants it released, and a missing cluster advertises
@@ -32,7 +32,7 @@ from kubelend.stores.kubernetes.cache import (
     StaleWrite,
     StoredObjectCache,
 )
-from kubelend.stores.kubernetes.head import HeadRecord, HeadState, RecordWrite
+from kubelend.stores.kubernetes.head import HeadRecord, HeadState, PendingWrite
 from kubelend.stores.kubernetes.objects import (
     ARCHIVED_LABEL,
     CONTENTS_LABEL,
@@ -58,7 +58,7 @@ class LoadedObjects(NamedTuple):
 
 
 async def load_objects(cache: StoredObjectCache, state: HeadState, at: str = "") -> LoadedObjects:
-    """All but the archive and the audit log, with the changes of the last commit.
+    """All but the archive and the audit log, with the changes of the last commits.
 
     `at`: the version to read at, if a broker may write meanwhile.
     """
@@ -78,7 +78,7 @@ async def load_objects(cache: StoredObjectCache, state: HeadState, at: str = "")
     for one in await list_kind("document", f"{CONTENTS_LABEL} notin (head, pending, audit-log)"):
         if one.contents in projection.RECORD_DECODERS:
             _load_object(found, cache, one.contents, one)
-    apply_pending(found.records, state.changes.writes)
+    apply_pending(found.records, kubernetes_head.pending_writes(state.pending))
     if len(unfinished_reservations(found.records)) < state.unfinished:
         _check_missing_records(found)
     return found
@@ -99,9 +99,9 @@ async def snapshot(head: HeadRecord, cache: StoredObjectCache) -> tuple[WorkingS
     raise kubernetes_head.version_compacted_error()
 
 
-def apply_pending(records: RecordsByKey, writes: Iterable[RecordWrite]) -> None:
-    """Apply the changes of the last commit."""
-    for write in writes:
+def apply_pending(records: RecordsByKey, pending: Iterable[PendingWrite]) -> None:
+    """Apply the changes that may not be in the objects."""
+    for _, write in pending:
         key = kubernetes_cache.object_key(write)
         if not write.text or write.is_archived:
             records.pop(key, None)
@@ -133,7 +133,9 @@ def abandoned_placeholders(
     found: LoadedObjects, state: HeadState
 ) -> list[tuple[ObjectKey, CachedObject]]:
     """Placeholders that no commit will complete: their broker was stopped, or replaced by another leader."""
-    pending = {kubernetes_cache.object_key(write) for write in state.changes.writes}
+    pending = {
+        kubernetes_cache.object_key(write) for commit in state.pending for write in commit.writes
+    }
     return [(key, cached) for key, cached in found.placeholders if key not in pending]
 
 

@@ -1,12 +1,14 @@
 """The Kubernetes store: the broker's custom resources are its state, and one object is the commit point.
 
 Kubernetes has no transaction over several objects. A commit is one conditional write of the head, which
-contains all its changes; the objects are written afterwards, and the next load finishes what was left.
+contains all its changes; the objects are written afterwards, while other commits follow, and the next load
+finishes what was left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -28,7 +30,7 @@ from msgspec.structs import replace
 from kubelend.core import events
 from kubelend.core.audit_log import AuditLine, ChainHead, chain_entries
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Change, CommittedChanges, WorkingSet
+from kubelend.core.events import Change, CommittedChanges, StoreLag, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.kits import tasks
 from kubelend.kube.client import Client
@@ -45,6 +47,7 @@ from kubelend.stores.kubernetes.head import (
     CommitChanges,
     HeadRecord,
     HeadState,
+    PackedChanges,
     RecordWrite,
 )
 from kubelend.stores.kubernetes.objects import HEAD_NAME, LEDGER_RECORDS, RecordKind
@@ -63,17 +66,26 @@ class KubernetesLedger:
         self._archive_for = archive_for
         self._cache = StoredObjectCache(client, namespace)
         self._audit_segments = kubernetes_head.AuditSegments(client, namespace)
-        self._is_applied = False
-        """Whether the objects have all changes of the last commit."""
+        self._pending = writer.PendingCommits(self._apply)
         self._unfinished: set[str] | None = None
         """Names of the objects of unfinished reservations; None before they are known."""
 
+    async def acquire(self) -> None:
+        """Become the only writer."""
+        await self.head.acquire()
+        state = self.head.state
+        for packed, changes in zip(state.changes, state.pending, strict=True):
+            self._pending.add(packed, changes)
+
     async def load(self) -> WorkingSet:
-        """The working set; finishes the last commit."""
+        """The working set; finishes the last commits."""
+        if self._unfinished is not None:
+            await self.flush()
         state = self.head.state
         found = await loader.load_objects(self._cache, state)
         self._unfinished = loader.unfinished_reservations(found.records)
-        await self._finish_last_commit()
+        await self.head.check_fencing()
+        await self.flush()
         placeholders = loader.abandoned_placeholders(found, self.head.state)
         self._log_without_record(found.without_record.intersection(key for key, _ in placeholders))
         await tasks.gather_limited(self._delete_placeholder, placeholders)
@@ -83,35 +95,50 @@ class KubernetesLedger:
             return records
         return records._replace(left=await published.read_left(self._client, self._namespace))
 
+    async def flush(self) -> None:
+        """Wait until the objects have all that is committed."""
+        await self._pending.wait()
+
+    def lag(self) -> StoreLag:
+        return self._pending.lag(self.head.state.sequence)
+
+    async def stop(self) -> None:
+        """Stop writing objects."""
+        self._cache.is_closed = True
+        await self._pending.stop()
+
     async def read_only(self) -> WorkingSet:
         """The working set as a consistent snapshot, without writing anything."""
         records, _ = await loader.snapshot(self.head, self._cache)
         return records
 
     async def commit(self, changes: Sequence[Change], revision: int) -> None:
-        await self._finish_last_commit()
+        is_loaded = self._unfinished is not None
+        await self._pending.wait(writer.MAX_PENDING_WRITES if is_loaded else 0)
         state, batch = self.head.state, stores_batch.fold(changes)
         stores_batch.check_revision(state.revision, revision)
-        finish_times = {one: await self._finish_time(one, batch) for one in batch.archived}
+        known = {**self._pending_reservations(), **batch.reservations} if batch.archived else {}
+        finish_times = {one: await self._finish_time(one, known.get(one)) for one in batch.archived}
         limit = state.kept_from
         if finish_times:
             current = stores_batch.compute_retention_limit(finish_times.values(), self._archive_for)
             limit = max(current, limit or current)
         archiving = Archiving(finish_times, limit)
-        after = state_after(state, batch, revision, archiving, self._cache)
+        after, made = state_after(
+            state, self._pending.packed, batch, revision, archiving, self._cache
+        )
         cut = await self._audit_segments.chain_head_at(after, batch.truncate_to)
         await self._write_head(replace(after, start=AuditPosition.of(cut)) if cut else after, batch)
-        self._is_applied = False
-        # An error from here on is raised, although the commit is durable: the next load finishes it.
-        await self._apply_last_commit()
+        self._pending.add(self.head.state.changes[-1], made)
+        self._pending.start()
 
     async def archived(self, reservation: ReservationId) -> Reservation | None:
-        """The last commit may have changes that are not in the objects yet."""
+        """The last commits may have changes that are not in the objects yet."""
         state = self.head.state
-        for write in state.changes.writes:
-            if (write.kind, write.id) == ("reservation", reservation):
-                return await self._archived_by(write)
-        found = await self._find_reservation(reservation, is_archived=True)
+        if (write := self._pending_writes().get(reservation)) is not None:
+            found = await self._archived_by(write)
+        else:
+            found = await self._find_reservation(reservation, is_archived=True)
         finished_at = found and found.finished_at
         is_retained = finished_at and finished_at >= (state.kept_from or stores_batch.MIN_TIME)
         return found if is_retained else None
@@ -139,29 +166,36 @@ class KubernetesLedger:
         known |= begun
         known -= ended
 
-    async def _finish_last_commit(self) -> None:
-        """Apply the last commit to the objects, if no other broker has written since."""
-        if not self._is_applied:
-            await self.head.check_fencing()
-            await self._apply_last_commit()
-
-    async def _apply_last_commit(self) -> None:
-        state = self.head.state
-        writes, check_fencing = state.changes.writes, self.head.check_fencing
-        await writer.apply_writes(self._cache, writes, state.sequence, check_fencing)
-        await self._audit_segments.create_segments(state)
-        await self._audit_segments.delete_truncated(state)
-        swept_until = await loader.sweep_archive(self._cache, state)
+    async def _apply(self, commits: Sequence[CommitChanges], limit: int) -> None:
+        """Apply commits to the objects, `limit` writes at a time."""
+        pending = kubernetes_head.pending_writes(commits)
+        await writer.apply_writes(self._cache, pending, self.head.check_fencing, limit)
+        for commit in commits:
+            await self._audit_segments.create_segments(commit, self.head.state)
+        await self._audit_segments.delete_truncated(self.head.state)
+        swept_until = await loader.sweep_archive(self._cache, self.head.state)
         # Stored with the next commit. After a restart before that the sweep is repeated.
-        self.head.state = replace(state, swept_until=swept_until)
-        self._is_applied = True
+        self.head.state = replace(self.head.state, swept_until=swept_until)
 
-    async def _finish_time(self, reservation: ReservationId, batch: WriteBatch) -> datetime:
-        known = self._cache.finished_at(reservation)
-        if reservation not in batch.reservations and known is not None:
+    async def _finish_time(self, reservation: ReservationId, last: Reservation | None) -> datetime:
+        if last is None and (known := self._cache.finished_at(reservation)) is not None:
             return known
-        last = batch.reservations.get(reservation) or await self._find_reservation(reservation)
+        last = last or await self._find_reservation(reservation)
         return stores_batch.finish_time(reservation, last)
+
+    def _pending_writes(self) -> dict[str, RecordWrite]:
+        """Of reservations, by ID."""
+        is_reader = self.head.read_version != ""
+        commits = self.head.state.pending if is_reader else self._pending.commits
+        pending = kubernetes_head.pending_writes(commits)
+        return {write.id: write for _, write in pending if write.kind == "reservation"}
+
+    def _pending_reservations(self) -> dict[ReservationId, Reservation]:
+        return {
+            ReservationId(name): projection.decode_record_text(write.kind, write.text)
+            for name, write in self._pending_writes().items()
+            if write.text
+        }
 
     async def _find_reservation(
         self, reservation: ReservationId, *, is_archived: bool = False
@@ -211,7 +245,7 @@ class KubernetesStore:
         self._access = access
         self._namespace = namespace
         self._is_writable = is_writable
-        self._runner: asyncio.Runner | None = asyncio.Runner()
+        self._loop: LoopThread | None = LoopThread()
         self._stack = AsyncExitStack()
         self._ledger: KubernetesLedger | None = None
 
@@ -244,7 +278,7 @@ class KubernetesStore:
         async def acquire() -> None:
             client = await self._stack.enter_async_context(connect(self._access))
             self._ledger = ledger = KubernetesLedger(client, self._namespace, archive_for)
-            await (ledger.head.acquire() if self._is_writable else ledger.head.read())
+            await (ledger.acquire() if self._is_writable else ledger.head.read())
 
         try:
             self._run(acquire())
@@ -275,13 +309,22 @@ class KubernetesStore:
     def check_fencing(self) -> None:
         self._run(self._open_ledger().head.check_fencing())
 
-    def close(self) -> None:
-        runner, self._runner, self._ledger = self._runner, None, None
-        if runner is not None:
-            with runner:
-                runner.run(self._disconnect())
+    def flush(self) -> None:
+        self._run(self._open_ledger().flush())
 
-    async def _disconnect(self) -> None:
+    def lag(self) -> StoreLag:
+        return StoreLag() if self._ledger is None else self._ledger.lag()
+
+    def close(self) -> None:
+        loop, ledger = self._loop, self._ledger
+        self._loop = self._ledger = None
+        if loop is not None:
+            with closing(loop):
+                loop.run(self._disconnect(ledger))
+
+    async def _disconnect(self, ledger: KubernetesLedger | None) -> None:
+        if ledger is not None:
+            await ledger.stop()
         await self._stack.aclose()
         for _ in range(_CLOSE_ITERATIONS):  # the loop releases sockets after they are closed
             await asyncio.sleep(0)
@@ -292,17 +335,27 @@ class KubernetesStore:
         return self._ledger
 
     def _run(self, work: Coroutine[Any, Any, CallResult]) -> CallResult:
-        if self._runner is None:
+        if self._loop is None:
             raise StoreFailed("the store is closed", hint="open it again")
         with objects.translate_api_errors(self._access.server, self._namespace):
-            return self._runner.run(_after_pending_callbacks(work))
+            return self._loop.run(work)
 
 
-async def _after_pending_callbacks(work: Coroutine[Any, Any, CallResult]) -> CallResult:
-    """The loop is idle between calls: let it notice connections that were closed meanwhile."""
-    for _ in range(2):
-        await asyncio.sleep(0)
-    return await work
+class LoopThread:
+    """An event loop in a thread of its own, which writes objects also while nobody calls the store."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="objects", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, CallResult]) -> CallResult:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class Archiving(NamedTuple):
@@ -314,31 +367,35 @@ class Archiving(NamedTuple):
 
 def state_after(
     state: HeadState,
+    pending: tuple[PackedChanges, ...],
     batch: WriteBatch,
     revision: int,
     archiving: Archiving,
     cache: StoredObjectCache,
-) -> HeadState:
-    """The state after this commit, before the audit log is truncated."""
+) -> tuple[HeadState, CommitChanges]:
+    """The state after this commit, before the audit log is truncated, and its changes."""
     chained = [
         kubernetes_head.ChainedLine.of(line)
         for line in chain_entries(batch.audit_records, state.end.head)
     ]
     waiting, moved = kubernetes_head.split_log_tail(state, chained)
     last = chained[-1] if chained else None
-    return replace(
+    changes = CommitChanges(
+        state.sequence + 1, tuple(_record_writes(batch, archiving, cache)), moved
+    )
+    after = replace(
         state,
         sequence=state.sequence + 1,
         revision=revision,
         end=AuditPosition(last.number, last.digest) if last else state.end,
         lines=waiting,
-        cut_from=state.start.number,
+        cut_from=state.cut_from if pending else state.start.number,
         kept_from=archiving.retention_limit,
         swept_until=state.swept_until
         or (archiving.retention_limit and loader.start_of_hour(archiving.retention_limit)),
-        changes=CommitChanges(tuple(_record_writes(batch, archiving, cache)), moved),
-        elsewhere=(),
+        changes=(*pending, PackedChanges.of(changes)),
     )
+    return after, changes
 
 
 def _unfinished_changes(batch: WriteBatch) -> dict[str, bool]:
@@ -442,9 +499,11 @@ class KubernetesReplica:
                 state = kubernetes_head.state_from_object(found)
                 if state.epoch <= epoch and state.sequence <= sequence:
                     continue  # already replicated
-                if (state.epoch, state.sequence) == (epoch, sequence + 1) and not state.elsewhere:
+                last = state.changes[-1] if state.changes else PackedChanges()
+                if (state.epoch, state.sequence) == (epoch, sequence + 1) and last.text:
                     sequence = state.sequence
-                    changes = [one for w in state.changes.writes for one in _replicated_change(w)]
+                    writes = last.unpack().writes
+                    changes = [one for write in writes for one in _replicated_change(write)]
                     yield CommittedChanges(changes, state.revision)
                     continue
             # Also after a change of leader, which does not report what was deleted before it loaded.

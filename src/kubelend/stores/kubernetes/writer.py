@@ -10,15 +10,21 @@ otherwise an object that the successor has deleted meanwhile would come back.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from kubelend.core.errors import InvalidInput, StoreFailed
+from kubelend.core.events import StoreLag
 from kubelend.core.models import Reservation
 from kubelend.kits import tasks
+from kubelend.kits.backoff import Backoff
 from kubelend.kube import resources
 from kubelend.stores.kubernetes import cache as kubernetes_cache
 from kubelend.stores.kubernetes import objects, projection
@@ -29,7 +35,7 @@ from kubelend.stores.kubernetes.cache import (
     StaleWrite,
     StoredObjectCache,
 )
-from kubelend.stores.kubernetes.head import RecordWrite
+from kubelend.stores.kubernetes.head import CommitChanges, PackedChanges, PendingWrite, RecordWrite
 from kubelend.stores.kubernetes.objects import AnyStoredObject, Spec, StoredObject
 from kubelend.stores.kubernetes.projection import Projection
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord, StoredRecord
@@ -37,6 +43,13 @@ from kubelend.wire.objects import Metadata
 
 MAX_WRITE_ATTEMPTS: Final = 50
 """How often a write is tried again that conflicts with writes of others."""
+MAX_PENDING_WRITES: Final = 1_000
+"""With so many a commit waits, so the objects never lag further behind."""
+MAX_ROUND_WRITES: Final = 100
+BUSY_SECONDS: Final = 1.0
+BUSY_WRITERS: Final = 4
+"""Writes at a time if the last commit is so recent: more would delay the commits that callers wait for."""
+RETRY_BACKOFF: Final = Backoff(sys.maxsize, first=timedelta(seconds=1))
 
 FencingCheck = Callable[[], Awaitable[None]]
 """Raises `StoreFailed` if the head is not this store's own any more."""
@@ -46,13 +59,13 @@ Result = TypeVar("Result")
 
 async def apply_writes(
     cache: StoredObjectCache,
-    changes: Iterable[RecordWrite],
-    sequence: int,
+    pending: Iterable[PendingWrite],
     check_fencing: FencingCheck,
+    limit: int = tasks.MAX_CONCURRENCY,
 ) -> None:
-    """Bring the objects into agreement with these changes."""
-    writes = [_object_write(change, sequence) for change in changes]
-    work = ObjectApplier(cache, check_fencing)
+    """Bring the objects into agreement with these changes, `limit` writes at a time."""
+    writes = [_object_write(change, sequence) for sequence, change in pending]
+    work = ObjectApplier(cache, check_fencing, limit)
     # Releases first: the objects must never show more reserved than there is.
     for takes in (False, True):
         await work.apply([write for write in writes if write.takes_capacity is takes])
@@ -86,6 +99,110 @@ async def _retry_conflicts(
         f"{kubernetes_cache.resource_for(key[0])} {key[1]}: too many conflicting writes by others",
         hint="find the other writer with `kubectl get --show-managed-fields`",
     )
+
+
+class PendingCommit(NamedTuple):
+    packed: PackedChanges
+    changes: CommitChanges
+    since: float
+    """By the monotonic clock."""
+
+
+class PendingCommits:
+    """The commits that may not be in the objects yet, and the task that writes them.
+
+    One round after the other writes all that is pending then, each object once. After an error it tries
+    again; until a round succeeds, the error is raised to whoever commits or waits.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[[Sequence[CommitChanges], int], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._apply = apply
+        self._clock = clock
+        self._commits: deque[PendingCommit] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._progress = asyncio.Event()
+        self._stopped = asyncio.Event()
+
+    @property
+    def packed(self) -> tuple[PackedChanges, ...]:
+        return tuple(commit.packed for commit in self._commits)
+
+    @property
+    def commits(self) -> list[CommitChanges]:
+        return [commit.changes for commit in self._commits]
+
+    def lag(self, committed: int) -> StoreLag:
+        """May be called in any thread."""
+        waiting = tuple(self._commits)
+        changes = sum(len(commit.changes.writes) for commit in waiting)
+        seconds = self._clock() - waiting[0].since if waiting else 0.0
+        written = waiting[0].changes.sequence - 1 if waiting else committed
+        return StoreLag(committed, written, changes, seconds)
+
+    def add(self, packed: PackedChanges, changes: CommitChanges) -> None:
+        self._commits.append(PendingCommit(packed, changes, self._clock()))
+
+    def start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="objects")
+
+    async def wait(self, most: int = 0) -> None:
+        """Wait until so many changes are pending at most; raise the error of the last round."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if not self._commits or sum(len(one.changes.writes) for one in self._commits) < most:
+                return
+            self.start()
+            await self._progress.wait()
+
+    async def stop(self) -> None:
+        """End after the writes in progress: cancelling one would leave a half-open connection."""
+        self._stopped.set()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        delays = RETRY_BACKOFF.delays()
+        while self._commits and not self._stopped.is_set():
+            failure = await self._try_round()
+            if failure is None:
+                delays = RETRY_BACKOFF.delays()
+            self._failure = failure
+            progress, self._progress = self._progress, asyncio.Event()
+            progress.set()
+            if failure is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(next(delays)):
+                        await self._stopped.wait()
+
+    async def _try_round(self) -> Exception | None:
+        commits = self._next_round()
+        is_busy = self._clock() - self._commits[-1].since < BUSY_SECONDS
+        limit = BUSY_WRITERS if is_busy else tasks.MAX_CONCURRENCY
+        try:
+            await self._apply([commit.changes for commit in commits], limit)
+        except Exception as error:  # noqa: BLE001 - raised by the next commit
+            return error
+        for _ in commits:
+            self._commits.popleft()
+        return None
+
+    def _next_round(self) -> list[PendingCommit]:
+        """Not all if there are many: only a whole round makes room for commits."""
+        chosen: list[PendingCommit] = []
+        count = 0
+        for commit in self._commits:
+            chosen.append(commit)
+            count += len(commit.changes.writes)
+            if count >= MAX_ROUND_WRITES:
+                break
+        return chosen
 
 
 class ObjectWrite(NamedTuple):
@@ -138,19 +255,20 @@ def _object_write(change: RecordWrite, sequence: int) -> ObjectWrite:
 class ObjectApplier:
     """Carries out writes concurrently."""
 
-    def __init__(self, cache: StoredObjectCache, check: FencingCheck) -> None:
+    def __init__(self, cache: StoredObjectCache, check: FencingCheck, limit: int) -> None:
         self._cache = cache
         self._check_fencing = check
+        self._limit = limit
 
     async def apply(self, writes: list[ObjectWrite]) -> None:
         puts = [write for write in writes if write.record.data]
         others = [write for write in writes if not write.record.data]
-        await tasks.gather_limited(self._delete_or_archive, others)
-        prepared = await tasks.gather_limited(self._prepare, puts)
+        await tasks.gather_limited(self._delete_or_archive, others, self._limit)
+        prepared = await tasks.gather_limited(self._prepare, puts, self._limit)
         if any(_has_no_record(cached) for cached in prepared):
             await self._check_fencing()  # once for all: it is a call
         both = list(zip(puts, prepared, strict=True))
-        await tasks.gather_limited(lambda pair: self._write_or_retry(*pair), both)
+        await tasks.gather_limited(lambda pair: self._write_or_retry(*pair), both, self._limit)
 
     async def _write_or_retry(self, write: ObjectWrite, prepared: CachedObject | None) -> None:
         try:
