@@ -167,17 +167,9 @@ def test_finished_reservation_is_counted_once(metrics):
     assert value(metrics, name, phase="Released", reason="ReleasedByRequester") == 1
     assert value(metrics, name, phase="Released", reason="Expired") == 1
     assert value(metrics, name, phase="Failed", reason="ProviderRefused") == 0
-    assert sum(count for key, count in samples(metrics).items() if key[0] == name) == 2
-
-
-def test_final_states_are_exported_before_the_first_reservation(metrics):
-    shown = {
-        (dict(key[1:])["phase"], dict(key[1:])["reason"])
-        for key in samples(metrics)
-        if key[0] == "kubelend_reservations_finished_total"
-    }
-    assert {phase for phase, _ in shown} == set(FINAL)
-    assert len(shown) == 7
+    shown = {key[1:]: count for key, count in samples(metrics).items() if key[0] == name}
+    assert (len(shown), sum(shown.values())) == (7, 2), "also what has not happened"
+    assert {dict(labels)["phase"] for labels in shown} == set(FINAL)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +185,10 @@ def test_placement_failure_is_counted_by_its_most_frequent_reason(metrics, clust
     answer = runner.ask("cpu=4,memory=1Gi")
     assert isinstance(answer, NoFit)
     metrics.count_placement_failure(answer.explanation)
-    counted = {dict(key[1:])["reason"]: n for key, n in samples(metrics).items() if FAILURES in key}
-    assert {name for name, count in counted.items() if count} == {reason}
-
-
-FAILURES = "kubelend_placement_failures_total"
+    name = "kubelend_placement_failures_total"
+    assert [key[1:] for key, n in samples(metrics).items() if n and key[0] == name] == [
+        (("reason", reason),)
+    ]
 
 
 # -- the API
@@ -222,11 +213,12 @@ def count_everything(metrics):
     metrics.set_certificate_expiry("server", NEW_YEAR)
 
 
-@pytest.mark.parametrize(
-    "name, labels, expected",
-    [
-        ("http_requests_total", {"route": "reserve", "method": "POST", "code": "201"}, 2),
-        ("http_requests_total", {"route": "reserve", "method": "POST", "code": "409"}, 1),
+def test_requests_streams_connections_and_certificates_are_exported(metrics):
+    count_everything(metrics)
+    reserved = {"route": "reserve", "method": "POST"}
+    for name, labels, expected in (
+        ("http_requests_total", {**reserved, "code": "201"}, 2),
+        ("http_requests_total", {**reserved, "code": "409"}, 1),
         ("http_request_duration_seconds_count", {"route": "reserve"}, 3),
         ("http_request_duration_seconds_sum", {"route": "reserve"}, 0.007),
         ("http_requests_rejected_total", {"route": "publish", "code": "Forbidden"}, 2),
@@ -236,13 +228,8 @@ def count_everything(metrics):
         ("connections_rejected_total", {"reason": "OutOfFiles"}, 1),
         ("certificate_expiry_timestamp_seconds", {"name": "server"}, NEW_YEAR.timestamp()),
         ("build_info", {"version": kubelend.__version__}, 1),
-    ],
-)
-def test_requests_streams_connections_and_certificates_are_exported(
-    metrics, name, labels, expected
-):
-    count_everything(metrics)
-    assert value(metrics, f"kubelend_{name}", **labels) == pytest.approx(expected)
+    ):
+        assert value(metrics, f"kubelend_{name}", **labels) == pytest.approx(expected), name
 
 
 def test_every_route_has_its_label(metrics):
@@ -315,11 +302,6 @@ def family_of(sample):
 # -- gauges of the ledger
 
 
-GI = 1024**3
-
-AMOUNTS = ("capacity", "allocatable", "reserved", "available")
-
-
 def snapshot_of(ledger, now):
     ours = broker_metrics.BrokerMetrics()
     ours.set_ledger(ledger)
@@ -342,11 +324,6 @@ def fleet_samples(ledger, now=make.T0):
     return found
 
 
-def amounts(ledger, cluster, resource):
-    found = fleet_samples(ledger)
-    return tuple(found.get((f"cluster_{kind}", cluster, resource)) for kind in AMOUNTS)
-
-
 # -- reservations
 
 
@@ -366,90 +343,45 @@ def test_reservations_are_exported_by_phase_and_reason():
     assert found["pending_requests",] == 1
 
 
-def test_restored_ledger_exports_the_same():
-    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,gpu=1")
-    runner.reserve("cpu=1,memory=1Gi")
-    runner.release(runner.reserve("cpu=1,memory=1Gi"))
-    runner.reserve("cpu=9,memory=1Gi", wait=make.HOUR)
-    restored = fleet_samples(Ledger.restore(runner.kept()))
-    assert restored == {
-        key: n for key, n in fleet_samples(runner.ledger).items() if key in restored
-    }
-    assert {key[:1] for key in restored} == {key[:1] for key in fleet_samples(runner.ledger)}
-
-
 # -- clusters
 
 
-FPGA = "example.com/fpga"
+GI = 1024**3
+FPGA, HUGE = "example.com/fpga", "hugepages-2Mi"
+KINDS = ("capacity", "allocatable", "reserved", "available")
 
 
-@pytest.mark.parametrize(
-    "before, wanted, after, expected",
-    [
-        pytest.param(
-            {"offer": "cpu=10,memory=8Gi,gpu=2", "allocated": "cpu=1050m,memory=1Gi"},
-            "cpu=500m,memory=256Mi,gpu=1",
-            None,
-            {
-                "cpu": (10, 10, 0.5, 8.45),
-                "memory": (8 * GI, 8 * GI, GI / 4, 7 * GI - GI / 4),
-                "gpu": (2, 2, 1, 1),
-                "storage": (None, None, None, None),
-            },
-            id="in cores, bytes and devices",
-        ),
-        pytest.param(
-            {"offer": "gpu=1,storage=5Gi"},
-            "",
-            None,
-            {"cpu": (0,) * 4, "memory": (0,) * 4, "storage": (5 * GI, 5 * GI, 0, 5 * GI)},
-            id="CPU and memory always",
-        ),
-        pytest.param(
-            {"offer": f"cpu=4,memory=8Gi,{FPGA}=3,hugepages-2Mi=1Gi"},
-            f"cpu=1,memory=1Gi,{FPGA}=2",
-            None,
-            {FPGA: (3, 3, 2, 1), "hugepages-2Mi": (GI, GI, 0, GI)},
-            id="extended resources by name",
-        ),
-        pytest.param(
-            {"offer": f"cpu=4,memory=8Gi,{FPGA}=1,gpu=1"},
-            f"cpu=1,memory=1Gi,{FPGA}=1,gpu=1",
-            "cpu=4,memory=8Gi",
-            {FPGA: (0, 0, 1, 0), "gpu": (0, 0, 1, 0)},
-            id="withdrawn and still reserved",
-        ),
-    ],
-)
-def test_amounts_of_a_cluster_are_exported(before, wanted, after, expected):
+def test_amounts_of_a_cluster_are_exported_in_cores_bytes_and_devices():
+    """Those of CPU and memory always, and what was withdrawn while it is reserved."""
     runner = make.CommandRunner()
-    runner.advertise("a", **before)
-    if wanted:
-        runner.reserve(wanted)
-    if after:
-        runner.advertise("a", after)
-    assert {name: amounts(runner.ledger, "a", name) for name in expected} == expected
-
-
-def test_all_amounts_of_a_cluster_have_the_same_labels():
-    runner = make.runner(a="cpu=4,memory=8Gi,example.com/fpga=1", b="cpu=1,gpu=1,storage=1Gi")
+    runner.advertise("a", "cpu=10,memory=8Gi,gpu=2", allocated="cpu=1050m,memory=1Gi")
+    runner.reserve("cpu=500m,memory=256Mi,gpu=1", pinned="a")
+    runner.advertise("b", f"storage=5Gi,{FPGA}=3,{HUGE}=1Gi,gpu=1")
+    runner.reserve(f"{FPGA}=2,gpu=1", pinned="b")
+    runner.advertise("b", f"storage=5Gi,{HUGE}=1Gi")
     found = fleet_samples(runner.ledger)
-    labels = [{key[1:] for key in found if key[0] == f"cluster_{kind}"} for kind in AMOUNTS]
-    assert labels == [labels[0]] * 4
-    assert len(labels[0]) == 7
+    amounts = [{key[1:]: n for key, n in found.items() if key[0] == f"cluster_{k}"} for k in KINDS]
+    assert {key: tuple(each.get(key) for each in amounts) for key in amounts[0]} == {
+        ("a", "cpu"): (10, 10, 0.5, 8.45),
+        ("a", "memory"): (8 * GI, 8 * GI, GI / 4, 7 * GI - GI / 4),
+        ("a", "gpu"): (2, 2, 1, 1),
+        ("b", "cpu"): (0, 0, 0, 0),
+        ("b", "memory"): (0, 0, 0, 0),
+        ("b", "storage"): (5 * GI, 5 * GI, 0, 5 * GI),
+        ("b", "gpu"): (0, 0, 1, 0),
+        ("b", FPGA): (0, 0, 2, 0),
+        ("b", HUGE): (GI, GI, 0, GI),
+    }
+    assert all(each.keys() == amounts[0].keys() for each in amounts)
+    assert found["clusters_overcommitted",] == 1
 
 
-def test_overcommitted_cluster_has_nothing_available_and_is_counted():
-    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
-    runner.reserve("cpu=3,memory=1Gi", pinned="a")
-    runner.advertise("a", make.advertisement("a", "cpu=4,memory=8Gi", allocated="cpu=2"))
-    assert amounts(runner.ledger, "a", "cpu") == (4, 4, 3, 0)
-    assert fleet_samples(runner.ledger)["clusters_overcommitted",] == 1
-
-
-def test_every_cluster_has_one_state():
-    runner = make.runner(**dict.fromkeys("abcd", "cpu=1,memory=1Gi"))
+def test_every_cluster_has_one_state_and_each_state_is_exported():
+    empty = fleet_samples(make.ledger())
+    assert [empty["clusters", state] for state in ("active", "cordoned", "stale")] == [0, 0, 0]
+    assert empty["clusters_overcommitted",] == empty["pending_requests",] == 0
+    runner = make.runner(**dict.fromkeys("abcde", "cpu=1,memory=1Gi"))
+    runner.remove("e")
     runner.cordon("a")
     runner.cordon("b")
     runner.pass_time(make.STALE_AFTER)
@@ -460,12 +392,6 @@ def test_every_cluster_has_one_state():
     assert states == {"active": 1, "cordoned": 1, "stale": 2}
     active = {key[1]: n for key, n in found.items() if key[0] == "cluster_active"}
     assert active == {"a": 0, "b": 1, "c": 1, "d": 0}
-
-
-def test_states_are_exported_before_the_first_cluster():
-    found = fleet_samples(make.ledger())
-    assert [found["clusters", state] for state in ("active", "cordoned", "stale")] == [0, 0, 0]
-    assert found["clusters_overcommitted",] == found["pending_requests",] == 0
 
 
 def test_only_what_can_be_reserved_now_is_available():
@@ -507,19 +433,11 @@ def test_usage_and_limits_of_requesters_are_exported():
     )  # for the whole hour, from its beginning
 
 
-def test_removed_cluster_is_not_exported():
-    runner = make.runner(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
-    runner.remove("a")
-    assert {key[1] for key in fleet_samples(runner.ledger) if key[0].startswith("cluster_")} == {
-        "b"
-    }
-
-
-@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "line\nbreak", "ümläut", 'all\\"\n'])
-def test_cluster_names_are_escaped(name):
-    ledger = Ledger.restore(WorkingSet([make.cluster(name), make.cluster("plain")], [], 1))
-    assert amounts(ledger, name, "cpu") == (4, 4, 0, 4)
-    assert amounts(ledger, "plain", "cpu") == (4, 4, 0, 4)
+def test_cluster_names_are_escaped():
+    names = ["plain", 'quo"te', "back\\slash", "line\nbreak", "ümläut", 'all\\"\n']
+    ledger = Ledger.restore(WorkingSet([make.cluster(name) for name in names], [], 1))
+    found = fleet_samples(ledger)
+    assert [found["cluster_available", name, "cpu"] for name in names] == [4] * len(names)
 
 
 # -- the snapshot

@@ -32,8 +32,6 @@ from waiting import until
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
 RULES = BrokerRules(stale_after=make.STALE_AFTER, retention=make.HOUR, waiting=WaitLimits(2))
-
-
 pytestmark = pytest.mark.broker("service", rules=RULES, fails=True, offers={"a": ("4", "8Gi")})
 
 
@@ -47,16 +45,11 @@ async def running(broker):
         await asyncio.wait([task])
 
 
-async def test_requests_are_rejected_before_the_load(store, clock):
-    fresh = Broker(lambda: store, clock, RULES, BrokerMetrics())
-    with pytest.raises(NotReady, match="starting: loading state from the store"):
-        await fresh.holds(A)
-    await fresh.close()
-
-
 async def test_run_loads_as_soon_as_the_store_can_be_opened(store, clock):
     store.broken = StoreFailed("not yet")
     fresh = Broker(lambda: store, clock, RULES, BrokerMetrics())
+    with pytest.raises(NotReady, match="starting: loading state from the store"):
+        await fresh.holds(A)
     async with running(fresh):
         await until(lambda: fresh.unready == "without its store: not yet")
         store.broken = None
@@ -93,14 +86,6 @@ async def test_run_reloads_after_a_failure_while_expiring(broker, store, clock):
         await until(lambda: phases(store) == {held.id: "Released"})
 
 
-async def test_stopping_broker_rejects_requests(store, clock):
-    made = Broker(lambda: store, clock, RULES, BrokerMetrics())
-    await made.load()
-    await made.close()
-    with pytest.raises(NotReady, match="stopping"):
-        await made.holds(A)
-
-
 async def test_stopping_broker_finishes_pending_requests(store, clock):
     made = Broker(lambda: store, clock, RULES, BrokerMetrics())
     await made.load()
@@ -114,6 +99,8 @@ async def test_stopping_broker_finishes_pending_requests(store, clock):
     await closing
     assert view.cluster.id == "a"
     assert [found.id for found in store.kept.load().clusters] == ["a"]
+    with pytest.raises(NotReady, match="stopping"):
+        await made.holds(A)
 
 
 async def test_decision_includes_changes_that_are_not_durable_yet(broker, store):
@@ -277,10 +264,7 @@ async def test_record_is_rewritten_unchanged(broker, store):
 
 
 FAILOVER_RULES = BrokerRules(stale_after=make.MINUTE, lost_after=make.MINUTE)
-
-
 STEP = 5 * make.SECOND
-
 
 with_failover = pytest.mark.broker(
     "service", rules=FAILOVER_RULES, fails=True, offers={"a": ("8", "8Gi"), "b": ("4", "4Gi")}
