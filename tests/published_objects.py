@@ -29,7 +29,6 @@ Json = dict[str, Any]
 
 RESERVATIONS = resources.resource_for(broker_objects.Reservation)
 ADVERTISEMENTS = resources.resource_for(broker_objects.ClusterAdvertisement)
-NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
 
 AMOUNTS = ("cpu", "memory", "gpu", "storage")
@@ -52,11 +51,18 @@ class PublishedObjects:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.now = datetime.now(UTC).replace(microsecond=0)
 
     def advertise(
-        self, cluster: str, cpu: str = "10", at: datetime = NOW, name: str = "", counted: str = "0"
+        self,
+        cluster: str,
+        cpu: str = "10",
+        ago: timedelta = timedelta(),
+        name: str = "",
+        counted: str = "0",
     ) -> str:
         """Offers `cpu` and 64Gi, of which pods use 1 CPU and 1Gi; `counted` is the Go broker's counter."""
+        at = self.now - ago
         whole, used = {"cpu": cpu, "memory": "64Gi"}, {"cpu": "1", "memory": "1Gi"}
         amounts = {"capacity": whole, "allocatable": whole, "allocated": used, "available": whole}
         counter = {"reserved": {"cpu": counted, "memory": "0"}}
@@ -72,12 +78,13 @@ class PublishedObjects:
         phase: str = "Reserved",
         *,
         cpu: str = "3",
-        since: datetime = NOW,
+        ago: timedelta = timedelta(),
         duration: str = "1h",
         requester: str = "rome",
         **status: Any,
     ) -> str:
         """As it is after the writes of a reservation: spec, finalizer and status."""
+        since = self.now - ago
         spec: Json = {"requestedResources": {"cpu": cpu, "memory": "1Gi"}, "priority": 10}
         spec |= {"targetClusterID": target} if target else {}
         spec |= {"requesterID": requester} if requester else {}
@@ -125,9 +132,9 @@ def text(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def crds() -> str:
+def crds() -> list[Json]:
     """The two definitions that the Go broker's `make install` applies."""
-    return yaml.safe_dump_all(_crd(plural) for plural in FIELDS)
+    return [_crd(plural) for plural in FIELDS]
 
 
 def _crd(plural: str) -> Json:
