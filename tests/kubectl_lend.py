@@ -7,16 +7,19 @@ assert alice.run("kubectl", "lend", "version").code == 0 the real kubectl and ou
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import yaml
 
-import processes
+from kubelend.cli import main
 from kubelend.envtest import credentials
 from kubelend.envtest.assets import Assets
 from waiting import PATIENCE
@@ -36,8 +39,11 @@ class User(NamedTuple):
     environment: dict[str, str]
 
     def lend(self, *arguments: str, **variables: str) -> Result:
-        environment = self.environment | variables
-        return Result(*processes.run_here(*arguments, environment=environment, name="kubectl lend"))
+        environment = mock.patch.dict(os.environ, self.environment | variables, clear=True)
+        out, err = io.StringIO(), io.StringIO()
+        with environment, redirect_stdout(out), redirect_stderr(err):
+            code = main.run(list(arguments), "kubectl lend")
+        return Result(code, out.getvalue(), err.getvalue())
 
     def run(self, *command: str, **variables: str) -> Result:
         done = subprocess.run(

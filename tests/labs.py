@@ -152,10 +152,8 @@ class Lab:
         return processes.kubelend(*arguments, temporary=self.directory.parent)
 
     def lab(self, command: str, *flags: str) -> tuple[int, str, str]:
-        """Exit code, output and errors. Only what starts processes needs one of its own."""
-        if command == "up":
-            return processes.finished(self.start(command, *flags), LONGEST)
-        return self.run("dev", "lab", command, f"--directory={self.directory}", *flags)
+        """Exit code, output and errors."""
+        return processes.finished(self.start(command, *flags), LONGEST)
 
     def admin(self, *arguments: str) -> str:
         """Runs a command as administrator of the broker."""
@@ -195,7 +193,8 @@ class Lab:
         return any(one["name"] == cluster and one.get("pendingKey") for one in members)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        return processes.run_here(*arguments)
+        started = processes.kubelend(*arguments, temporary=self.directory.parent)
+        return processes.finished(started, LONGEST)
 
     # -- API servers
 

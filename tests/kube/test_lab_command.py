@@ -1,12 +1,15 @@
 """`kubelend dev lab` as a person runs it: clusters in the background, tried, looked at and ended."""
 
+import io
 import os
 import re
 import signal
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
 import processes
+from kubelend.cli import main
 from kubelend.lab import hosts, walkthrough
 from labs import AGENT, LONGEST, PROVIDER, REQUESTER, Lab
 from waiting import wait_until
@@ -176,9 +179,17 @@ def test_up_that_is_interrupted_leaves_nothing_running(kube_assets, fresh, numbe
     assert site.is_gone()
 
 
+def run_here(command, directory, *flags):
+    """In this process: nothing is started."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main.run(["dev", "lab", command, f"--directory={directory}", *flags])
+    return code, out.getvalue(), err.getvalue()
+
+
 @pytest.mark.parametrize("command", ["status", "test", "down"])
 def test_without_clusters_each_command_says_so(tmp_path, command):
-    code, out, err = Lab(tmp_path / "none").lab(command)
+    code, out, err = run_here(command, tmp_path / "none")
     if command == "down":
         assert (code, out, err) == (0, "Nothing was running.\n", "")
     else:
@@ -202,8 +213,7 @@ def test_without_clusters_each_command_says_so(tmp_path, command):
 def test_what_is_missing_is_one_line(tmp_path, monkeypatch, flags, message):
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    up = ("dev", "lab", "up", f"--directory={tmp_path / 'clusters'}", "--no-liqo", *flags)
-    code, out, err = processes.run_here(*up)
+    code, out, err = run_here("up", tmp_path / "clusters", "--no-liqo", *flags)
     assert (code, out, err) == (2, "", f"error: {message}\n")
     assert not (tmp_path / "clusters").exists()
 
