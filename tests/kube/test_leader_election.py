@@ -251,6 +251,7 @@ async def test_broker_that_has_not_noticed_its_successor_deletes_nothing(kube, n
                 with contextlib.closing(KubernetesStore.open(found, namespace)) as newer:
                     newer.load()
                     newer.commit([make.cluster("lender"), held], 1)
+                    newer.flush()
 
             await asyncio.to_thread(take_over)
 
