@@ -9,6 +9,7 @@ Its CRDs are ours without the fields and rules that we have added; a server drop
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -119,6 +120,12 @@ class PublishedObjects:
 
     def find(self, kind: Resource[Any], name: str) -> Any:
         return self.run(lambda client: client.find(kind, name, self.place.namespace))
+
+    def list(self, kind: Resource[Any]) -> list[Json]:
+        """All of them, with every field."""
+        path = kind.path(self.place.namespace)
+        content = self.run(lambda client: client.raw("GET", path))
+        return list(json.loads(content)["items"])
 
     def edit(self, kind: Resource[Any], name: str, change: Json, subresource: str = "") -> None:
         namespace = self.place.namespace

@@ -3,19 +3,26 @@
 import asyncio
 import contextlib
 from contextlib import closing
+from datetime import timedelta
 
+import msgspec
 import pytest
 
 import brokers
 from clocks import RunningClock
 from kube_stores import Interruption, connecting
+from kubelend.cli import main as cli
 from kubelend.core.audit_log import decode_line
 from kubelend.core.durations import MAX_DURATION
 from kubelend.core.errors import StoreFailed
+from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ClusterId
+from kubelend.kits import clock
 from kubelend.stores import factory
+from kubelend.stores.kubernetes.objects import LEDGER_RECORDS
 from kubelend.stores.kubernetes.store import KubernetesStore
-from published_objects import HOUR, RESERVATIONS, PublishedObjects
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER
+from published_objects import ADVERTISEMENTS, HOUR, RESERVATIONS, PublishedObjects
 from waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -244,3 +251,88 @@ def test_of_two_brokers_one_takes_over(published, place):
             assert not any(second.load().left)
         with pytest.raises(StoreFailed, match="another broker"):
             first.commit(list(old.reservations), 1)
+
+
+# -- the way back
+
+GO_STATUS = {
+    RESERVATIONS: {"phase", "message", "reservedAt", "expiresAt", "lastUpdateTime", "conditions"},
+    ADVERTISEMENTS: {"phase", "message", "lastUpdateTime", "active", "score", "conditions"},
+}
+
+
+@pytest.fixture
+def migrate_back(place):
+    return lambda: cli.run(["migrate-back", "--yes", "--store", place.url])
+
+
+async def serve(published, broker):
+    """What our broker has taken over, what it has added, and what has ended; then it is stopped."""
+    published.advertise("paris")
+    published.reserve("rsv-rome-1", cpu="3")
+    published.reserve("for-ever", cpu="1", duration="")
+    async with broker("http,kubernetes") as running:
+        await running.cluster("berlin").advertise(cpu="4", memory="8Gi")
+        milan = running.cluster("milan")
+        active, over = [(await milan.post("reservations", request(n))).json["id"] for n in "21"]
+        await running.service.activate(active)
+        await running.service.release(over, Reason.BY_REQUESTER)
+        return live(running), over
+
+
+def live(running):
+    return {
+        one.id: (one.phase, one.target, one.requester, one.request.resources, one.expires_at)
+        for one in ledger(running).reservations.values()
+        if one.is_live
+    }
+
+
+async def test_way_back_leaves_objects_as_the_go_broker_writes_them(
+    published, broker, place, migrate_back
+):
+    """It counts on from them, and a second take-over finds the same reservations."""
+    before, over = await serve(published, broker)
+    assert len(before) == 3
+    assert await asyncio.to_thread(migrate_back) == 0
+    assert await asyncio.to_thread(migrate_back) == 0  # as after an interruption
+    sums = {}
+    for kind, names in GO_STATUS.items():
+        for found in published.list(kind):
+            assert not {one for one in found["metadata"].get("labels", {}) if "fluidos" in one}
+            assert found["status"].keys() <= names | {"targetClusterID"}
+            if kind is RESERVATIONS:
+                is_held = RESERVATION_FINALIZER in found["metadata"].get("finalizers", ())
+                assert is_held == (found["metadata"]["name"] != over)
+            else:
+                amounts = found["spec"]["resources"]
+                sums[found["spec"]["clusterID"]] = amounts["reserved"]["cpu"]
+    assert sums == {"paris": "4", "berlin": "2"}
+    assert "expiresAt" not in msgspec.to_builtins(published.find(RESERVATIONS, "for-ever").status)
+    assert published.list(LEDGER_RECORDS) == []
+    async with broker() as running:
+        assert live(running) == before
+
+
+async def test_way_back_waits_for_the_broker_to_stop(published, serving, place):
+    published.reserve("rsv-rome-1")
+    soon = timedelta(seconds=1)
+    async with serving("http") as running:
+        await until(lambda: running.service.unready is None)
+        with pytest.raises(StoreFailed, match="still leads; stop all brokers first"):
+            await asyncio.to_thread(
+                KubernetesStore.leave, place.access, place.namespace, clock.utc_now, soon
+            )
+        await running.service.release("rsv-rome-1", Reason.BY_REQUESTER)
+
+
+def test_neither_broker_starts_on_a_way_back_that_was_interrupted(published, place, migrate_back):
+    published.reserve("rsv-rome-1")
+    with closing(place.open()) as store:
+        commit_left(store)
+    place.delete(LEDGER_RECORDS, "head")
+    with pytest.raises(StoreFailed, match="head is missing"):
+        place.open()
+    assert migrate_back() == 0
+    with closing(place.open()) as store:
+        assert [one.id for one in store.load().left.reservations] == ["rsv-rome-1"]

@@ -287,6 +287,7 @@ _SERVERS: Final[dict[str, Command]] = {
     ),
     "backup": backup.create_backup,
     "restore": backup.restore_backup,
+    "migrate-back": backup.migrate_back,
 }
 _OTHERS: Final[dict[str, Command]] = {
     "config": Group(

@@ -1,4 +1,4 @@
-"""`kubelend backup` and `kubelend restore`: the store of a broker and its keys, in one file."""
+"""`kubelend backup`, `kubelend restore` and `kubelend migrate-back`: the store of a broker as a whole."""
 
 from __future__ import annotations
 
@@ -83,6 +83,23 @@ def restore_backup(
     print(f"{path}: restored")
     for each in moved:
         output.note(tables.sanitize_line(f"kept {each}"))
+
+
+def migrate_back(
+    store: Annotated[str, flag("Kubernetes store of the broker.", envvar="KUBELEND_STORE")],
+    yes: options.Yes = False,
+) -> None:
+    """Leave the objects of a Kubernetes store to the published Go broker, once all brokers are stopped.
+
+    Reservations stay as they are. Audit log, members, tokens, quotas and policies are deleted. If it is
+    interrupted, run it again.
+    """
+    from kubelend.stores import factory
+
+    if not yes:
+        output.confirm(lambda: "The audit log and all members will be deleted.", "Migrate back?")
+    live = factory.leave_to_go_broker(store, output.now)
+    print(f"left to the Go broker, live reservations: {live}")
 
 
 def _summary(file: Path, found: Manifest) -> str:

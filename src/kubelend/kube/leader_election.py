@@ -10,8 +10,9 @@ suspended in the middle of a write, the store's fencing rejects it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, NamedTuple
 
@@ -204,3 +205,25 @@ class LeaderElection:
             metadata = Metadata(self._identity.name, self._identity.namespace)
             return await self._client.create(LEASES, Lease(metadata, spec))
         return await self._client.update(LEASES, replace(self._observed, spec=spec))
+
+
+@asynccontextmanager
+async def hold_lease(
+    client: Client, identity: LeaseIdentity, clock: Callable[[], datetime], timeout: timedelta
+) -> AsyncIterator[None]:
+    """Be the only leader meanwhile; `Conflict` if a replica leads and renews its lease."""
+    election = LeaderElection(client, identity, LeaseTimings(), clock, time.monotonic)
+    renewal = asyncio.create_task(election.run())
+    try:
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                await election.wait_for_leadership()
+        except TimeoutError:
+            raise Conflict(
+                f"{election.leader} still leads", hint="stop all brokers first"
+            ) from None
+        yield
+    finally:
+        renewal.cancel()
+        await asyncio.gather(renewal, return_exceptions=True)
+        await election.release()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
@@ -79,6 +79,18 @@ def open_readonly(url: str) -> AnyStore:
     location = parse_kubernetes_url(rest)
     access = location.access()
     return KubernetesStore.open_readonly(access, location.namespace_for(access))
+
+
+def leave_to_go_broker(url: str, now: Callable[[], datetime]) -> int:
+    """Leave the objects of a Kubernetes store to the published Go broker; returns how many are live."""
+    kind, rest = _split_url(url)
+    if kind != "kubernetes":
+        raise InvalidSettings(f"{url} is no Kubernetes store", hint=f"use {KUBERNETES_URL_FORMAT}")
+    from kubelend.stores.kubernetes.store import KubernetesStore
+
+    location = parse_kubernetes_url(rest)
+    access = location.access()
+    return KubernetesStore.leave(access, location.namespace_for(access), now)
 
 
 def store_mode_problems(url: str) -> list[str]:

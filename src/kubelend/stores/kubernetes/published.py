@@ -4,26 +4,34 @@ They are as ours but without a stored record: a Reservation that the Go broker h
 phase, one that a user has applied since has none. They are read only while nothing was ever committed, so
 exactly once, and the first commit takes them over. What is not certain stops the start before that: nothing
 was written then, and the Go broker can go on.
+
+`leave` is the way back: the objects become the Go broker's again, which ignores the fields of our CRDs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
+
 from kubelend.core.durations import MAX_DURATION
-from kubelend.core.errors import InvalidInput, StoreFailed
+from kubelend.core.errors import InvalidInput, NotFound, StoreFailed
 from kubelend.core.events import LeftByAnother
 from kubelend.core.lifecycle import LIVE, Phase, Reason
 from kubelend.core.models import Advertisement, ClusterId, Reservation, ReservationId
+from kubelend.core.resources import NOTHING, Resources
 from kubelend.kits import tasks
 from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.stores.kubernetes import objects, projection
-from kubelend.wire import broker_objects
-from kubelend.wire.broker_objects import ClusterAdvertisement, StoredRecord
+from kubelend.stores.kubernetes.objects import LEDGER_RECORDS
+from kubelend.wire import broker_objects, conversion
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, StoredRecord
 from kubelend.wire.conversion import RequestLimits
 
 RESERVATIONS: Final = resources.resource_for(broker_objects.Reservation)
@@ -124,3 +132,105 @@ def _cannot_be_taken_over(resource: Resource[Found], name: str, error: str) -> S
         f"{resource.kind} {name} of another broker cannot be taken over: {error}",
         hint="correct it, or delete it with its finalizers, which releases it",
     )
+
+
+# -- the way back
+
+_GO_STATUS: Final = frozenset(
+    [
+        "phase",
+        "message",
+        "targetClusterID",
+        "reservedAt",
+        "expiresAt",
+        "lastUpdateTime",
+        "active",
+        "score",
+        "conditions",
+    ]
+)
+_GO_CONDITIONS: Final = ("RequesterActive", "RequesterReleased", "Ready", "Stale", "Overcommitted")
+_OWN_LABELS: Final = (objects.MANAGED_BY, objects.ARCHIVED_LABEL, objects.FINISHED_LABEL)
+
+
+async def leave(client: Client, namespace: str) -> int:
+    """Leave all objects to the Go broker; returns how many reservations are live.
+
+    While it runs, and after an interruption, neither broker of ours starts: records without a head are an
+    error. So it is repeated until it ends, and skips what it has done.
+    """
+    await client.delete(LEDGER_RECORDS, objects.HEAD_NAME, namespace)
+    for record in (await client.list(LEDGER_RECORDS, namespace)).objects:
+        await client.delete(LEDGER_RECORDS, record.metadata.name, namespace)
+    own = [found for found in await _list(client, namespace, RESERVATIONS) if _is_own(found)]
+    await tasks.gather_limited(partial(_leave_reservation, client), own)
+    held = [found for found in await _list(client, namespace, RESERVATIONS) if _is_live(found)]
+    reserved: defaultdict[str, Resources] = defaultdict(Resources)
+    for one in map(reservation_from_object, held):
+        reserved[one.target or ""] += one.request.resources
+    offers = [found for found in await _list(client, namespace, ADVERTISEMENTS) if _is_own(found)]
+    await tasks.gather_limited(partial(_leave_advertisement, client, reserved), offers)
+    return len(held)
+
+
+async def _leave_reservation(client: Client, found: broker_objects.Reservation) -> None:
+    """A live one keeps the finalizer, which has the same name there, so that its deletion releases it."""
+    metadata, record = found.metadata, found.status.record
+    change: dict[str, object] = {"labels": dict.fromkeys(_OWN_LABELS)}
+    if not _is_live(found):
+        others = [one for one in metadata.finalizers if one != RESERVATION_FINALIZER]
+        change["finalizers"] = others
+    await client.patch(RESERVATIONS, metadata.name, metadata.namespace, {"metadata": change})
+    status = _go_status(found)
+    if record is not None:
+        known = projection.decode_record_text("reservation", record.data.encode())
+        if known.request.duration == MAX_DURATION:  # it was permanent
+            status["expiresAt"] = None
+    await _patch_status(client, RESERVATIONS, found, status)
+
+
+async def _leave_advertisement(
+    client: Client, reserved: Mapping[str, Resources], found: ClusterAdvertisement
+) -> None:
+    """With the sums that the Go broker counts on from."""
+    metadata, record = found.metadata, found.status.record
+    change: dict[str, object] = {"metadata": {"labels": dict.fromkeys(_OWN_LABELS)}}
+    if record is not None:
+        known = projection.decode_record_text("cluster", record.data.encode())
+        body = conversion.from_cluster(known, reserved.get(known.id, NOTHING))
+        change["spec"] = {"resources": body.resources, "timestamp": body.timestamp}
+    await client.patch(ADVERTISEMENTS, metadata.name, metadata.namespace, change)
+    await _patch_status(client, ADVERTISEMENTS, found, _go_status(found))
+
+
+def _go_status(found: ClusterAdvertisement | broker_objects.Reservation) -> dict[str, object]:
+    """The merge patch that leaves the fields of the published contract; the record goes last."""
+    names = (field.encode_name for field in msgspec.structs.fields(found.status))
+    status: dict[str, object] = {name: None for name in names if name not in _GO_STATUS}
+    kept = [one for one in found.status.conditions if one.type in _GO_CONDITIONS]
+    return status | {"conditions": kept or None}
+
+
+async def _patch_status(
+    client: Client, resource: Resource[Found], found: Found, status: dict[str, object]
+) -> None:
+    name, namespace = found.metadata.name, found.metadata.namespace
+    with suppress(NotFound):  # deleted, and its finalizer was the last thing that kept it
+        await client.patch(resource, name, namespace, {"status": status}, subresource="status")
+
+
+async def _list(client: Client, namespace: str, resource: Resource[Found]) -> list[Found]:
+    listed = await client.list(resource, namespace)
+    for one in listed.undecodable:
+        raise StoreFailed(f"{resource.kind} {one.name}: {one.error}", hint="correct or delete it")
+    return listed.objects
+
+
+def _is_own(found: ClusterAdvertisement | broker_objects.Reservation) -> bool:
+    return found.status.record is not None or not found.metadata.labels.keys().isdisjoint(
+        _OWN_LABELS
+    )
+
+
+def _is_live(found: broker_objects.Reservation) -> bool:
+    return found.status.phase in LIVE

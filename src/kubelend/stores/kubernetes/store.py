@@ -33,9 +33,11 @@ from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Change, CommittedChanges, StoreLag, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.kits import tasks
+from kubelend.kube import leader_election
 from kubelend.kube.client import Client
 from kubelend.kube.config import KubeConfig
 from kubelend.kube.informer import Deleted, Listed, list_and_watch
+from kubelend.kube.leader_election import LeaseIdentity
 from kubelend.stores import batch as stores_batch
 from kubelend.stores.batch import CorruptRecord, Document, WriteBatch
 from kubelend.stores.kubernetes import cache as kubernetes_cache
@@ -286,6 +288,21 @@ class KubernetesStore:
             self.close()
             raise
 
+    @classmethod
+    def leave(
+        cls,
+        access: KubeConfig,
+        namespace: str,
+        now: Callable[[], datetime],
+        timeout: timedelta = timedelta(seconds=30),  # longer than the lease of a killed broker
+    ) -> int:
+        """Leave the objects to the published Go broker; returns how many reservations are live."""
+        store = cls(access, namespace, is_writable=True)
+        try:
+            return store._run(_leave(access, namespace, now, timeout))
+        finally:
+            store.close()
+
     def load(self) -> WorkingSet:
         ledger = self._open_ledger()
         return self._run(ledger.load() if self._is_writable else ledger.read_only())
@@ -339,6 +356,26 @@ class KubernetesStore:
             raise StoreFailed("the store is closed", hint="open it again")
         with objects.translate_api_errors(self._access.server, self._namespace):
             return self._loop.run(work)
+
+
+async def _leave(
+    access: KubeConfig, namespace: str, now: Callable[[], datetime], timeout: timedelta
+) -> int:
+    """As the leader, so that no broker runs meanwhile."""
+    own = LeaseIdentity("migrate-back", namespace)
+    async with (
+        Client.open(access) as client,
+        leader_election.hold_lease(client, own, now, timeout),
+    ):
+        if await client.find(LEDGER_RECORDS, HEAD_NAME, namespace) is not None:
+            ledger = KubernetesLedger(client, namespace, stores_batch.ARCHIVE_FOR)
+            await ledger.head.acquire()
+            try:
+                if ledger.head.state.sequence:
+                    await ledger.load()  # which finishes the last commits
+            finally:
+                await ledger.stop()
+        return await published.leave(client, namespace)
 
 
 class LoopThread:
