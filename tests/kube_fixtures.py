@@ -25,7 +25,7 @@ OWN_CLUSTERS = {
     "charts with Liqo": ("install",),
     "clusters without Liqo": ("kubectl_lend", "lab_command"),
     "benchmark": ("bench_kube",),
-    "own API servers": ("deploy", "deploy_guide", "lab", "peering_chart", "roles"),
+    "own API servers": ("deploy", "deploy_guide", "lab", "migrate", "peering_chart", "roles"),
 }
 """Modules that start clusters of their own, and leave the shared one alone, in groups that share clusters or
 an etcd."""
