@@ -187,15 +187,18 @@ async def test_administrator_cordons_drains_and_uncordons_by_annotations(broker,
     async def annotate(request, reason):
         change = {"metadata": {"annotations": {f"broker.fluidos.eu/{request}": reason}}}
         await broker.edit(ClusterAdvertisement, "lender-adv", change)
-        return await shows(broker, "lender-adv", lambda one: not one.metadata.annotations)
+        await shows(broker, "lender-adv", lambda one: not one.metadata.annotations)
 
-    cordoned = await annotate("cordon", "new switch")
-    assert cordoned.status.cordon_reason == "new switch"
+    async def is_cordoned(reason):  # the objects follow the commit
+        await shows(broker, "lender-adv", lambda one: one.status.cordon_reason == reason)
+
+    await annotate("cordon", "new switch")
+    await is_cordoned("new switch")
     assert broker.ledger.clusters["lender"].cordon == "new switch"
     assert broker.ledger.reservations["mine"].finished_at is None
-    drained = await annotate("drain", "")
-    assert drained.status.cordon_reason == "by an administrator"
-    assert (await broker.find(Reservation, "mine")).status.phase == "Released"
+    await annotate("drain", "")
+    await is_cordoned("by an administrator")
+    await broker.shows(Reservation, "mine", lambda one: one.status.phase == "Released")
     await annotate("uncordon", "")
     assert broker.ledger.clusters["lender"].cordon is None
     events = await events_of(broker, "lender-adv", 3)

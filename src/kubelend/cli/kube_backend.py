@@ -308,7 +308,14 @@ class KubeBackend:
         await self._advertisement(cluster)
         lent = await self.all_reservations(role="provider", phase=calls.LIVE, cluster=cluster)
         drained = await self._annotate(cluster, DRAIN_ANNOTATION, reason)
-        return bodies.DrainResult(drained, [await self.get_reservation(one.id) for one in lent])
+        selected, left = await self._select(), []
+        for one in lent:  # the objects follow the commit
+            found = await self._find(one.id)
+            newest = await self._wait_for(
+                selected.adapter.resource, found, lambda one: _has_left(one, cluster), "drained"
+            )
+            left.append(selected.body(newest or found))
+        return bodies.DrainResult(drained, left)
 
     async def _annotate(self, cluster: str, annotation: str, reason: str = "") -> bodies.Cluster:
         """Wait until the broker has removed the annotation; on any error remove it here."""
@@ -522,6 +529,11 @@ def _object_in(change: informer.Change[Any], uid: str) -> Any:
     """The object of this UID after a change of its name; None if it is gone."""
     found = change.objects if isinstance(change, informer.Listed) else [change]
     return next((one for one in found if isinstance(one, Object) and one.metadata.uid == uid), None)
+
+
+def _has_left(found: Reservation, cluster: str) -> bool:
+    is_live = found.status.phase in calls.LIVE.split(",")
+    return not is_live or found.status.target_cluster_id != cluster
 
 
 def _name_at_broker(found: bodies.Reservation) -> str:

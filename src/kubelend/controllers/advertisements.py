@@ -148,7 +148,7 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
     async def _administer(self, found: ClusterAdvertisement, request: AdminRequest) -> None:
         """Carry out the request and remove it. Repeated after a crash in between, without further effect.
 
-        It is read again, because the commit has changed the object.
+        It is read again, because it may have changed meanwhile.
         """
         cluster = ClusterId(found.spec.cluster_id)
         match request.annotation:
@@ -165,8 +165,10 @@ class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
         current = await self._read_current(found.metadata.name)
         if current is None or advertisement_plan.admin_request(current.metadata) != request:
             return
-        if await self._patch(current, {"metadata": {"annotations": {request.annotation: None}}}):
-            self._recorder.emit(event)
+        # Whatever its version: the store is about to write what the commit has changed.
+        change = {"metadata": {"annotations": {request.annotation: None}}}
+        await self._client.patch(self.resource, found.metadata.name, self._namespace, change)
+        self._recorder.emit(event)
 
     async def _repair(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
         """Usually the store has not finished; otherwise the object was edited."""
