@@ -119,7 +119,7 @@ def test_rejection_is_the_brokers_error(site, tmp_path):
     whole = tmp_path / "whole.yaml"
     whole.write_text(
         "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\nmetadata: {name: whole}\n"
-        "spec: {requestedCPU: 8950m, requestedMemory: 1Gi}\n"
+        "spec: {requestedCPU: 8950m, requestedMemory: 1Gi, wait: 1m}\n"  # for what is being given back
     )
     borrow(site, whole, "whole")
     code, _, err = site.lab("test")

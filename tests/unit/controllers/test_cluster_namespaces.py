@@ -335,6 +335,18 @@ def test_request_that_is_being_deleted_is_not_found_by_key(cache):
     assert cache.requester_object(ID, PENDING) is None
 
 
+@pytest.mark.parametrize("answered", [False, True], ids=["requested", "shown"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["seen last", "seen first"])
+def test_object_that_is_being_deleted_does_not_hide_its_successor(cache, answered, is_first):
+    old = being_deleted(named("old", answered=answered))
+    new = named("new", answered=answered)
+    for one in (old, new) if is_first else (new, old):
+        cache.handle(one)
+    for _ in ("while it is deleted", "afterwards"):
+        assert cache.requester_object(ID, PENDING) == new
+        cache.on_delete(old)
+
+
 @pytest.mark.parametrize(
     "others, has_other",
     [

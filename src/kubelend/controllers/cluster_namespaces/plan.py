@@ -315,11 +315,9 @@ class NamespaceCache:
         if known is not None and known.metadata.uid == deleted.metadata.uid:
             del self._objects[at]
             self._pending_objects.pop(at, None)
+            self._unindex(deleted)
         if (reservation := _reservation_of(deleted)) is not None:
-            self._names_by_reservation.pop(reservation, None)
             self._pending_reservations[reservation] = None
-        if isinstance(deleted, Reservation):
-            self._names_by_key.pop(idempotency_key(deleted), None)
 
     def on_list(self, kind: str, uids: set[str]) -> None:
         """After a list: objects that are not in it are deleted."""
@@ -393,10 +391,21 @@ class NamespaceCache:
         return found if isinstance(found, Reservation) else None
 
     def _index(self, found: Object) -> None:
+        """An object that is being deleted does not take the place of one that was created since."""
         if isinstance(found, Reservation):
-            self._names_by_key[idempotency_key(found)] = found.metadata.name
+            add = dict.setdefault if labels.is_being_deleted(found.metadata) else dict.__setitem__
+            add(self._names_by_key, idempotency_key(found), found.metadata.name)
             if (reservation := _reservation_of(found)) is not None:
-                self._names_by_reservation[reservation] = found.metadata.name
+                add(self._names_by_reservation, reservation, found.metadata.name)
+
+    def _unindex(self, deleted: Object) -> None:
+        if isinstance(deleted, Reservation):
+            key, name = idempotency_key(deleted), deleted.metadata.name
+            if self._names_by_key.get(key) == name:
+                del self._names_by_key[key]
+            reservation = _reservation_of(deleted)
+            if reservation is not None and self._names_by_reservation.get(reservation) == name:
+                del self._names_by_reservation[reservation]
 
 
 def _reservation_of(found: Object) -> ReservationId | None:
