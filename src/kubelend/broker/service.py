@@ -15,7 +15,7 @@ from heapq import nlargest
 from itertools import islice
 from operator import attrgetter
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from kubelend.core.errors import (
     NotFound,
     QueueFull,
     QuotaExceeded,
+    Unavailable,
     reservation_not_found,
 )
 from kubelend.core.events import WorkingSet
@@ -57,6 +58,11 @@ from kubelend.core.resources import Resources
 
 _REJECTIONS = (Conflict, KeyReused, QueueFull, QuotaExceeded)
 """The broker's decisions against a request, in contrast to failures and malformed requests."""
+
+
+RECOVERY_PERIOD: Final = timedelta(minutes=1)
+"""After a start: twice the interval in which agents advertise by default."""
+RECOVERY_RETRY_SECONDS: Final = 5.0
 
 
 class BrokerRules(msgspec.Struct, frozen=True):
@@ -161,6 +167,7 @@ class Broker(LedgerWriter):
                 lambda ledger, now: commands.reserve(ledger, request, new_id, limits, now), view
             )
             if isinstance(answer, NoFit):
+                self._check_has_recovered(request.requester)
                 self._metrics.count_placement_failure(answer.explanation)
                 shown = self._rules.explain_others.reduce(answer.explanation)
                 raise explanations.no_capacity_error(shown)
@@ -168,6 +175,22 @@ class Broker(LedgerWriter):
             change_log.log_rejected(request, error, CURRENT_ACTOR.get())
             raise
         return answer
+
+    def _check_has_recovered(self, requester: ClusterId) -> None:
+        """After an outage clusters are stale that will advertise again: no reason to reject for good."""
+        now = self.clock()
+        if now >= self.leading_since + RECOVERY_PERIOD:
+            return
+        silent = sum(
+            one.received_at < self.leading_since and one.is_stale(now) and one.id != requester
+            for one in self._ledger.clusters.values()
+        )
+        if silent:
+            raise Unavailable(
+                f"{silent} clusters have not advertised since the broker started, and nothing else fits",
+                hint="try again in a moment",
+                retry_after=RECOVERY_RETRY_SECONDS,
+            )
 
     async def activate(self, reservation: ReservationId) -> Reservation:
         return await self._change_one(

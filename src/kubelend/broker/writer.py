@@ -93,7 +93,8 @@ class LedgerWriter:
         """The leadership term in which the state was loaded; it is invalid in any other term."""
         self._wake = asyncio.Event()
         self._collected_at = datetime.min.replace(tzinfo=UTC)
-        self._provider_monitor = ProviderMonitor(lost_after, self._ledger, clock())
+        self.leading_since = clock()
+        self._provider_monitor = ProviderMonitor(lost_after, self._ledger, self.leading_since)
 
     @property
     def members(self) -> MemberIndex:
@@ -136,7 +137,8 @@ class LedgerWriter:
         records = await self._commits.load()
         self._restore(records)
         # Counted from now on: no advertisement could arrive before.
-        self._provider_monitor = ProviderMonitor(self._lost_after, self._ledger, self.clock())
+        self.leading_since = self.clock()
+        self._provider_monitor = ProviderMonitor(self._lost_after, self._ledger, self.leading_since)
         self._is_leading, self._term = True, term
         log.info(
             "Ledger loaded",

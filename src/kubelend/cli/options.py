@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +33,7 @@ from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
 from kubelend.apps.settings import BrokerSettings, CertificateSettings, ClientSettings
-from kubelend.cli import config, go_flags
+from kubelend.cli import config
 from kubelend.cli.output import OutputFormat
 from kubelend.core.errors import InvalidInput, InvalidSettings
 
@@ -303,7 +304,7 @@ def _target(call: typer.Context, **values: Any) -> Target:
 
 def normalize_arguments(arguments: list[str]) -> list[str]:
     """Convert the notation of Go programs and of kubectl to that of the parser."""
-    return move_global_flags(go_flags.normalize(arguments))
+    return move_global_flags(normalize_go_flags(arguments))
 
 
 def move_global_flags(arguments: Sequence[str]) -> list[str]:
@@ -333,6 +334,71 @@ _WITH_VALUE: Final = frozenset(
 )
 _SWITCHES: Final = frozenset({"--all-namespaces", "-A"})
 _ROOT_FLAGS: Final = frozenset({"--debug"})
+
+
+# -- flags as manifests of the published Go programs have them: `-http-port=8443`, `--leader-elect=true`
+
+_GO_SETTINGS: Final = {"broker": BrokerSettings, "agent": AgentSettings}
+
+UNUSED_GO_FLAGS: Final = {
+    "--metrics-secure": "metrics are served without TLS",
+    "--enable-http2": "HTTP/1.1 is used",
+    "--metrics-cert-path": "metrics are served without TLS",
+    "--metrics-cert-name": "metrics are served without TLS",
+    "--metrics-cert-key": "metrics are served without TLS",
+    "--webhook-cert-path": "there are no webhooks",
+    "--webhook-cert-name": "there are no webhooks",
+    "--webhook-cert-key": "there are no webhooks",
+    "--zap-devel": "see --log-format",
+    "--zap-encoder": "see --log-format",
+    "--zap-log-level": "see --log-level",
+    "--zap-stacktrace-level": "see --log-level",
+    "--zap-time-encoding": "times are in RFC 3339",
+}
+"""Flags of the published programs without effect, and what holds instead."""
+
+_UNUSED_GO_SWITCHES: Final = frozenset({"--metrics-secure", "--enable-http2", "--zap-devel"})
+"""Those that take no value of their own: Go's booleans have it behind `=` only."""
+
+
+def normalize_go_flags(arguments: list[str]) -> list[str]:
+    """Convert the arguments of `broker` and `agent`; those of other commands stay as they are."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    if command not in _GO_SETTINGS:
+        return arguments
+    return [
+        _with_plain_switch(word, command)
+        for word in _without_unused(_with_two_dashes(arguments, command))
+    ]
+
+
+def _with_two_dashes(arguments: list[str], command: str) -> list[str]:
+    known = {flag.name for flag in flags.flags_of(_GO_SETTINGS[command])} | UNUSED_GO_FLAGS.keys()
+    return [f"-{word}" if f"-{word.partition('=')[0]}" in known else word for word in arguments]
+
+
+def _without_unused(arguments: list[str]) -> Iterator[str]:
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name not in UNUSED_GO_FLAGS:
+            yield word
+            continue
+        print(f"{name} has no effect: {UNUSED_GO_FLAGS[name]}", file=sys.stderr)
+        if not equals and name not in _UNUSED_GO_SWITCHES:
+            next(rest, None)
+
+
+def _with_plain_switch(word: str, command: str) -> str:
+    """`--leader-elect=true` is `--leader-elect`, and with `=false` it is `--no-leader-elect`."""
+    name, _, value = word.partition("=")
+    switches = {flag.name for flag in flags.flags_of(_GO_SETTINGS[command]) if flag.is_switch}
+    if name not in switches or not _GO_BOOLEAN.fullmatch(value):
+        return word
+    return name if value[0] in "1tT" else name.replace("--", "--no-", 1)
+
+
+_GO_BOOLEAN: Final = re.compile("1|t|true|0|f|false", re.IGNORECASE)
 
 
 def read_document(

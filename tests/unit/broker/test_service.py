@@ -23,6 +23,7 @@ from kubelend.core.errors import (
     NotFound,
     NotReady,
     StoreFailed,
+    Unavailable,
     WrongPhase,
 )
 from kubelend.core.lifecycle import Phase, Reason
@@ -170,6 +171,23 @@ async def test_restarted_broker_answers_the_same(broker, store, clock):
     await heir.release(used.id, Reason.BY_ADMIN)
     await heir.release(held.id, Reason.BY_ADMIN)
     assert (await heir.reservation(waiting.id)).target == "a"
+    await heir.close()
+
+
+async def test_request_after_an_outage_is_rejected_only_when_clusters_had_time_to_advertise(
+    broker, store, clock
+):
+    clock.pass_time(make.STALE_AFTER)
+    heir = Broker(lambda: store, clock, RULES, BrokerMetrics())
+    await heir.load()
+    with pytest.raises(Unavailable, match="1 clusters have not advertised since") as raised:
+        await heir.reserve(make.request(requester=R))
+    assert raised.value.retry_after
+    with pytest.raises(NoCapacity):  # its own advertisement changes nothing
+        await heir.reserve(make.request(requester=A))
+    clock.pass_time(service.RECOVERY_PERIOD)
+    with pytest.raises(NoCapacity):
+        await heir.reserve(make.request(requester=R))
     await heir.close()
 
 
