@@ -480,6 +480,5 @@ def _pieces_text(pieces: FreeCapacity, used: Resources) -> str:
         return f"{using}; no capacity for further pods"
     largest = max(pieces.values(), key=lambda one: (one.cpu, one.memory))
     where = "1 node" if len(pieces) == 1 else f"{len(pieces)} nodes"
-    return (
-        f"{using}; capacity for further pods on {where}, for one pod at most {largest.describe()}"
-    )
+    most = largest.describe()
+    return f"{using}; capacity for further pods on {where}, for one pod at most {most}"
