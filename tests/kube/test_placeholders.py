@@ -316,6 +316,8 @@ def test_a_reservation_is_held_on_as_few_nodes_as_possible(lender, held):
     assert "8 CPU /" in message
     # One that the reservation is accepted, and one that placeholders hold it; on a busy machine
     # the scheduler may need so long that it is held in part before.
+    # Events are written a second later.
+    wait_until(lambda: {"Accepted", "Held"} <= {*lender.events(held)})
     events = [one for one in lender.events(held) if one != "PartiallyHeld"]
     assert sorted(events) == ["Accepted", "Held"]
 
