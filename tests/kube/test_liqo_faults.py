@@ -170,7 +170,7 @@ def test_dead_provider_is_force_unpeered_and_cleans_up_when_it_is_back(site):
             wait_until(lambda: not left(), LONGEST, poll=0.5, explain=left)
             assert api.list("pods", team) == []
             wait_until(lambda: not api.list("namespaceoffloadings"), LONGEST, poll=0.1)
-            assert {"ProviderUnreachable", "ForceUnpeering"} <= borrowed.events()
+            wait_until(lambda: {"ProviderUnreachable", "ForceUnpeering"} <= borrowed.events())
     site.wait_clean()
 
 
