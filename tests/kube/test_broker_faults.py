@@ -89,10 +89,17 @@ async def test_restart_of_the_api_server_loses_no_reservation(own, loaded):
 async def test_suspended_etcd_delays_only(lab, loaded):
     answered = []
 
+    async def is_silent():
+        """What was written before may still be answered."""
+        before = loaded.load.answered
+        await asyncio.sleep(1)
+        return loaded.load.answered == before
+
     async def fault():
         lab.etcd.pause()
         try:
             await eventually(loaded.is_unready)
+            await eventually(is_silent)
             answered.append(loaded.load.answered)
             # As long as the lease is good for, so that another broker would lead by now.
             await asyncio.sleep(3)
