@@ -13,6 +13,7 @@ from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, ClusterDeleted, StoreLag
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
+from kubelend.kits import clock
 from kubelend.stores.kubernetes import writer
 from kubelend.stores.kubernetes.objects import (
     LEDGER_RECORDS,
@@ -103,6 +104,14 @@ def test_commits_whose_objects_are_missing_are_loaded(place, gate, lagging, comm
     assert stored_state(place.open_readonly(), NAMES) == wanted
     assert stored_state(place.open(), NAMES) == wanted
     assert stored_state(place.open_readonly(), NAMES) == wanted
+
+
+def test_way_back_finishes_commits_whose_objects_are_missing(place, lagging):
+    """It deletes the head, which alone has them."""
+    lagging.commit([make.cluster("a"), HELD], 1)
+    lagging.commit([ACTIVE], 2)
+    assert KubernetesStore.leave(place.access, place.namespace, clock.utc_now) == 1
+    assert place.find(STORED_RESERVATIONS, "rsv-1").status.phase == "Active"
 
 
 def test_archived_reservation_is_found_before_its_object_shows_it(lagging):

@@ -369,7 +369,7 @@ async def _leave(
     ):
         if await client.find(LEDGER_RECORDS, HEAD_NAME, namespace) is not None:
             ledger = KubernetesLedger(client, namespace, stores_batch.ARCHIVE_FOR)
-            await ledger.head.acquire()
+            await ledger.acquire()
             try:
                 if ledger.head.state.sequence:
                     await ledger.load()  # which finishes the last commits
