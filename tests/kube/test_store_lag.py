@@ -114,10 +114,12 @@ def test_way_back_finishes_commits_whose_objects_are_missing(place, lagging):
     assert place.find(STORED_RESERVATIONS, "rsv-1").status.phase == "Active"
 
 
-def test_archived_reservation_is_found_before_its_object_shows_it(lagging):
+def test_archived_reservation_is_found_before_its_object_shows_it(place, lagging):
     for revision, changes in enumerate(COMMITS["ends"], start=1):
         lagging.commit(changes, revision)
     assert lagging.archived(HELD.id) == OVER
+    with closing(place.open_readonly()) as reader:
+        assert lagging.archive() == reader.archive() == [OVER]
 
 
 def test_commit_waits_when_too_many_changes_are_pending(gate, lagging, monkeypatch):

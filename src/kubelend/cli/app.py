@@ -288,6 +288,7 @@ _SERVERS: Final[dict[str, Command]] = {
     "backup": backup.create_backup,
     "restore": backup.restore_backup,
     "migrate-back": backup.migrate_back,
+    "migrate-store": backup.migrate_store,
 }
 _OTHERS: Final[dict[str, Command]] = {
     "config": Group(

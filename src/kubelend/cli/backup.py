@@ -1,4 +1,4 @@
-"""`kubelend backup`, `kubelend restore` and `kubelend migrate-back`: the store of a broker as a whole."""
+"""`kubelend backup`, `restore`, `migrate-back` and `migrate-store`: the store of a broker as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from kubelend.stores.backup import Manifest
 
 Store = Annotated[
-    str, flag("Store of the broker: a file path or sqlite:///PATH.", envvar="KUBELEND_STORE")
+    str,
+    flag(
+        "Store of the broker: a file path, sqlite:///PATH or kubernetes:", envvar="KUBELEND_STORE"
+    ),
 ]
 GrantKey = Annotated[
     str,
@@ -48,14 +51,13 @@ def create_backup(
     """
     from kubelend.stores import backup
 
-    path = _store_path(store)
-    places = _key_places(path, grant_key, ca_path)
+    places = _key_places(store, grant_key, ca_path)
     keys = {name: place for name, place in places.items() if place.exists()}
     if grant_key and _GRANT_KEY_MEMBER not in keys:
         raise InvalidSettings(f"--grant-key: {grant_key} does not exist", hint="check the path")
     if ca_path is not None and "ca.key" not in keys:
         raise InvalidSettings(f"--ca-path: {ca_path} has no ca.key", hint="check the path")
-    print(_summary(file, backup.create(path, file, keys, output.now())))
+    print(_summary(file, backup.create(store, file, keys, output.now())))
 
 
 def restore_backup(
@@ -68,19 +70,19 @@ def restore_backup(
 ) -> None:
     """Restore the store of a stopped broker, and its keys, from a backup.
 
-    Files in the way are kept under another name. Changes since the backup are lost: providers give back
-    what the broker no longer knows.
+    Files in the way are kept under another name; a Kubernetes store has to be empty. Changes since the
+    backup are lost: providers give back what the broker no longer knows.
     """
-    from kubelend.stores import backup
+    from kubelend.stores import backup, factory
 
-    path = _store_path(store)
     if dry_run:
         print(_summary(file, backup.verify(file)))
         return
-    if path.exists() and not yes:
+    path = factory.file_path(store)
+    if path is not None and path.exists() and not yes:
         output.confirm(lambda: f"{path} will be replaced.", "Restore?")
-    moved = backup.restore(file, path, _key_places(path, grant_key, ca_path), output.now())
-    print(f"{path}: restored")
+    moved = backup.restore(file, store, _key_places(store, grant_key, ca_path), output.now)
+    print(f"{store}: restored")
     for each in moved:
         output.note(tables.sanitize_line(f"kept {each}"))
 
@@ -110,21 +112,36 @@ def _summary(file: Path, found: Manifest) -> str:
     )
 
 
-def _store_path(store: str) -> Path:
+def migrate_store(
+    source: Annotated[str, options.argument("SOURCE")],
+    target: Annotated[str, options.argument("TARGET")],
+) -> None:
+    """Copy the store of a stopped broker into an empty one of another kind, with its audit log.
+
+    Each is a file path, or kubernetes:///kubeconfig?context=...&namespace=... The target has all of it or
+    nothing; the source stays as it is. Both are audited and compared.
+
+    For example: kubelend migrate-store broker.db 'kubernetes:?namespace=kubelend'
+    """
+    from kubelend.stores import backup
+
+    found = backup.migrate(source, target, output.now)
+    records = found.records
+    print(
+        tables.sanitize_line(
+            f"{target}: copied {len(records.clusters)} clusters, {len(records.reservations)} reservations"
+            f" and {len(found.archive)} archived ones, {len(records.members)} members,"
+            f" {len(records.tokens)} tokens, {len(records.limits)} limits and"
+            f" {len(found.log.lines)} entries of the audit log, revision {records.revision}"
+        )
+    )
+
+
+def _key_places(store: str, grant_key: str, ca_path: Path | None) -> Mapping[str, Path]:
     from kubelend.stores import factory
 
-    path = factory.file_path(store)
-    if path is None:
-        raise InvalidSettings(
-            f"--store: {store} is not a file",
-            hint="back up the objects of a Kubernetes store with etcd, see docs/operations.md",
-        )
-    return path
-
-
-def _key_places(store: Path, grant_key: str, ca_path: Path | None) -> Mapping[str, Path]:
-    beside = store.with_name(f"{store.name}-{_GRANT_KEY_MEMBER}")
-    places = {_GRANT_KEY_MEMBER: Path(grant_key) if grant_key else beside}
+    path = Path(grant_key) if grant_key else factory.path_beside(store, _GRANT_KEY_MEMBER)
+    places = {} if path is None else {_GRANT_KEY_MEMBER: path}
     if ca_path is not None:
         places |= {name: ca_path / name for name in _AUTHORITY_FILES}
     return places

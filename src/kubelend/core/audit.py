@@ -174,7 +174,11 @@ MAX_CLOCK_SKEW = timedelta(hours=1)
 
 _REPLAYED_KINDS = frozenset({"reservation", "member", "token"})
 _CREATED_ACTION = events.Requested.__name__
-_REMOVED_ACTIONS = frozenset({events.MemberRemoved.__name__, events.TokenRemoved.__name__})
+DELETED_ACTION = "ReservationDeleted"
+"""Recorded when a store is copied from which a reservation was deleted with its object."""
+_REMOVED_ACTIONS = frozenset(
+    {events.MemberRemoved.__name__, events.TokenRemoved.__name__, DELETED_ACTION}
+)
 
 
 class AuditLogReplay:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.core.audit_log import AuditEntry
+from kubelend.core.audit_log import AuditEntry, AuditLine, ChainHead
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
 from kubelend.core.members import Member, MemberId, Token, TokenId
@@ -221,6 +221,13 @@ class AuditLogTruncated(msgspec.Struct, frozen=True):
     line: int
 
 
+class AuditLogCopied(msgspec.Struct, frozen=True):
+    """Store change: the whole audit log of another store, for an empty one."""
+
+    start: ChainHead
+    lines: Sequence[AuditLine]
+
+
 DocumentKind = Literal["member", "token", "limits"]
 Change = (
     Cluster
@@ -233,6 +240,7 @@ Change = (
     | RecordDeleted
     | AuditEntry
     | AuditLogTruncated
+    | AuditLogCopied
 )
 """A change that a store persists: a new record, a deletion or archival, or an audit log entry."""
 

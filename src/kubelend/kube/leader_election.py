@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
@@ -207,12 +207,17 @@ class LeaderElection:
         return await self._client.update(LEASES, replace(self._observed, spec=spec))
 
 
+ACQUIRE_TIMEOUT: Final = timedelta(seconds=30)
+"""Longer than the lease of a killed broker."""
+
+
 @asynccontextmanager
 async def hold_lease(
     client: Client, identity: LeaseIdentity, clock: Callable[[], datetime], timeout: timedelta
 ) -> AsyncIterator[None]:
     """Be the only leader meanwhile; `Conflict` if a replica leads and renews its lease."""
     election = LeaderElection(client, identity, LeaseTimings(), clock, time.monotonic)
+    await election.try_acquire_or_renew()  # its errors are not retried
     renewal = asyncio.create_task(election.run())
     try:
         try:

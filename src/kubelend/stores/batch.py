@@ -14,10 +14,12 @@ from zlib import crc32
 
 import msgspec
 
-from kubelend.core.audit_log import AuditEntry
+from kubelend.core import audit_log
+from kubelend.core.audit_log import AuditEntry, AuditLine, ChainHead
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import (
     Archived,
+    AuditLogCopied,
     AuditLogTruncated,
     Change,
     ClusterDeleted,
@@ -56,6 +58,18 @@ class WriteBatch(NamedTuple):
     """Audit records to append, in this order."""
     truncate_to: int
     """Last line of the audit log to truncate; 0 for none."""
+    copied_log: AuditLogCopied | None = None
+    """The audit log of another store."""
+
+    def chained_lines(self, end: ChainHead) -> list[AuditLine]:
+        """The lines to append after this end of the audit log."""
+        if self.copied_log is None:
+            return audit_log.chain_entries(self.audit_records, end)
+        if end != audit_log.CHAIN_START:
+            raise StoreFailed("an audit log can only be copied into an empty store")
+        lines = [*self.copied_log.lines]
+        last = lines[-1].head if lines else self.copied_log.start
+        return [*lines, *audit_log.chain_entries(self.audit_records, last)]
 
 
 def fold(changes: Sequence[Change]) -> WriteBatch:
@@ -65,7 +79,7 @@ def fold(changes: Sequence[Change]) -> WriteBatch:
     archived: dict[ReservationId, None] = {}
     documents: dict[tuple[DocumentKind, str], Document | None] = {}
     entries: list[AuditEntry] = []
-    cut = 0
+    cut, copied_log = 0, None
     for change in changes:
         match change:
             case AuditEntry():
@@ -81,11 +95,13 @@ def fold(changes: Sequence[Change]) -> WriteBatch:
                 archived[change.reservation] = None
             case AuditLogTruncated():
                 cut = max(cut, change.line)
+            case AuditLogCopied():
+                copied_log = change
             case RecordDeleted():
                 documents[change.kind, change.id] = None
             case _:
                 documents[DOCUMENT_KINDS[type(change)], change.id] = change
-    return WriteBatch(clusters, reservations, list(archived), documents, entries, cut)
+    return WriteBatch(clusters, reservations, list(archived), documents, entries, cut, copied_log)
 
 
 def documents_by_kind(

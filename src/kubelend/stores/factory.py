@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -91,6 +92,23 @@ def leave_to_go_broker(url: str, now: Callable[[], datetime]) -> int:
     location = parse_kubernetes_url(rest)
     access = location.access()
     return KubernetesStore.leave(access, location.namespace_for(access), now)
+
+
+@contextmanager
+def lead(url: str, now: Callable[[], datetime], timeout: timedelta) -> Iterator[None]:
+    """Be the leader in the namespace of a store, so that no broker is; a file store has a lock instead."""
+    kind, rest = _split_url(url)
+    if kind != "kubernetes":
+        yield
+        return
+    from kubelend.stores.kubernetes.store import KubernetesStore
+
+    location = parse_kubernetes_url(rest)
+    access = location.access()
+    store = KubernetesStore(access, location.namespace_for(access), is_writable=True)
+    with closing(store):
+        store.hold_lease(now, timeout)
+        yield
 
 
 def store_mode_problems(url: str) -> list[str]:
@@ -212,17 +230,18 @@ def audit_store(store: str) -> StoreAudit:
     """Reads the store and runs all checks."""
     opened = open_readonly(store)
     try:
-        return _audit_opened(opened, may_delete=is_kubernetes_url(store))
+        return audit_opened(opened, may_delete=is_kubernetes_url(store))
     finally:
         opened.close()
 
 
-def _audit_opened(opened: AnyStore, *, may_delete: bool) -> StoreAudit:
+def audit_opened(opened: AnyStore, *, may_delete: bool) -> StoreAudit:
+    """`may_delete`: whether reservations may have been deleted with their objects."""
     last_durable = opened.audit_log_bounds()[1].number
     ledger = Ledger.restore(opened.load())
     replay = AuditLogReplay(ledger, last_durable)
     start, end = opened.audit_log_bounds()
-    for line in _audit_lines(opened, start.number, end.number):
+    for line in read_audit_log(opened, start.number, end.number):
         replay.feed(line)
     # Read again: the broker may have truncated the log meanwhile.
     found = replay.violations(opened.audit_log_bounds()[0].number, end.number)
@@ -235,7 +254,8 @@ def _audit_opened(opened: AnyStore, *, may_delete: bool) -> StoreAudit:
     )
 
 
-def _audit_lines(opened: AnyStore, after: int, last: int) -> Iterator[AuditLine]:
+def read_audit_log(opened: AnyStore, after: int, last: int) -> Iterator[AuditLine]:
+    """The lines after a number, up to the last."""
     while after < last and (lines := opened.audit_lines(after, min(LINES_PER_READ, last - after))):
         yield from lines
         after = lines[-1].number

@@ -61,6 +61,9 @@ class MemoryStore:
     def archived(self, reservation: ReservationId) -> Reservation | None:
         return self._archive.get(reservation)
 
+    def archive(self) -> list[Reservation]:
+        return list(self._archive.values())
+
     def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         first = max(0, after - self._start.number)
         return self._lines[first : first + limit]
@@ -86,7 +89,9 @@ class MemoryStore:
         return [(stores_batch.finish_time(one, latest.get(one)), one) for one in batch.archived]
 
     def _append_audit_records(self, batch: WriteBatch) -> None:
-        self._lines += audit_log.chain_entries(batch.audit_records, self.audit_log_bounds()[1])
+        self._lines += batch.chained_lines(self.audit_log_bounds()[1])
+        if batch.copied_log is not None:
+            self._start = batch.copied_log.start
         deleted = batch.truncate_to - self._start.number
         if 0 < deleted <= len(self._lines):
             self._start = self._lines[deleted - 1].head

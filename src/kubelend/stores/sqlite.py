@@ -90,7 +90,8 @@ class PreparedCommit(NamedTuple):
     @property
     def is_small(self) -> bool:
         """Whether it has only frequent kinds of changes, not many, and none that needs a read."""
-        others = self.batch.archived or self.batch.documents or self.batch.truncate_to
+        batch = self.batch
+        others = batch.archived or batch.documents or batch.truncate_to or batch.copied_log
         texts = chain((row[-1] for row in self.clusters), (row[-1] for row in self.reservations))
         size = sum(map(len, texts)) + sum(len(line.text) for line in self.lines)
         return not others and size <= SMALL_COMMIT_BYTES
@@ -105,7 +106,7 @@ def prepare_commit(batch: WriteBatch, revision: int, position: FilePosition) -> 
         for found in batch.reservations.values()
     ]
     clusters = [stores_batch.encode_record(found) for found in batch.clusters.values() if found]
-    lines = audit_log.chain_entries(batch.audit_records, position.end)
+    lines = batch.chained_lines(position.end)
     end = lines[-1].head if lines else position.end
     return PreparedCommit(batch, revision, end, numbers, clusters, reservations, lines)
 
@@ -219,6 +220,14 @@ class SqliteStore:
         with self._file.transaction("DEFERRED") as connection:
             return _find_reservation(connection, _SELECT_ARCHIVED, key)
 
+    def archive(self) -> list[Reservation]:
+        """All archived reservations."""
+        with self._file.transaction("DEFERRED") as connection:
+            return [
+                stores_batch.decode_record(stores_batch.RESERVATION_DECODER, row)
+                for row in connection.execute(_SELECT_ARCHIVE)
+            ]
+
     def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         with self._file.transaction("DEFERRED") as connection:
             return read_audit_lines(connection, after, limit)
@@ -256,6 +265,8 @@ class SqliteStore:
         _delete_clusters(connection, group.batch)
         _write_documents(connection, group.batch)
         self._archive(connection, group)
+        if group.batch.copied_log is not None:
+            connection.execute(_UPDATE_AUDIT_LOG_START, group.batch.copied_log.start)
         if group.batch.truncate_to:
             truncate_audit_lines(connection, group.batch.truncate_to)
         connection.execute(_UPDATE_REVISION, (*_revision_row(group.revision), *group.end))
@@ -304,9 +315,8 @@ _SELECT_DOCUMENTS = """
 _SELECT_RESERVATION = """
     SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations WHERE number = ?
 """
-_SELECT_ARCHIVED = """
-    SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM archive WHERE id = CAST(? AS TEXT)
-"""
+_SELECT_ARCHIVE = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM archive"
+_SELECT_ARCHIVED = f"{_SELECT_ARCHIVE} WHERE id = CAST(? AS TEXT)"
 _SELECT_REVISION = "SELECT value, checksum FROM meta WHERE key = 'revision'"
 
 # Upserts: REPLACE would delete and insert, at twice the cost.

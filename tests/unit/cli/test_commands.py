@@ -57,7 +57,7 @@ SECTIONS = {
     "Basic commands": "borrow explain get describe renew release",
     "Administration commands": "create delete set cordon uncordon drain",
     "Membership commands": "join approve deny revoke certificate grant",
-    "Server commands": "broker agent ca audit backup restore migrate-back",
+    "Server commands": "broker agent ca audit backup restore migrate-back migrate-store",
     "Other commands": "config completion version dev",
 }
 VERBS = " ".join(SECTIONS.values()).split()

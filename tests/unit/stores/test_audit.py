@@ -7,6 +7,8 @@ import pytest
 
 import make
 from kubelend.core import audit_log
+from kubelend.core.audit import DELETED_ACTION
+from kubelend.core.audit_log import BROKER_ACTOR, AuditEntry
 from kubelend.core.events import AuditLogTruncated
 from kubelend.core.models import ReservationId
 from kubelend.stores import factory
@@ -83,6 +85,14 @@ def test_audit_log_that_was_truncated_still_shows_the_rest(file):
     assert file.audit() == []
     file.execute("DELETE FROM reservations WHERE phase IN ('Reserved', 'Active')")
     assert file.audit() == ["rsv-1: it is present in the audit log, but is missing in the store"]
+
+
+def test_recorded_deletion_of_a_reservation_is_no_loss(file):
+    file.execute("DELETE FROM reservations WHERE phase IN ('Reserved', 'Active')")
+    assert len(file.audit()) == 2
+    subjects = ("reservation/rsv-1", "reservation/rsv-2")
+    file.commit(*(AuditEntry(make.T0, BROKER_ACTOR, DELETED_ACTION, one) for one in subjects))
+    assert file.audit() == []
 
 
 class Busy(SqliteStore):

@@ -510,15 +510,19 @@ class AuditSegments:
         for block, lines in groupby(commit.lines, lambda line: _block_of(line.number)):
             if block >= _block_of(state.start.number + 1):
                 groups = list(_group_by_size(lines, _line_size))
-                await tasks.gather_limited(partial(self._create, commit.sequence), groups)
+                names = [_segment_name(group[0].number) for group in groups]
+                if commit.sequence == 1:  # a copied log may begin in the middle of its first block
+                    names[0] = _segment_name(block * BLOCK_LINES + 1)
+                create = partial(self._create, commit.sequence)
+                await tasks.gather_limited(create, list(zip(names, groups, strict=True)))
 
     async def delete_truncated(self, state: HeadState) -> None:
         """Delete the blocks that the last commits have truncated."""
         blocks = range(_block_of(state.cut_from + 1), _block_of(state.start.number + 1))
         await tasks.gather_limited(self._delete, list(blocks))
 
-    async def _create(self, sequence: int, lines: Sequence[ChainedLine]) -> None:
-        name = _segment_name(lines[0].number)
+    async def _create(self, sequence: int, segment: tuple[str, Sequence[ChainedLine]]) -> None:
+        name, lines = segment
         made = _ledger_record(name, "audit-log", self._namespace, lines, sequence)
         with suppress(AlreadyExists):  # equal commits make equal objects: it was written before
             await self._client.create(LEDGER_RECORDS, made)

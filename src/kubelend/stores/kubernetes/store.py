@@ -28,7 +28,7 @@ import structlog
 from msgspec.structs import replace
 
 from kubelend.core import events
-from kubelend.core.audit_log import AuditLine, ChainHead, chain_entries
+from kubelend.core.audit_log import AuditLine, ChainHead
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Change, CommittedChanges, StoreLag, WorkingSet
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
@@ -144,6 +144,21 @@ class KubernetesLedger:
         finished_at = found and found.finished_at
         is_retained = finished_at and finished_at >= (state.kept_from or stores_batch.MIN_TIME)
         return found if is_retained else None
+
+    async def archive(self) -> list[Reservation]:
+        """All archived reservations."""
+        state, labels = self.head.state, f"{objects.ARCHIVED_LABEL}=true"
+        resource, at = objects.STORED_RESERVATIONS, self.head.read_version
+        listed = await self._client.list(resource, self._namespace, labels=labels, at=at)
+        found: dict[str, Reservation | None] = {}
+        for one in listed.objects:
+            record: Reservation = loader.decode_stored_record("reservation", one)
+            found[record.id] = record
+        for name, write in self._pending_writes().items():
+            found[name] = await self._archived_by(write)
+        limit = state.kept_from or stores_batch.MIN_TIME
+        known = (one for one in found.values() if one and one.finished_at)
+        return [one for one in known if one.finished_at and one.finished_at >= limit]
 
     async def lines(self, after: int, limit: int) -> list[AuditLine]:
         try:
@@ -294,7 +309,7 @@ class KubernetesStore:
         access: KubeConfig,
         namespace: str,
         now: Callable[[], datetime],
-        timeout: timedelta = timedelta(seconds=30),  # longer than the lease of a killed broker
+        timeout: timedelta = leader_election.ACQUIRE_TIMEOUT,
     ) -> int:
         """Leave the objects to the published Go broker; returns how many reservations are live."""
         store = cls(access, namespace, is_writable=True)
@@ -302,6 +317,17 @@ class KubernetesStore:
             return store._run(_leave(access, namespace, now, timeout))
         finally:
             store.close()
+
+    def hold_lease(self, now: Callable[[], datetime], timeout: timedelta) -> None:
+        """Until the store is closed, so that no broker leads."""
+        own = LeaseIdentity("migrate-store", self._namespace)
+
+        async def acquire() -> None:
+            client = await self._stack.enter_async_context(Client.open(self._access))
+            held = leader_election.hold_lease(client, own, now, timeout)
+            await self._stack.enter_async_context(held)
+
+        self._run(acquire())
 
     def load(self) -> WorkingSet:
         ledger = self._open_ledger()
@@ -315,6 +341,9 @@ class KubernetesStore:
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         return self._run(self._open_ledger().archived(reservation))
+
+    def archive(self) -> list[Reservation]:
+        return self._run(self._open_ledger().archive())
 
     def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         return self._run(self._open_ledger().lines(after, limit))
@@ -411,11 +440,13 @@ def state_after(
     cache: StoredObjectCache,
 ) -> tuple[HeadState, CommitChanges]:
     """The state after this commit, before the audit log is truncated, and its changes."""
-    chained = [
-        kubernetes_head.ChainedLine.of(line)
-        for line in chain_entries(batch.audit_records, state.end.head)
-    ]
+    chained = [kubernetes_head.ChainedLine.of(line) for line in batch.chained_lines(state.end.head)]
     waiting, moved = kubernetes_head.split_log_tail(state, chained)
+    start = state.start
+    if batch.copied_log is not None:
+        # Not into the head: the first line may be in the middle of a block, which `create_segments` handles.
+        waiting, moved = (), tuple(chained)
+        start = AuditPosition.of(batch.copied_log.start)
     last = chained[-1] if chained else None
     changes = CommitChanges(
         state.sequence + 1, tuple(_record_writes(batch, archiving, cache)), moved
@@ -425,8 +456,9 @@ def state_after(
         sequence=state.sequence + 1,
         revision=revision,
         end=AuditPosition(last.number, last.digest) if last else state.end,
+        start=start,
         lines=waiting,
-        cut_from=state.cut_from if pending else state.start.number,
+        cut_from=state.cut_from if pending else start.number,
         kept_from=archiving.retention_limit,
         swept_until=state.swept_until
         or (archiving.retention_limit and loader.start_of_hour(archiving.retention_limit)),
