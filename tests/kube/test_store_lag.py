@@ -114,6 +114,29 @@ def test_way_back_finishes_commits_whose_objects_are_missing(place, lagging):
     assert place.find(STORED_RESERVATIONS, "rsv-1").status.phase == "Active"
 
 
+def check_finished_one_is_loaded(place):
+    for opened in (place.open_readonly(), place.open()):
+        with closing(opened):
+            assert opened.load().reservations == [OVER]
+
+
+def test_reservation_that_ends_before_its_object_has_the_record_is_loaded(place, gate, lagging):
+    gate.left = 2  # the object is created without the record
+    lagging.commit([HELD], 1)
+    assert gate.reached.wait(PATIENCE)
+    lagging.commit([OVER], 2)
+    check_finished_one_is_loaded(place)
+
+
+def test_name_of_an_archived_reservation_is_used_again(place, gate, lagging):
+    gate.left = 2
+    lagging.commit([OVER, Archived(OVER.id)], 1)
+    assert gate.reached.wait(PATIENCE)
+    lagging.commit([HELD], 2)
+    lagging.commit([OVER], 3)
+    check_finished_one_is_loaded(place)
+
+
 def test_archived_reservation_is_found_before_its_object_shows_it(place, lagging):
     for revision, changes in enumerate(COMMITS["ends"], start=1):
         lagging.commit(changes, revision)

@@ -164,7 +164,7 @@ def test_record_that_changed_twice_is_written_once():
     later = replace(write(1, 20), existed_before=True)
     assert pending((write(1), write(2)), (later,)) == [
         PendingWrite(0, write(2)),
-        PendingWrite(1, later),
+        PendingWrite(1, write(1, 20)),
     ]
     gone = RecordWrite("cluster", "c1")
     assert pending((write(1),), (gone,)) == [PendingWrite(1, gone)]

@@ -158,10 +158,15 @@ def pending_writes(commits: Iterable[CommitChanges]) -> list[PendingWrite]:
 
 
 def _merged(before: RecordWrite, after: RecordWrite) -> RecordWrite:
-    """A record that is only archived keeps the text of the write before."""
-    if after.text or not after.is_archived:
-        return after
-    return replace(after, record=before.record, existed_before=before.existed_before)
+    """A record that is only archived keeps the text of the write before.
+
+    What exists since the first of these writes may be an object without the record, or of an earlier
+    reservation of that name.
+    """
+    existed = before.existed_before and bool(before.text) and not before.is_archived
+    is_only_archived = after.is_archived and not after.text
+    record = before.record if is_only_archived else after.record
+    return replace(after, record=record, existed_before=existed)
 
 
 class HeadState(msgspec.Struct, frozen=True, omit_defaults=True):
