@@ -75,6 +75,7 @@ SELDOM = {
     "list shadowpods.offloading.liqo.io in all namespaces": "likewise",
     "delete shadowpods.offloading.liqo.io in all namespaces": "likewise",
     "get nodes. in all namespaces": "before nodes are watched",
+    "delete nodes. in all namespaces": "when Liqo has left one",
     "patch nodes. in all namespaces": "when a node with pods is removed",
     "create pods/eviction. in all namespaces": "likewise",
     "delete pods. in all namespaces": "likewise, after the deadline",

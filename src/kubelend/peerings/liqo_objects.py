@@ -462,6 +462,12 @@ def unreachable_since(foreign: LiqoResource | None) -> datetime | None:
     return None
 
 
+def has_lost_kubelet(node: LiqoResource) -> bool:
+    """Whether the node's heartbeats have ended: a kubelet that runs reports True or False."""
+    conditions = node.status.get("conditions") or []
+    return any(one.get("type") == "Ready" and one.get("status") == "Unknown" for one in conditions)
+
+
 def is_pod_of_slice(shadow: LiqoResource, name: str) -> bool:
     """Whether the identity of this slice has created it: the slice's name and a hash of the consumer's ID."""
     return shadow.metadata.labels.get(CREATOR_LABEL, "").rpartition("-")[0] == name

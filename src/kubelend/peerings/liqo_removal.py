@@ -118,7 +118,15 @@ def plan_node_removal(seen: ObservedNode, limits: RemovalLimits, now: datetime) 
     if seen.slice is not None and not seen.slice.is_being_deleted:
         return _drain(seen, seen.slice, limits, now)
     left = _deletions([one for one in seen.pods if not one.is_being_deleted])
-    return RemovalStep((*left, *_cordon(seen.node)), _node_text(seen))
+    return RemovalStep((*left, *(_delete_orphan(seen) or _cordon(seen.node))), _node_text(seen))
+
+
+def _delete_orphan(seen: ObservedNode) -> tuple[RemovalAction, ...]:
+    """A node without slice and kubelet: Liqo leaves one that it had not seen when its slice was deleted."""
+    node = seen.node
+    if seen.slice is not None or node is None or node.is_being_deleted:
+        return ()
+    return (Delete(NODES, node),) if liqo_objects.has_lost_kubelet(node) else ()
 
 
 def _wait_for_provider(cluster: str, at: datetime, *actions: RemovalAction) -> RemovalStep:
@@ -132,7 +140,9 @@ def _force_node(seen: ObservedNode) -> RemovalStep:
     if declaration := _declare_unreachable(seen.foreign):
         return RemovalStep((*_cordon(seen.node), *declaration), waits_for, FORCED)
     pods = tuple(Delete(PODS, pod, grace_seconds=0) for pod in seen.pods)
-    forced = () if seen.slice is None else _force_deletion(SLICES, seen.slice)
+    forced = _delete_orphan(seen)
+    if seen.slice is not None:
+        forced = _force_deletion(SLICES, seen.slice)
     return RemovalStep((*pods, *forced), waits_for, FORCED)
 
 

@@ -74,6 +74,14 @@ def kinds(step):
 
 CORDONED = thing("rsv-1", labels={}, spec={"unschedulable": True})
 NODE = thing("rsv-1", labels={})
+
+
+def silent(**known):
+    conditions = [{"type": "Ready", "status": "Unknown"}]
+    status = {"conditions": conditions}
+    return thing("rsv-1", labels={}, spec={"unschedulable": True}, status=status, **known)
+
+
 POD, LEAVING = thing("web"), thing("old", deleted=True)
 DAEMON = thing("proxy", owner="DaemonSet")
 
@@ -93,10 +101,20 @@ DAEMON = thing("proxy", owner="DaemonSet")
         ((thing("rsv-1", deleted=True), CORDONED, []), "", "Disconnecting"),
         ((None, CORDONED, [POD, LEAVING]), "Delete Pod", "Disconnecting"),
         ((None, None, []), "", "Disconnecting"),
+        ((thing("rsv-1", deleted=True), silent(), []), "", "Disconnecting"),
+        ((None, silent(), [LEAVING]), "Delete Node", "Disconnecting"),
+        ((None, silent(deleted=True), []), "", "Disconnecting"),
     ],
     ids=[
         *("start", "evict", "last-pod-ends", "deadline", "no-pods", "daemon-pods", "no-node"),
-        *("slice-ends", "pod-is-late", "nothing-left"),
+        *(
+            "slice-ends",
+            "pod-is-late",
+            "nothing-left",
+            "slice-before-node",
+            "orphan",
+            "orphan-ends",
+        ),
     ],
 )
 def test_node_is_cordoned_and_drained_before_its_slice_is_deleted(seen, actions, reason):
@@ -142,8 +160,9 @@ def test_only_an_error_of_its_api_server_makes_a_provider_unreachable(status):
         ((thing("rsv-1", deleted=True), CORDONED, [], DECLARED), "Patch ResourceSlice"),
         ((None, CORDONED, [LEAVING], DECLARED), "Delete Pod"),
         ((None, CORDONED, [], DECLARED), ""),
+        ((None, silent(), [], DECLARED), "Delete Node"),
     ],
-    ids=["declare", "delete", "retry", "pod-hangs", "node-ends"],
+    ids=["declare", "delete", "retry", "pod-hangs", "node-ends", "orphan"],
 )
 def test_dead_provider_is_declared_before_anything_is_removed_without_it(seen, actions):
     step = plan(*seen)
