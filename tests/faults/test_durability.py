@@ -149,8 +149,9 @@ async def test_pending_change_is_never_visible_when_the_store_fails(broker, stor
     await held.none_is_answered()
     store.broken = StoreFailed("the disk is gone")
     store.let_go()
-    answers = await held.answers()
-    assert {answer.refusal for answer in answers} == {(503, "StoreFailed")}
+    codes = {answer.refusal for answer in await held.answers()}
+    assert (503, "StoreFailed") in codes
+    assert codes <= {(503, "StoreFailed"), (503, "NotReady")}  # one that comes late finds no state
     store.broken = None
     await waiting.until(lambda: broker.service.unready is None)
     assert await r.phase_of(made["id"]) == "Reserved"
