@@ -154,11 +154,12 @@ class Site(Lab):
         """Creates a ResourceRequest, and does not wait. Without a provider the broker chooses one."""
         name = f"request-{secrets.token_hex(3)}"
         target = {"targetClusterID": provider} if provider else {}
-        spec = {"requestedCPU": cpu, "requestedMemory": memory, "duration": "1h", **target}
+        # What the test before has freed may not be advertised yet.
+        spec = {"requestedCPU": cpu, "requestedMemory": memory, "duration": "1h", "wait": "2m"}
         request = {
             "kind": "ResourceRequest",
             "metadata": {"name": name, "namespace": namespace},
-            "spec": spec | {"namespaces": [*namespaces]},
+            "spec": spec | target | {"namespaces": [*namespaces]},
         }
         self.apis[cluster].create("resourcerequests", request)
         path = path_of("resourcerequests", namespace, name)
