@@ -48,8 +48,6 @@ ASSUMED_FOR: Final = timedelta(seconds=10)
 """How long a created pod that the watch has not shown is assumed to exist."""
 INSTRUCTION_DELAY: Final = timedelta(milliseconds=500)
 """Until a ProviderInstruction is looked for again that is not written yet."""
-HOLDING_DELAY: Final = timedelta(seconds=1)
-"""How long the scheduler may take to decide on placeholders before the condition says so."""
 LEASE_INTERVAL: Final = timedelta(seconds=10)
 
 DOES_NOT_FIT: Final = "DoesNotFitHold"
@@ -65,16 +63,16 @@ class PlaceholderReconciler:
 
     def __init__(
         self,
+        namespace: str,
         inventory: Inventory,
         objects: LocalObjects,
-        find_watched: Callable[[str], ProviderInstruction | None],
         pods: HoldPods,
         health: ComponentHealth,
         clock: Clock,
     ) -> None:
+        self._namespace = namespace
         self._inventory = inventory
         self._objects = objects
-        self._find_watched = find_watched
         self._pods = pods
         self._health = health
         self._clock = clock
@@ -85,7 +83,6 @@ class PlaceholderReconciler:
         self._gated_since: dict[str, float] = {}
         self._handed_over: set[str] = set()
         self._reported: dict[str, HeldState] = {}
-        self._holding_since: dict[str, float] = {}
         self._next_plan = 0.0
         """In the event loop's time."""
 
@@ -154,15 +151,14 @@ class PlaceholderReconciler:
         gated = {uid for uid, pod in pods.items() if not pod.placeholder_for and _is_gated(pod)}
         self._gated_since = {uid: self._gated_since.get(uid, now) for uid in gated}
         timeout = GATE_TIMEOUT.total_seconds()
-        left = {uid: since + timeout - now for uid, since in self._gated_since.items()}
-        for seconds in (one for one in left.values() if one > 0):
-            self._queue.add_after(_KEY, timedelta(seconds=seconds))
-        return {uid for uid, seconds in left.items() if seconds <= 0}
+        if gated:
+            self._queue.add_after(_KEY, GATE_TIMEOUT)
+        return {uid for uid, since in self._gated_since.items() if now - since >= timeout}
 
     async def _execute(self, action: PlaceholderAction) -> None:
         match action:
             case CreatePlaceholder(reservation, node, amounts, is_gated):
-                owner = self._owner(reservation)
+                owner = await self._owner(reservation)
                 if owner is not None:
                     await self._create(NewPlaceholder(owner, node, amounts, is_gated))
             case DeletePlaceholder(pod):
@@ -210,7 +206,7 @@ class PlaceholderReconciler:
     async def _create_remainder(self, action: HandOver) -> Pod | None:
         if not action.remainder:
             return None
-        owner = self._owner(action.reservation)
+        owner = await self._owner(action.reservation)
         if owner is None:
             raise NotFound(f"{action.reservation}: its ProviderInstruction is not there yet")
         return await self._create(
@@ -229,7 +225,7 @@ class PlaceholderReconciler:
         message = f"Pod {state.namespace}/{state.name} ({pod.requests.describe()}) {fits}"
         await self._pods.set_condition(pod, reason, message)
         self._writes.assume(await self._pods.ungate(pod), self._now())
-        owner = self._owner(reservation) if reservation else None
+        owner = await self._owner(reservation) if reservation else None
         if owner is not None:
             await self._pods.record_event(owner, reason, message, is_warning=True)
         self._log("Pod scheduled without held resources", reservation, pod, "", reason=reason)
@@ -244,9 +240,10 @@ class PlaceholderReconciler:
             **{key: value for key, value in found.items() if value},
         )
 
-    def _owner(self, reservation: str) -> ProviderInstruction | None:
-        """The watched object of a hold, unless it is not written yet or finished."""
-        found = self._find_watched(reservation)
+    async def _owner(self, reservation: str) -> ProviderInstruction | None:
+        """The object of a hold, unless it is not written yet or finished."""
+        key = f"{self._namespace}/{agent_holds.provider_instruction_name(reservation)}"
+        found = await self._objects.find(ProviderInstruction, key)
         is_held = found is not None and found.status.phase == agent_holds.HELD
         if not is_held:
             self._queue.add_after(_KEY, INSTRUCTION_DELAY)
@@ -256,16 +253,10 @@ class PlaceholderReconciler:
 
     async def _report_held(self, view: HoldView) -> None:
         self._reported = {name: held for name, held in self._reported.items() if name in view.holds}
-        since, self._holding_since = self._holding_since, {}
         for reservation in view.holds:
-            state, now = placeholders.held_state(view, reservation), self._now()
-            if state.reason == placeholders.HOLDING:
-                began = self._holding_since[reservation] = since.get(reservation, now)
-                if now - began < HOLDING_DELAY.total_seconds():
-                    self._queue.add_after(_KEY, HOLDING_DELAY)
-                    continue
+            state = placeholders.held_state(view, reservation)
             before = self._reported.get(reservation)
-            if state != before and (owner := self._owner(reservation)):
+            if state != before and (owner := await self._owner(reservation)):
                 await self._write_condition(owner, state)
                 self._reported[reservation] = state
                 reason = agent_holds.HELD_CONDITION, state.reason

@@ -480,5 +480,6 @@ def _pieces_text(pieces: FreeCapacity, used: Resources) -> str:
         return f"{using}; no capacity for further pods"
     largest = max(pieces.values(), key=lambda one: (one.cpu, one.memory))
     where = "1 node" if len(pieces) == 1 else f"{len(pieces)} nodes"
-    most = largest.describe()
-    return f"{using}; capacity for further pods on {where}, for one pod at most {most}"
+    return (
+        f"{using}; capacity for further pods on {where}, for one pod at most {largest.describe()}"
+    )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
@@ -84,7 +83,7 @@ class ProviderReconciler:
     ) -> None:
         self._config = config
         self._objects = objects
-        self._set_health = functools.partial(health.report, COMPONENT)
+        self._health = health
         self._communicator = communicator
         self._reservations = reservations
         self._holds = holds
@@ -117,23 +116,22 @@ class ProviderReconciler:
         loop = asyncio.get_running_loop()
         self._fetch_from = loop.time() + INITIAL_LIST_GRACE.total_seconds()
         watching = controller.watch_objects(
-            self._objects, ProviderInstruction, self._on_object_event, self._set_health
+            self._objects,
+            ProviderInstruction,
+            self._on_object_event,
+            self._set_health,
         )
         await tasks.run_all({"watch": watching, "reconcile": self._queue.run()})
 
     def _restore_holds(self, stored: Iterable[ProviderInstruction]) -> None:
         for each in stored:
             is_held = each.status.enforced or each.status.phase == agent_holds.HELD
-            if is_held and (reservation := self._note(each)):
+            if is_held and (reservation := self._reservation_of(each)):
                 # An invalid spec is rewritten from the broker's state.
                 with contextlib.suppress(InvalidInput):
                     self._holds.put(reservation, agent_holds.hold_from_instruction(each))
 
     # -- triggers
-
-    def find_watched(self, reservation: str) -> ProviderInstruction | None:
-        """The last watched or written object of a reservation."""
-        return self._watched.get(reservation)
 
     def notify_measured(self) -> None:
         """Nodes or pods have changed, and with them perhaps whether the cluster is overcommitted."""
@@ -145,8 +143,7 @@ class ProviderReconciler:
 
     def _on_reservation_change(self, reservation: str) -> None:
         found = self._reservations.find(reservation)
-        clusters = () if found is None else (found.target_cluster_id, *found.previous_cluster_ids)
-        if reservation in self._holds or self._config.cluster_id in clusters:
+        if reservation in self._holds or (found is not None and self._concerns_cluster(found)):
             self._queue.add(reservation)
 
     def _on_object_event(self, change: ProviderInstruction | Deleted | Listed) -> None:
@@ -177,6 +174,9 @@ class ProviderReconciler:
             return ""
         is_own = found.metadata.namespace == self._config.namespace
         return agent_holds.reservation_of_instruction(found) if is_own else ""
+
+    def _set_health(self, problem: str) -> None:
+        self._health.report(COMPONENT, problem)
 
     # -- reconcile
 
@@ -265,8 +265,7 @@ class ProviderReconciler:
             await self._delete_finished(reservation, instruction.status.finished_at)
         elif found is not None and found.status.phase not in UNFINISHED_PHASES:
             await self._delete_finished(reservation, found.status.finished_at)
-        own = self._config.cluster_id
-        if found is not None and own not in (found.target_cluster_id, found.requester_id):
+        if found is not None and self._is_unrelated(found):
             # Later updates still arrive; each is dropped again after its reconcile.
             self._reservations.remove(reservation)
 
@@ -352,10 +351,17 @@ class ProviderReconciler:
 
     # -- conditions
 
+    def _concerns_cluster(self, found: bodies.Reservation) -> bool:
+        return self._config.cluster_id in (found.target_cluster_id, *found.previous_cluster_ids)
+
     def _is_provider(self, found: bodies.Reservation) -> bool:
         return (
             found.status.phase in LIVE_PHASES and found.target_cluster_id == self._config.cluster_id
         )
+
+    def _is_unrelated(self, found: bodies.Reservation) -> bool:
+        """Whether this cluster is neither the provider nor the requester."""
+        return self._config.cluster_id not in (found.target_cluster_id, found.requester_id)
 
     def _may_be_held(self, reservation: str, instruction: ProviderInstruction | None) -> bool:
         """Whether a requester may rely on a hold of which the broker has not reported the state yet."""

@@ -241,9 +241,9 @@ class AgentApp:
         if environment.hold_pods is None:
             return None
         return PlaceholderReconciler(
+            environment.namespace,
             self._inventory,
             environment.objects,
-            lambda name: None if self._provider is None else self._provider.find_watched(name),
             environment.hold_pods,
             self.health,
             environment.clock,

@@ -486,14 +486,13 @@ class LiqoProvider:
                 continue
             since = self._unused_since[requester] = known.get(requester, now)
             left = timedelta(seconds=since - now) + UNUSED_DELAY
-            # Liqo needs the Tenant to remove the copies of the requester's namespaces.
-            copies = await self._api.list(NAMESPACE_MAPS, namespace.metadata.name, REPLICATED)
+            is_overdue = left + self._options.reclaim_after <= timedelta()
             if left > timedelta():
                 self._queue.add_after(_REMOVAL, left)
-            elif copies and left + self._options.reclaim_after > timedelta():
-                self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
-            else:
+            elif is_overdue or not await self._has_copies(namespace):
                 await self._remove_requester(requester, namespace)
+            else:
+                self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
 
     async def _remove_requester(self, requester: str, namespace: LiqoResource) -> None:
         name, remote = namespace.metadata.name, namespace.metadata.labels[REMOTE_LABEL]
@@ -510,6 +509,10 @@ class LiqoProvider:
             self._queue.add_after(_REMOVAL, REMOVAL_INTERVAL)
         if tenant is not None and step.actions:
             log.info("Requester removed", requester=requester)
+
+    async def _has_copies(self, namespace: LiqoResource) -> bool:
+        """Whether Liqo has not removed all copies of the requester's namespaces yet. It needs the Tenant."""
+        return bool(await self._api.list(NAMESPACE_MAPS, namespace.metadata.name, REPLICATED))
 
     def _has_slices(self, namespace: LiqoResource) -> bool:
         name = namespace.metadata.name

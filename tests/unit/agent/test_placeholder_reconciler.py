@@ -26,7 +26,6 @@ from kubelend.wire.objects import (
 )
 
 R = "rsv-rome-1"
-KEY = f"lending/{R}-provider"
 
 
 def amounts(cpu):
@@ -111,14 +110,8 @@ class Rig:
         self.objects = MemoryObjects(virtual_time.now)
         self.pods = FakePods(self.inventory)
         self.health = ComponentHealth()
-        self.watched: ProviderInstruction | None = None
         self.reconciler = PlaceholderReconciler(
-            self.inventory,
-            self.objects,
-            lambda _: self.watched,
-            self.pods,
-            self.health,
-            virtual_time.now,
+            "lending", self.inventory, self.objects, self.pods, self.health, virtual_time.now
         )
 
     def running(self):
@@ -132,7 +125,7 @@ class Rig:
             ProviderInstruction(Metadata(f"{R}-provider", "lending"), spec)
         )
         status = ProviderInstructionStatus(enforced=True, phase=holds.HELD)
-        self.watched = await self.objects.set_status(replace(made, status=status))
+        await self.objects.set_status(replace(made, status=status))
         self.inventory.put_hold(R, Hold("rome", amounts(cpu)))
         await self.settle()
 
@@ -146,7 +139,6 @@ class Rig:
         for _ in range(5):
             self.pods.show()
             await self.plan()
-            self.watched = await self.objects.find(ProviderInstruction, KEY)
 
     async def plan(self):
         """Once more, with what the watch has shown so far."""
@@ -154,7 +146,7 @@ class Rig:
         await asyncio.sleep(0.1)
 
     async def condition(self):
-        found = await self.objects.find(ProviderInstruction, KEY)
+        found = await self.objects.find(ProviderInstruction, f"lending/{R}-provider")
         assert found is not None
         return [(one.type, one.status, one.reason) for one in found.status.conditions]
 
@@ -239,21 +231,6 @@ async def test_condition_and_event_follow_what_is_held(rig):
     await rig.settle()
     assert await rig.condition() == [("Held", "False", "PartiallyHeld")]
     assert rig.pods.events == [("Held", False), ("PartiallyHeld", True)]
-
-
-@with_rig
-async def test_scheduler_that_takes_a_while_is_told_and_one_that_is_quick_is_not(rig):
-    rig.pods.is_scheduling = False
-    await rig.hold(4)
-    assert await rig.condition() == []
-    await asyncio.sleep(1)
-    await rig.plan()
-    assert await rig.condition() == [("Held", "Unknown", "Holding")]
-    rig.pods.is_scheduling = True
-    for pod in list(rig.pods.pods.values()):
-        rig.pods.put(pod)
-    await rig.settle()
-    assert await rig.condition() == [("Held", "True", "Held")]
 
 
 @with_rig
