@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, closing
 from datetime import timedelta
 from pathlib import Path
@@ -324,9 +324,10 @@ async def loaded(
     namespace: str,
     certificates: Certificates,
     kubeconfig: Path | None = None,
+    lease: Mapping[str, Any] = LEASE,
 ) -> AsyncIterator[LoadedBroker]:
     """Ready, and with what both lenders offer."""
-    async with starting(cluster, namespace, certificates, kubeconfig) as made:
+    async with starting(cluster, namespace, certificates, kubeconfig, lease) as made:
         await eventually(made.is_ready)
         await made.load.offer()
         yield made
@@ -338,6 +339,7 @@ async def starting(
     namespace: str,
     certificates: Certificates,
     kubeconfig: Path | None = None,
+    lease: Mapping[str, Any] = LEASE,
 ) -> AsyncIterator[LoadedBroker]:
     """Perhaps not ready. `kubeconfig`: another way to the same API server."""
     way = kubeconfig or cluster.admin_kubeconfig
@@ -349,7 +351,7 @@ async def starting(
         broker_interface="http,kubernetes",
         store=f"kubernetes://{way}",
         http_namespace=namespace,
-        **LEASE,
+        **lease,
     ) as broker:
         urls = [f"https://localhost:{broker.port}"]
         async with loading(cluster, namespace, urls, certificates) as load:
